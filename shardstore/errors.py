@@ -1,0 +1,53 @@
+"""Exceptions, grouped by what the code that catches them would do.
+
+Every message says what happened, to which key, shard and byte range, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class ShardStoreError(Exception):
+    """Root of every error that shardstore raises on purpose."""
+
+
+class NotFound(ShardStoreError, KeyError, FileNotFoundError):
+    """The key, or the node that it names, does not exist."""
+
+    def __str__(self) -> str:
+        # KeyError would show repr(message), OSError an errno: neither reads well.
+        return str(self.args[0]) if self.args else ""
+
+
+class InvalidInput(ShardStoreError, ValueError):
+    """The caller asked for something that cannot be done as asked; nothing was changed."""
+
+
+class ReadOnly(InvalidInput):
+    """A write was asked of a store that was opened read-only."""
+
+
+class Conflict(ShardStoreError):
+    """Another writer was faster too many times in a row; nothing of this write was stored."""
+
+
+class WriteOutcomeUnknown(ShardStoreError):
+    """The answer to a write was lost and reading back could not tell whether it was stored."""
+
+
+class Unsupported(ShardStoreError):
+    """The storage, or this version, cannot do what was asked; nothing was changed."""
+
+
+class Corruption(ShardStoreError):
+    """Stored bytes contradict themselves. Never raised for what is merely missing."""
+
+
+class StorageError(ShardStoreError, OSError):
+    """The underlying storage failed; the original exception is the cause."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class AccessDenied(StorageError, PermissionError):
+    """The underlying storage refused the request; says nothing about whether the key exists."""

@@ -1,0 +1,1 @@
+"""Frozen values that every layer shares. No input or output happens here."""

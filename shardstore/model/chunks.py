@@ -1,0 +1,48 @@
+"""Positions of chunks: in an array's chunk grid, and inside a shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+ChunkCoords = tuple[int, ...]
+"""A position in a grid, one non-negative integer a dimension; ``()`` for a 0-d array."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLocation:
+    """Where a chunk's encoded bytes lie in its shard: ``nbytes`` (possibly 0) from byte ``offset`` of the object."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGrid:
+    """How chunks of an array are grouped: ``chunks_per_shard`` of them along each dimension, from the origin.
+
+    ``slot`` is a chunk's flat number inside its shard, in row-major (C) order.
+    """
+
+    chunks_per_shard: tuple[int, ...]
+
+    @property
+    def nslots(self) -> int:
+        return prod(self.chunks_per_shard)
+
+    def shard_of(self, chunk_coords: ChunkCoords) -> ChunkCoords:
+        return tuple(c // n for c, n in zip(chunk_coords, self.chunks_per_shard, strict=True))
+
+    def slot_of(self, chunk_coords: ChunkCoords) -> int:
+        slot = 0
+        for c, n in zip(chunk_coords, self.chunks_per_shard, strict=True):
+            slot = slot * n + c % n
+        return slot
+
+    def coords_of(self, shard_coords: ChunkCoords, slot: int) -> ChunkCoords:
+        """The chunk that occupies ``slot`` of the shard; the inverse of ``shard_of`` and ``slot_of``."""
+        inside: list[int] = []
+        for n in reversed(self.chunks_per_shard):
+            slot, digit = divmod(slot, n)
+            inside.append(digit)
+        return tuple(s * n + i for s, n, i in zip(shard_coords, self.chunks_per_shard, reversed(inside), strict=True))

@@ -1,0 +1,99 @@
+"""Chunk key encodings of Zarr v3: how a chunk's grid position is written in its key.
+
+::
+
+    default, "/":  c/0/3/1      0-d: c
+    default, ".":  c.0.3.1      0-d: c
+    v2, "/":       0/3/1        0-d: 0
+    v2, ".":       0.3.1        0-d: 0
+
+Keys here are relative to the array: without its path. Parsing is strict, because two spellings of one position would
+be two keys for one chunk: ASCII decimal digits, no sign, no leading zero, exactly the array's rank. Specification:
+Zarr v3, "Chunk key encoding".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardstore.model.chunks import ChunkCoords
+
+_NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,18})", re.ASCII)  # below 10**19 < 2**64: no array has more chunks along a side
+_LOOKS_LIKE_CHUNK = re.compile(r"c|(?:c[/.])?[0-9]+(?:/[0-9]+)*|(?:c[/.])?[0-9]+(?:\.[0-9]+)*", re.ASCII)
+_LOOKS_LIKE_CHUNK_PREFIX = re.compile(r"(?:c(?:[/.]|$))?(?:[0-9]+[/.])*[0-9]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKeyEncoding:
+    name: Literal["default", "v2"] = "default"
+    separator: Literal["/", "."] = "/"
+
+    def encode(self, coords: ChunkCoords) -> str:
+        if self.name == "default":
+            return self.separator.join(("c", *map(str, coords)))
+        return self.separator.join(map(str, coords)) if coords else "0"
+
+    def decode(self, key: str, ndim: int) -> ChunkCoords | None:
+        """The position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""
+        if ndim == 0:
+            return () if key == self.encode(()) else None
+        parts = key.split(self.separator)
+        if self.name == "default" and parts.pop(0) != "c":
+            return None
+        if len(parts) != ndim or not all(map(_NUMBER.fullmatch, parts)):
+            return None
+        return tuple(map(int, parts))
+
+    def leading_coords(self, prefix: str, ndim: int) -> ChunkCoords:
+        """The leading dimensions that a key prefix settles: those followed by a separator, and all of a full key.
+
+        ``c/5/1`` settles ``(5,)`` of three dimensions (``1`` may go on as ``12``), ``c/5/1/`` settles ``(5, 1)``.
+        What cannot be a prefix of a canonical key settles nothing; a caller filters by the prefix in any case.
+        """
+        if ndim == 0:
+            return ()
+        parts = prefix.split(self.separator)
+        if self.name == "default" and parts.pop(0) != "c":
+            return ()
+        settled = parts[:-1][:ndim]
+        if not all(map(_NUMBER.fullmatch, settled)):
+            return ()
+        return tuple(map(int, settled))
+
+    def prefix_of(self, leading: ChunkCoords, ndim: int) -> str:
+        """The longest string with which every key below these leading coordinates starts."""
+        if ndim == 0:
+            return self.encode(())
+        if len(leading) == ndim:
+            return self.encode(leading)
+        head = ["c"] if self.name == "default" else []
+        head += [str(c) for c in leading]
+        return "".join(part + self.separator for part in head)
+
+
+def parse_chunk_key_encoding(document: Any) -> ChunkKeyEncoding | None:
+    """The encoding that an array's ``chunk_key_encoding`` member names, or ``None`` where it is not known here."""
+    if isinstance(document, str):
+        document = {"name": document}
+    if not isinstance(document, dict) or document.get("name") not in ("default", "v2"):
+        return None
+    name = document["name"]
+    configuration = document.get("configuration", {})
+    if not isinstance(configuration, dict) or set(configuration) - {"separator"}:
+        return None
+    separator = configuration.get("separator", "/" if name == "default" else ".")
+    if separator not in ("/", "."):
+        return None
+    return ChunkKeyEncoding(name, separator)
+
+
+def looks_like_chunk_key(relative_key: str) -> bool:
+    """Whether some encoding of some rank could write this; only the array's metadata can tell whether it does."""
+    return _LOOKS_LIKE_CHUNK.fullmatch(relative_key) is not None
+
+
+def looks_like_chunk_prefix(relative_prefix: str) -> bool:
+    """Whether a chunk key could start with this; true for the empty prefix."""
+    return _LOOKS_LIKE_CHUNK_PREFIX.fullmatch(relative_prefix) is not None

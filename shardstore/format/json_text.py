@@ -1,0 +1,70 @@
+"""JSON documents that keep what they do not understand: members, their order, and the form of every number.
+
+Python reads ``1e400`` as infinity and ``0.10`` as ``0.1``. Attributes belong to the user, so a number whose form
+Python would not write again is kept as its text (``NumberText``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.errors import Corruption
+from shardstore.model.ranges import BytesLike
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberText:
+    """A number that only its text says exactly: ``1e400``, ``1.50``, ``-0``, ``NaN``."""
+
+    text: str
+
+
+def _parse_int(text: str) -> int | NumberText:
+    if len(text) > 4000:  # Python refuses to convert numbers of more than 4,300 digits
+        return NumberText(text)
+    value = int(text)
+    return value if str(value) == text else NumberText(text)
+
+
+def _parse_float(text: str) -> float | NumberText:
+    value = float(text)
+    return value if repr(value) == text else NumberText(text)
+
+
+def loads(data: BytesLike) -> Any:
+    """Parse a document.
+
+    Raises:
+        Corruption: it is not JSON in UTF-8, or nested beyond reason.
+    """
+    try:
+        return json.loads(str(data, "utf-8"), parse_int=_parse_int, parse_float=_parse_float, parse_constant=NumberText)
+    except (ValueError, RecursionError) as exc:
+        raise Corruption(f"not a JSON document ({type(exc).__name__}: {str(exc)[:200]})") from exc
+
+
+def loads_object(data: BytesLike) -> JsonObject:
+    """Parse a document that has to be an object. Raises ``Corruption`` as ``loads`` does, or where it is none."""
+    document = loads(data)
+    if not isinstance(document, dict):
+        raise Corruption(f"the JSON document is a {type(document).__name__}, an object was expected")
+    return document
+
+
+def dumps(document: Any) -> bytes:
+    """Write a document, two spaces an indent as zarr-python does; numbers kept as text come out as they came in."""
+    marker = uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
+
+    def mark(value: object) -> str:
+        if isinstance(value, NumberText):
+            return f"{marker}{value.text}{marker}"
+        raise TypeError(f"{type(value).__name__} has no place in a JSON document")
+
+    text = json.dumps(document, indent=2, default=mark)
+    return re.sub(f'"{marker}(.*?){marker}"', r"\1", text).encode()

@@ -1,0 +1,188 @@
+"""Zarr v3 metadata documents: what of an array's document decides how its chunks are stored.
+
+A document is read in one of three ways: a group, an array whose shards can be shown chunk by chunk (``ArrayLayout``),
+or anything else, which passes through whole with a reason in words. Passing through is always right. Specification:
+Zarr v3, "Array metadata"; sharding codec 1.0, "Configuration parameters".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
+from shardstore.format.json_text import JsonObject
+from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
+from shardstore.model.chunks import ShardGrid
+
+METADATA_NAME = "zarr.json"
+SHARDING = "sharding_indexed"
+MAX_NDIM = 64
+
+# Members of an array document that Zarr v3 defines; another one must be understood unless it says otherwise.
+_ARRAY_MEMBERS = frozenset(
+    (
+        *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
+        *("attributes", "storage_transformers", "dimension_names", "extensions", "consolidated_metadata"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLayout:
+    """How the chunks of a sharded array lie in shards. ``chunk_shape`` is the inner chunk's, in elements."""
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    key_encoding: ChunkKeyEncoding
+    index_format: IndexFormat
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def grid(self) -> ShardGrid:
+        return ShardGrid(self.index_format.chunks_per_shard)
+
+    @property
+    def chunk_grid_shape(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension that hold elements of the array."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainArray:
+    """The members of an array that is not sharded, as far as they can be read."""
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    key_encoding: ChunkKeyEncoding
+
+
+def is_array(document: JsonObject) -> bool:
+    return document.get("zarr_format") == 3 and document.get("node_type") == "array"
+
+
+def is_group(document: JsonObject) -> bool:
+    return document.get("zarr_format") == 3 and document.get("node_type") == "group"
+
+
+def codec_name(codec: Any) -> str | None:
+    """The name of a codec, written short (``"crc32c"``) or as an object."""
+    if isinstance(codec, str):
+        return codec
+    name = codec.get("name") if isinstance(codec, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def codec_configuration(codec: Any) -> JsonObject:
+    configuration = codec.get("configuration") if isinstance(codec, dict) else None
+    return configuration if isinstance(configuration, dict) else {}
+
+
+def mentions_sharding(codecs: Any) -> bool:
+    """Whether a list of codecs has ``sharding_indexed`` at its own level."""
+    return isinstance(codecs, list) and any(codec_name(codec) == SHARDING for codec in codecs)
+
+
+def _sizes(value: Any, minimum: int, ndim: int | None = None) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or len(value) > MAX_NDIM or (ndim is not None and len(value) != ndim):
+        return None
+    if not all(type(v) is int and minimum <= v < 2**63 for v in value):
+        return None
+    return tuple(value)
+
+
+def _regular_grid(document: JsonObject, ndim: int) -> tuple[int, ...] | None:
+    grid = document.get("chunk_grid")
+    if not isinstance(grid, dict) or grid.get("name") != "regular":
+        return None
+    configuration = codec_configuration(grid)
+    return None if set(configuration) - {"chunk_shape"} else _sizes(configuration.get("chunk_shape"), 1, ndim)
+
+
+def _must_understand(value: Any) -> bool:
+    return not (isinstance(value, dict) and value.get("must_understand") is False)
+
+
+def parse_plain(document: JsonObject) -> PlainArray | str:
+    """Shape, chunk shape and keys of an array, of whatever codecs; or in words why its chunks cannot be told."""
+    shape = _sizes(document.get("shape"), 0)
+    if shape is None:
+        return "its shape is not a list of sizes"
+    chunk_shape = _regular_grid(document, len(shape))
+    if chunk_shape is None:
+        return "its chunk grid is not regular"
+    key_encoding = parse_chunk_key_encoding(document.get("chunk_key_encoding"))
+    if key_encoding is None:
+        return "its chunk key encoding is not known"
+    if document.get("storage_transformers"):
+        return "it has storage transformers"
+    unknown = sorted(k for k, v in document.items() if k not in _ARRAY_MEMBERS and _must_understand(v))
+    if unknown:
+        return f"its member {unknown[0]!r} must be understood and is not known"
+    return PlainArray(shape, chunk_shape, key_encoding)
+
+
+def parse_layout(document: JsonObject) -> ArrayLayout | str:
+    """The layout of an array that can be shown chunk by chunk, or in words why it cannot."""
+    plain = parse_plain(document)
+    if isinstance(plain, str):
+        return plain
+    codecs = document.get("codecs")
+    if not mentions_sharding(codecs):
+        return "it is not sharded"
+    assert isinstance(codecs, list)
+    if len(codecs) != 1:
+        return f"another codec wraps or precedes {SHARDING}"
+    configuration = codec_configuration(codecs[0])
+    inner = _sizes(configuration.get("chunk_shape"), 1, len(plain.shape))
+    if inner is None:
+        return f"the chunk_shape of {SHARDING} is not a shape of the array's rank"
+    if any(outer % i for outer, i in zip(plain.chunk_shape, inner, strict=True)):
+        return f"the inner chunk shape {inner} does not divide the shard shape {plain.chunk_shape}"
+    chunks_per_shard = tuple(outer // i for outer, i in zip(plain.chunk_shape, inner, strict=True))
+    if prod(chunks_per_shard) > MAX_SLOTS:
+        return f"{prod(chunks_per_shard)} chunks per shard are more than {MAX_SLOTS}"
+    if not isinstance(configuration.get("codecs"), list) or not configuration["codecs"]:
+        return f"{SHARDING} names no inner codecs"
+    location = configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        return f"index_location {location!r} is neither start nor end"
+    index_codecs = parse_index_codecs(configuration.get("index_codecs"))
+    if isinstance(index_codecs, str):
+        return index_codecs
+    known = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+    unknown = sorted(set(configuration) - known)
+    if unknown:
+        return f"{SHARDING} has a member {unknown[0]!r} that is not known"
+    return ArrayLayout(plain.shape, inner, plain.key_encoding, IndexFormat(chunks_per_shard, index_codecs, location))
+
+
+# Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.
+_ITEM_NBYTES = {"bool": 1, "complex64": 8, "complex128": 16, "numpy.datetime64": 8, "numpy.timedelta64": 8} | {
+    f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)
+}
+
+
+def item_nbytes(data_type: Any) -> int | None:
+    """Decoded bytes of one element, or ``None`` where the type has no fixed size that is known here."""
+    name = codec_name(data_type)
+    configuration = codec_configuration(data_type)
+    length = configuration.get("length_bytes")
+    if type(length) is int and 0 < length < 2**31:
+        return length
+    if name is None:
+        return None
+    if name.startswith("r") and name[1:].isdecimal() and len(name) < 12:
+        return max(1, int(name[1:]) // 8)
+    if name in ("struct", "structured"):
+        fields = configuration.get("fields")
+        if not isinstance(fields, list):
+            return None
+        types = [f.get("data_type") if isinstance(f, dict) else f[1] if isinstance(f, list) and len(f) == 2 else None for f in fields]
+        sizes = [item_nbytes(t) for t in types]
+        return sum(s for s in sizes if s is not None) if sizes and None not in sizes else None
+    return _ITEM_NBYTES.get(name)

@@ -1,0 +1,159 @@
+"""From the stored metadata document to the presented one, and back.
+
+Presented: the same array with ``chunk_grid`` of the inner chunk shape and the inner codecs. Stored: the shard shape, and
+``sharding_indexed`` as the only codec. Every other member, attribute and number form is carried over both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import (
+    SHARDING,
+    ArrayLayout,
+    codec_configuration,
+    codec_name,
+    is_array,
+    is_group,
+    mentions_sharding,
+    parse_layout,
+)
+from shardstore.format.shard_index import IndexFormat
+
+# Members that decide what the bytes of the chunks mean: they cannot change while chunks exist.
+_CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs")
+
+# Configuration that a codec has where its document leaves it out, so that two spellings compare equal.
+_CODEC_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "zstd": {"checksum": False, "level": 0},
+    "blosc": {"blocksize": 0},
+}
+
+
+def present_array(stored: JsonObject) -> JsonObject:
+    """The document that a client sees. An array that cannot be shown chunk by chunk is returned unchanged."""
+    layout = parse_layout(stored)
+    if isinstance(layout, str):
+        return stored
+    return _as_presented(stored, layout)
+
+
+def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
+    grid = {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}}
+    return stored | {"chunk_grid": grid, "codecs": codec_configuration(stored["codecs"][0])["codecs"]}
+
+
+def present_node(stored: JsonObject) -> JsonObject:
+    """The document that a client sees of any node; a group's consolidated metadata is translated document by document."""
+    if is_array(stored):
+        return present_array(stored)
+    return map_consolidated(stored, lambda path, document: present_array(document))
+
+
+def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
+    """``document`` with every array document inside its ``consolidated_metadata`` replaced by its translation.
+
+    ``translate`` gets the path relative to the group. Groups inside may hold consolidated metadata of their own.
+    """
+    consolidated = document.get("consolidated_metadata")
+    inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not is_group(document) or not isinstance(inside, dict):
+        return document
+
+    def one(path: str, child: Any) -> Any:
+        if not isinstance(child, dict):
+            return child
+        if is_array(child):
+            return translate(path, child)
+        return map_consolidated(child, lambda below, grandchild: translate(f"{path}/{below}", grandchild))
+
+    translated = {path: one(path, child) for path, child in inside.items()}
+    return document | {"consolidated_metadata": {**document["consolidated_metadata"], "metadata": translated}}
+
+
+def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
+    """The array documents inside a group's consolidated metadata, by path relative to the group."""
+    found: dict[str, JsonObject] = {}
+
+    def note(path: str, child: JsonObject) -> JsonObject:
+        found[path] = child
+        return child
+
+    map_consolidated(document, note)
+    return found
+
+
+def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
+    """Whether two presented documents agree on everything that decides what the bytes of a chunk mean."""
+    return all(_canonical(member, presented.get(member)) == _canonical(member, other.get(member)) for member in _CHUNK_MEMBERS)
+
+
+def update_stored(presented: JsonObject, previous: JsonObject) -> JsonObject:
+    """The stored document for new attributes, a new shape and the like: the sharding of ``previous`` is kept.
+
+    Only where ``same_chunks(presented, present_array(previous))``.
+    """
+    kept = {member: previous[member] for member in _CHUNK_MEMBERS if member in previous}
+    return presented | kept
+
+
+def shard_document(presented: JsonObject, index_format: IndexFormat) -> JsonObject:
+    """The stored document of a new sharded array; ``index_format`` names the chunks per shard.
+
+    Raises:
+        InvalidInput: the shard's rank is not the array's.
+    """
+    chunk_shape = codec_configuration(presented["chunk_grid"])["chunk_shape"]
+    if len(chunk_shape) != len(index_format.chunks_per_shard):
+        raise InvalidInput(
+            f"chunks_per_shard {index_format.chunks_per_shard} has {len(index_format.chunks_per_shard)} dimensions, the array has "
+            f"{len(chunk_shape)}: give one number a dimension, or a mapping from path patterns to tuples"
+        )
+    shard_shape = [c * n for c, n in zip(chunk_shape, index_format.chunks_per_shard, strict=True)]
+    sharding = {
+        "name": SHARDING,
+        "configuration": {
+            "chunk_shape": list(chunk_shape),
+            "codecs": presented["codecs"],
+            "index_codecs": index_format.codecs.to_json(),
+            "index_location": index_format.location,
+        },
+    }
+    grid = {"name": "regular", "configuration": {"chunk_shape": shard_shape}}
+    return presented | {"chunk_grid": grid, "codecs": [sharding]}
+
+
+def asks_for_shards(presented: JsonObject) -> bool:
+    """Whether a client tries to create an array that is itself sharded."""
+    return mentions_sharding(presented.get("codecs"))
+
+
+def _canonical(member: str, value: Any) -> Any:
+    """A form in which two spellings of one meaning are equal."""
+    if member == "codecs":
+        return [_canonical_codec(codec) for codec in value] if isinstance(value, list) else value
+    if member == "data_type":
+        return (codec_name(value), codec_configuration(value))
+    if member in ("chunk_grid", "chunk_key_encoding"):
+        configuration = dict(codec_configuration(value))
+        if member == "chunk_key_encoding":
+            configuration.setdefault("separator", "/" if codec_name(value) == "default" else ".")
+        return (codec_name(value), configuration)
+    return value
+
+
+def _canonical_codec(codec: Any) -> Any:
+    name = codec_name(codec)
+    if name is None:
+        return codec
+    name = "bytes" if name == "endian" else name
+    configuration = {k: v for k, v in codec_configuration(codec).items() if v is not None}
+    configuration = {**_CODEC_DEFAULTS.get(name, {}), **configuration}
+    if name == SHARDING:
+        configuration.setdefault("index_location", "end")
+        for inner in ("codecs", "index_codecs"):
+            configuration[inner] = _canonical("codecs", configuration.get(inner))
+    return (name, configuration)

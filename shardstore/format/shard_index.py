@@ -1,0 +1,199 @@
+"""The shard index of ``sharding_indexed``.
+
+::
+
+    index_location "end":    | chunk bytes, gaps allowed ... | index | crc32c |
+    index_location "start":  | index | crc32c | chunk bytes, gaps allowed ... |
+
+    index: for each inner chunk of the shard, in row-major (C) order of its position
+           | offset: uint64 | nbytes: uint64 |     offset counts from byte 0 of the object
+    both 2**64 - 1: the inner chunk is empty. The byte order is that of the index codec ``bytes``; ``crc32c`` is optional.
+
+Specification: sharding codec 1.0, "Binary shard format"; the 2022 storage transformer has the same index, always at
+the end, little-endian, without a checksum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.model.chunks import ChunkLocation
+from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+
+EMPTY = 2**64 - 1
+ENTRY_NBYTES = 16  # two uint64
+MAX_SLOTS = 2**24  # an index of 256 MiB: a larger one comes from a damaged document, not from a writer
+
+IndexLocation = Literal["start", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCodecs:
+    """The codecs of the index: ``bytes`` of an endianness, then at most one ``crc32c``."""
+
+    endian: Literal["little", "big"] = "little"
+    checksum: bool = True
+
+    @property
+    def dtype(self) -> np.dtype[np.uint64]:
+        return np.dtype("<u8" if self.endian == "little" else ">u8")
+
+    def nbytes(self, nslots: int) -> int:
+        """The encoded size of an index of ``nslots`` entries."""
+        return nslots * ENTRY_NBYTES + (CRC32C_NBYTES if self.checksum else 0)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": self.endian}}]
+        return [*codecs, {"name": "crc32c"}] if self.checksum else codecs
+
+
+def parse_index_codecs(document: Any) -> IndexCodecs | str:
+    """The index codecs that a configuration names, or in words why they are not supported.
+
+    ``endian`` is accepted as the older name of ``bytes`` (ZEP 2).
+    """
+    if not isinstance(document, list) or not document:
+        return "index_codecs is not a list of codecs"
+    named: list[tuple[str, dict[str, Any]]] = []
+    for codec in document:
+        if isinstance(codec, str):
+            codec = {"name": codec}
+        if not isinstance(codec, dict) or not isinstance(codec.get("name"), str):
+            return "index_codecs holds something that is not a codec"
+        configuration = codec.get("configuration") or {}
+        if not isinstance(configuration, dict):
+            return "a codec of index_codecs has a configuration that is not an object"
+        named.append((codec["name"], configuration))
+    name, configuration = named[0]
+    endian = configuration.get("endian", "little")
+    if name not in ("bytes", "endian") or endian not in ("little", "big"):
+        return f"index codec {name!r} is not supported"
+    match [name for name, _ in named[1:]]:
+        case []:
+            return IndexCodecs(endian, checksum=False)
+        case ["crc32c"]:
+            return IndexCodecs(endian, checksum=True)
+        case others:
+            return f"index codecs {others!r} are not supported"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """One decoded index: ``entries`` is ``(*chunks_per_shard, 2)``, native uint64, read-only; ``[..., 0]`` offsets,
+    ``[..., 1]`` lengths."""
+
+    entries: npt.NDArray[np.uint64]
+
+    @classmethod
+    def empty(cls, chunks_per_shard: tuple[int, ...]) -> ShardIndex:
+        return cls(np.full((*chunks_per_shard, 2), EMPTY, dtype=np.uint64))
+
+    @property
+    def flat(self) -> npt.NDArray[np.uint64]:
+        """``(nslots, 2)``, slots in row-major order."""
+        return self.entries.reshape(-1, 2)
+
+    @property
+    def nbytes(self) -> int:
+        return self.entries.nbytes
+
+    def present(self) -> npt.NDArray[np.bool_]:
+        """``(nslots,)``: where an entry is not the empty marker; half-empty ones count as present (and are corrupt)."""
+        flat = self.flat
+        present: npt.NDArray[np.bool_] = (flat[:, 0] != EMPTY) | (flat[:, 1] != EMPTY)
+        return present
+
+    def invalid(self, object_nbytes: int) -> npt.NDArray[np.bool_]:
+        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end.
+
+        Overlaps, aliases, gaps and any order are valid.
+        """
+        offset, nbytes = self.flat[:, 0], self.flat[:, 1]
+        limit = np.uint64(object_nbytes)
+        # offset <= limit first, so that limit - offset cannot wrap where it counts.
+        fits = (offset <= limit) & (nbytes <= limit - np.minimum(offset, limit))
+        invalid: npt.NDArray[np.bool_] = self.present() & ~fits
+        return invalid
+
+    def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
+        """Where a slot's bytes lie, or ``None`` where it is empty.
+
+        Raises:
+            Corruption: the entry is half empty, wraps, or ends past the object.
+        """
+        offset, nbytes = (int(v) for v in self.flat[slot])
+        if offset == nbytes == EMPTY:
+            return None
+        if EMPTY in (offset, nbytes):
+            raise Corruption(f"index entry {slot} is half empty (offset {offset}, nbytes {nbytes})")
+        if offset + nbytes > object_nbytes:
+            raise Corruption(f"index entry {slot} names bytes [{offset}, {offset + nbytes}) of an object of {object_nbytes} bytes")
+        return ChunkLocation(offset, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFormat:
+    """Everything that says where a shard's index is and how it is written."""
+
+    chunks_per_shard: tuple[int, ...]
+    codecs: IndexCodecs = IndexCodecs()
+    location: IndexLocation = "end"
+
+    @property
+    def nbytes(self) -> int:
+        return self.codecs.nbytes(prod(self.chunks_per_shard))
+
+    def request(self) -> ByteRequest:
+        """The range that holds the index in an object of any size."""
+        return ByteRange(0, self.nbytes) if self.location == "start" else ByteSuffix(self.nbytes)
+
+    def request_from(self, offset: int) -> ByteRequest:
+        """The range that holds both the index and whatever lies at ``offset`` or behind it."""
+        return ByteOffset(0 if self.location == "start" else offset)
+
+    def slice_from(self, data: memoryview, object_nbytes: int) -> memoryview:
+        """The index's bytes, out of ``data`` that reaches to its end of the object.
+
+        Raises:
+            Corruption: the object is shorter than its index.
+        """
+        if object_nbytes < self.nbytes or len(data) < self.nbytes:
+            raise Corruption(f"the object has {object_nbytes} bytes, its index alone needs {self.nbytes}")
+        return data[: self.nbytes] if self.location == "start" else data[len(data) - self.nbytes :]
+
+    def decode(self, data: BytesLike) -> ShardIndex:
+        """The index out of exactly its encoded bytes.
+
+        Raises:
+            Corruption: wrong length or checksum.
+        """
+        if len(data) != self.nbytes:
+            raise Corruption(f"an index of {self.nbytes} bytes was expected, {len(data)} were found")
+        view = memoryview(data)
+        if self.codecs.checksum:
+            view, stored = view[:-CRC32C_NBYTES], bytes(view[-CRC32C_NBYTES:])
+            computed = crc32c(view)
+            if stored != computed:
+                raise Corruption(f"the index's checksum is {stored.hex()} but its bytes give {computed.hex()}")
+        flat = np.frombuffer(view, dtype=self.codecs.dtype).astype(np.uint64)  # a copy: the buffer is not kept alive
+        entries = flat.reshape(*self.chunks_per_shard, 2)
+        entries.flags.writeable = False
+        return ShardIndex(entries)
+
+    def encode(self, index: ShardIndex) -> bytes:
+        """The stored bytes of ``index``, checksum included.
+
+        Raises:
+            InvalidInput: the index has another shape.
+        """
+        if index.entries.shape != (*self.chunks_per_shard, 2):
+            raise InvalidInput(f"an index of shape {index.entries.shape} does not fit chunks_per_shard {self.chunks_per_shard}")
+        data = index.entries.astype(self.codecs.dtype).tobytes()
+        return data + crc32c(data) if self.codecs.checksum else data

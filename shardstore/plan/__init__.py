@@ -1,0 +1,1 @@
+"""Plans: which bytes to read and what to write. Pure functions on frozen values."""

@@ -1,0 +1,109 @@
+"""shardstore: packs many Zarr chunks into shard objects, on any storage that fsspec knows.
+
+``open`` gives a store for zarr-python; ``ShardingTransformer`` one without it. Importing this imports neither zarr nor
+s3fs: what needs them is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardstore import errors
+from shardstore.errors import (
+    AccessDenied,
+    Conflict,
+    Corruption,
+    InvalidInput,
+    NotFound,
+    ReadOnly,
+    ShardStoreError,
+    StorageError,
+    Unsupported,
+    WriteOutcomeUnknown,
+)
+
+if TYPE_CHECKING:
+    from shardstore.adapters.transformer import ShardingTransformer
+    from shardstore.adapters.zarr_store import ShardedStore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDenied",
+    "Conflict",
+    "Corruption",
+    "InvalidInput",
+    "NotFound",
+    "ReadOnly",
+    "ShardStoreError",
+    "ShardedStore",
+    "ShardingTransformer",
+    "StorageError",
+    "Unsupported",
+    "WriteOutcomeUnknown",
+    "errors",
+    "open",
+]
+
+_LAZY = {"ShardedStore": "shardstore.adapters.zarr_store", "ShardingTransformer": "shardstore.adapters.transformer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def open(
+    url: Any,
+    *,
+    read_only: bool = False,
+    chunks_per_shard: Any = "auto",
+    stored: str = "codec",
+    present: str = "v3",
+    strategy: str = "rewrite",
+    storage_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> ShardedStore:
+    """Open a store for zarr-python, wherever an fsspec URL leads.
+
+    Args:
+        url: any fsspec URL or chain, a path, an fsspec filesystem with a path as ``(fs, path)``, or a
+            ``shardstore.storage.base.Storage``.
+        read_only: refuse every write.
+        chunks_per_shard: which arrays are sharded when they are created: ``"auto"`` (about 64 MiB decoded a shard, at most
+            4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each
+            dimension, a mapping from path patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays
+            that exist keep the sharding that they have.
+        stored: ``"codec"``: standard Zarr v3 ``sharding_indexed``.
+        present: ``"v3"``: final Zarr v3.
+        strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes.
+        storage_options: for the filesystem: credentials, endpoint, retries.
+        options: ``pipeline``, ``fsync`` and those of ``shardstore.engine.options.EngineOptions``: ``index_location``,
+            ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``, ``index_cache_bytes``, ``gap_bytes``,
+            ``request_bytes``, ``max_memory``, ``commit_concurrency``, ``copy_window_bytes``, ``commit_attempts``.
+
+    Raises:
+        InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.
+        Unsupported: the kind of storage, or an option's value, comes with a later version.
+
+    Specification: Zarr v3, sharding codec 1.0.
+    """
+    try:
+        from shardstore.adapters.zarr_store import ShardedStore
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "zarr":
+            raise
+        raise Unsupported("shardstore.open needs zarr-python: pip install 'shardstore[zarr]'; ShardingTransformer works without") from exc
+    return ShardedStore(
+        url,
+        read_only=read_only,
+        storage_options=storage_options,
+        chunks_per_shard=chunks_per_shard,
+        stored=stored,
+        present=present,
+        strategy=strategy,
+        **options,
+    )

@@ -1,0 +1,66 @@
+"""The one bridge: every face brings its calls to fsspec's IO loop, on which all engines run.
+
+There the user's own s3fs instance works as it is, and no lock has to cross loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TypeVar
+
+from fsspec.asyn import get_loop
+
+T = TypeVar("T")
+
+_ITEMS_AT_ONCE = 1000  # that an iteration hands over for one crossing of threads
+
+
+def run_sync(coroutine: Coroutine[object, object, T]) -> T:
+    """Run a coroutine on the IO loop from a thread that is not it, and wait.
+
+    Raises:
+        RuntimeError: called on the IO loop itself, which would wait for ever.
+    """
+    loop = get_loop()
+    if _running_loop() is loop:
+        coroutine.close()
+        raise RuntimeError("a synchronous call of shardstore on fsspec's IO loop would block it: await the asynchronous one")
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # KeyboardInterrupt, say; no effect where the coroutine itself raised
+        raise
+
+
+async def run_async(coroutine: Coroutine[object, object, T]) -> T:
+    """Await a coroutine that runs on the IO loop, from any event loop."""
+    loop = get_loop()
+    if _running_loop() is loop:
+        return await coroutine
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+
+
+async def iterate(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
+    """Iterate, from any event loop, over what an asynchronous iterator yields on the IO loop."""
+    iterator = items()
+
+    async def some() -> list[T]:
+        taken: list[T] = []
+        async for item in iterator:
+            taken.append(item)
+            if len(taken) == _ITEMS_AT_ONCE:
+                break
+        return taken
+
+    while taken := await run_async(some()):
+        for item in taken:
+            yield item
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,1 @@
+"""Faces: thin over one engine, each in the words of the programs that use it."""

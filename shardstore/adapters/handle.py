@@ -1,0 +1,146 @@
+"""What a face holds: the recipe of an engine, and the engine of this process.
+
+Faces on the same target with the same options share one engine, and so see each other's writes and caches. A handle
+travels by its recipe: pickled, or into a forked child, it makes an engine anew.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, fields
+from typing import Any
+from weakref import WeakValueDictionary
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.storage.base import Storage
+from shardstore.storage.open import open_storage
+
+_lock = threading.Lock()
+_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_fork_count = 0
+
+_LATER_OPTIONS = {"stored": "codec", "present": "v3"}  # whose other values come with later versions
+
+
+def _after_fork() -> None:
+    """Engines hold futures and locks of the parent's event loop, which does not run in the child."""
+    global _lock, _engines, _fork_count
+    _lock = threading.Lock()
+    _engines = WeakValueDictionary()
+    _fork_count += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Where a store is and how to open it; everything that a pickle carries, but for the arrays already known."""
+
+    target: Any
+    storage_options: dict[str, Any] | None
+    options: EngineOptions
+    fsync: bool = True
+
+    @property
+    def identity(self) -> str | None:
+        """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
+        if not isinstance(self.target, str | os.PathLike):
+            return None
+        return repr((os.fspath(self.target), _canonical(self.storage_options or {}), self.options, self.fsync))
+
+
+def _canonical(value: Any) -> Any:
+    return sorted((str(k), _canonical(v)) for k, v in value.items()) if isinstance(value, dict) else value
+
+
+class Handle:
+    """An engine, or what it takes to make it in this process."""
+
+    def __init__(self, recipe: Recipe, nodes: list[Node] | None = None) -> None:
+        self.recipe = recipe
+        self._nodes = nodes or []
+        self._engine: Engine | None = None
+        self._made_in = -1
+
+    @classmethod
+    def make(cls, target: Any, storage_options: dict[str, Any] | None, options: dict[str, Any]) -> Handle:
+        """Check the options, and open the target.
+
+        Raises:
+            InvalidInput: an option is not known or has a value that cannot be right; the target's protocol is not known.
+            Unsupported: the value of an option, or the kind of storage, comes with a later version.
+        """
+        options = dict(options)
+        for name, only in _LATER_OPTIONS.items():
+            if (given := options.pop(name, only)) != only:
+                raise Unsupported(f"{name}={given!r} is not supported by this version: only {only!r}")
+        fsync = options.pop("fsync", True)
+        known = {field.name for field in fields(EngineOptions)}
+        if unknown := sorted(set(options) - known):
+            raise InvalidInput(f"option {unknown[0]!r} is not known; there are {', '.join(sorted(known | {'fsync', *_LATER_OPTIONS}))}")
+        if isinstance(options.get("chunks_per_shard"), list):
+            options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
+        handle = cls(Recipe(target, storage_options, EngineOptions(**options), fsync))
+        handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
+        return handle
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process."""
+        if self._engine is None or self._made_in != _fork_count:
+            with _lock:
+                self._engine = self._find()
+                self._made_in = _fork_count
+        return self._engine
+
+    def _find(self) -> Engine:
+        identity = self.recipe.identity
+        engine = _engines.get(identity) if identity is not None else None
+        if engine is None:
+            engine = Engine(self._storage(), self.recipe.options)
+            if identity is not None:
+                _engines[identity] = engine
+        engine.hierarchy.restore(self._nodes)
+        return engine
+
+    def _storage(self) -> Storage:
+        return open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync)
+
+    @property
+    def url(self) -> str:
+        return self.engine.storage.url
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Handle):
+            return NotImplemented
+        mine, theirs = self.recipe, other.recipe
+        same_target = mine.target is theirs.target if mine.identity is None else mine.identity == theirs.identity
+        if not same_target and mine.identity is None and theirs.identity is None:
+            # Objects that stand for the same place, such as an unpickled storage.
+            same_target = type(mine.target) is type(theirs.target) and self.url == other.url
+        return same_target and mine.options == theirs.options
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"recipe": self.recipe, "nodes": self.engine.hierarchy.export()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["recipe"], state["nodes"])  # type: ignore[misc]
+
+    def begin(self) -> None:
+        run_sync(self.engine.begin())
+
+    def commit(self) -> None:
+        run_sync(self.engine.commit())
+
+    def rollback(self) -> int:
+        return run_sync(self.engine.rollback())

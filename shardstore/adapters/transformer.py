@@ -1,0 +1,173 @@
+"""``ShardingTransformer``: the operations of the 2022 storage transformer, on Zarr v3 keys.
+
+Specification: sharding storage transformer 1.0 (draft), "API implementation"; Zarr v3, "Abstract store interface".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any
+
+from shardstore._sync import run_sync
+from shardstore.adapters.handle import Handle
+from shardstore.adapters.transaction import transaction
+from shardstore.engine.actions import ERASE, Action, Patch, SetValue
+from shardstore.engine.counters import Counters
+from shardstore.engine.engine import Engine
+from shardstore.engine.reader import Value
+from shardstore.errors import InvalidInput, ReadOnly
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+
+Range = tuple[int, int | None] | None
+"""``(start, length)`` in bytes; a length of ``None``: to the end; a negative start counts from the end; ``None``: all."""
+
+Keys = list[str]
+
+
+class ShardingTransformer:
+    """A store of presented keys over shards, synchronous and thread-safe.
+
+    Keys are those of a Zarr v3 hierarchy without sharding: ``ct/zarr.json``, ``ct/c/0/3/1``. Takes the same arguments as
+    ``shardstore.open``.
+    """
+
+    def __init__(self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
+        self._handle = Handle.make(target, storage_options, options)
+        self._read_only = read_only
+
+    @property
+    def _engine(self) -> Engine:
+        return self._handle.engine
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far."""
+        return self._engine.counters
+
+    @property
+    def url(self) -> str:
+        return self._handle.url
+
+    def get(self, key: str) -> bytes | None:
+        """The value of a key, or ``None`` where there is none.
+
+        Raises:
+            Corruption: the shard or its index is damaged.
+        """
+        return self.get_partial_values([(key, None)])[0]
+
+    def get_partial_values(self, key_ranges: Iterable[tuple[str, Range]]) -> list[bytes | None]:
+        """The bytes of each ``(key, (start, length))``, in order; ``None`` for a key without a value.
+
+        Ranges are clipped to the value; a key may occur many times. Two rounds of requests: indices, then chunks.
+        """
+        requests = [(key, _byte_request(wanted)) for key, wanted in key_ranges]
+        return [None if value is None else bytes(value) for value in map(_raise, run_sync(self._engine.get_many(requests)))]
+
+    def set(self, key: str, value: BytesLike) -> None:
+        """Store a value; durable on return."""
+        self._update([(key, SetValue(value))])
+
+    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, BytesLike]]) -> None:
+        """Store bytes from ``start`` of each key's value; one commit a shard.
+
+        A value grows where they reach past its end. A start of 0 of a key without a value creates it.
+
+        Raises:
+            InvalidInput: a start lies behind the end of the value, or ranges of one key overlap.
+        """
+        updates = list(key_start_values)
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for key, start, value in updates:
+            spans.setdefault(key, []).append((start, start + len(value)))
+        for key, mine in spans.items():
+            mine.sort()
+            if any(before[1] > after[0] for before, after in pairwise(mine)):
+                raise InvalidInput(f"the ranges to set of {key!r} overlap")
+        self._update([(key, Patch(start, value)) for key, start, value in sorted(updates, key=lambda u: u[1])])
+
+    def erase(self, key: str) -> None:
+        """Erase a value; nothing happens where there is none."""
+        self.erase_values([key])
+
+    def erase_values(self, keys: Iterable[str]) -> None:
+        """Erase values, one commit a shard; a shard left without chunks is removed."""
+        self._update([(key, ERASE) for key in keys])
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below ``prefix``, which is ``""`` or ends with ``/``; a node's metadata goes last."""
+        self._check_writable()
+        run_sync(self._engine.erase_prefix(prefix))
+
+    def list(self) -> Keys:
+        """All keys, sorted."""
+        return self.list_prefix("")
+
+    def list_prefix(self, prefix: str) -> Keys:
+        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
+        return run_sync(self._keys(prefix))
+
+    async def _keys(self, prefix: str) -> Keys:
+        return sorted([value.key async for value in self._engine.list(prefix)])
+
+    def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
+        """``(keys, prefixes)`` directly below ``prefix``, sorted.
+
+        Keys are exact. Prefixes below an array are those of all chunks that its shards there could hold.
+        """
+        listed = run_sync(self._engine.list_dir(prefix, approximate=True))
+        return sorted(listed.keys), sorted(listed.prefixes)
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Hold back writes until the block ends; see ``ShardedStore.transaction``."""
+        self._check_writable()
+        return transaction(self._handle)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardingTransformer):
+            return NotImplemented
+        return self._handle == other._handle and self._read_only == other._read_only
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return f"ShardingTransformer({self.url!r})"
+
+    def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
+        self._check_writable()
+        errors = [e for e in run_sync(self._engine.update_many(updates)) if e is not None]
+        if errors:
+            if len(errors) < len(updates) or len(errors) > 1:
+                errors[0].add_note(f"{len(errors)} of {len(updates)} keys of this batch failed, the others are stored")
+            raise errors[0]
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+
+def _raise(value: Value) -> memoryview | None:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def _byte_request(wanted: Range) -> ByteRequest:
+    if wanted is None:
+        return EVERYTHING
+    start, length = wanted
+    if start < 0:
+        if length is not None and length < -start:
+            raise InvalidInput(f"range ({start}, {length}): a start that counts from the end goes to the end")
+        return ByteSuffix(-start)
+    if length is None:
+        return ByteOffset(start)
+    if length < 0:
+        raise InvalidInput(f"range ({start}, {length}) has a negative length")
+    return ByteRange(start, start + length)

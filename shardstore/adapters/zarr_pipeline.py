@@ -1,0 +1,306 @@
+"""A codec pipeline for zarr-python that hands whole selections and assignments to the engine.
+
+zarr's own pipelines ask the store for one chunk after the other, ten at a time; nobody below can tell where an
+assignment ends. Here one selection is one batch of reads, and one assignment is one batch of writes and deletes: one
+commit a shard. Arrays of other stores, and arrays that are sharded for zarr too (they pass through whole), go to the
+pipeline that was configured before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc.codec import CodecPipeline
+from zarr.codecs import ShardingCodec
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.config import config
+from zarr.registry import get_pipeline_class, register_pipeline
+from zarr.storage import StorePath
+
+from shardstore._sync import run_async
+from shardstore.adapters.zarr_chunks import ChunkCodec, Entry, MemoryGetter, MemorySetter, status, wave_bytes
+from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.errors import ShardStoreError
+from shardstore.model.ranges import EVERYTHING
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from zarr.abc.codec import Codec
+    from zarr.abc.store import Store
+    from zarr.core.array_spec import ArraySpec
+    from zarr.core.buffer import Buffer, NDBuffer
+
+    from shardstore.adapters.zarr_store import ShardedStore
+
+DISABLED_BY = "SHARDSTORE_PIPELINE"
+_WAVE_BYTES = 128 * 2**20  # decoded bytes of the chunks that are fetched, decoded or encoded together
+_WAVES_AT_ONCE = 2  # one decodes while the next one is being fetched
+_MAX_WORKERS = 32
+
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+_previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+def install_pipeline() -> None:
+    """Make this zarr's pipeline, in front of the one that is configured; nothing where it is already, or switched off."""
+    global _previous_path
+    if os.environ.get(DISABLED_BY, "1").strip().lower() in ("0", "false", "no", "off"):
+        return
+    path = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__qualname__}"
+    configured = config.get("codec_pipeline.path")
+    if configured != path:
+        _previous_path = configured
+        config.set({"codec_pipeline.path": path})
+
+
+def _workers() -> ThreadPoolExecutor:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="shardstore-codec")
+        return _pool
+
+
+def _after_fork() -> None:
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _previous() -> type[CodecPipeline]:
+    with config.set({"codec_pipeline.path": _previous_path}):
+        return get_pipeline_class()
+
+
+class ShardedCodecPipeline(CodecPipeline):
+    """Reads and writes of one array of a ``ShardedStore``."""
+
+    def __init__(self, codecs: Iterable[Codec]) -> None:
+        self._codecs = tuple(codecs)
+        self._codec: ChunkCodec | None = None
+
+    # -- what zarr asks when it makes a pipeline -------------------------------------------------------------------
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: Any, store: Store) -> CodecPipeline:  # type: ignore[override]
+        from shardstore.adapters.zarr_store import ShardedStore
+
+        codecs = getattr(array_metadata, "codecs", None)
+        ours = isinstance(store, ShardedStore) and store.uses_pipeline and codecs is not None
+        if ours and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
+            return cls(codecs)
+        # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
+        return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec]) -> CodecPipeline:  # type: ignore[override]
+        return _previous().from_codecs(codecs)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        return self
+
+    # -- reading and writing ---------------------------------------------------------------------------------------
+
+    async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
+        """One batch for the whole selection: at most two rounds of requests, unless it exceeds the memory bound."""
+        entries = [Entry(*info) for info in batch_info]
+        if not entries:
+            return ()
+        store = _store(entries)
+        if store is None:
+            return await self._elsewhere(entries[0].spec).read([e.info for e in entries], out, drop_axes)
+        codec = self._chunk_codec(entries[0].spec)
+        found: list[bool] = [False] * len(entries)
+
+        def scatter(part: Sequence[tuple[int, Entry, memoryview | None]]) -> list[None]:
+            for _, entry, value in part:
+                codec.scatter(entry, value, out, drop_axes)
+            return []
+
+        async def wave(numbers: Sequence[int]) -> None:
+            values = await _fetch(store, [entries[i].key for i in numbers])
+            mine = [(i, entries[i], value) for i, value in zip(numbers, values, strict=True)]
+            for i, _, value in mine:
+                found[i] = value is not None
+            if codec.is_sync:
+                await _in_threads(mine, scatter)
+            else:
+                infos = [entry.with_getter(MemoryGetter(entry.key, value)) for _, entry, value in mine]
+                await codec.pipeline.read(infos, out, drop_axes)
+
+        await _in_waves(await _waves(store, entries), wave)
+        return tuple(status(present) for present in found)
+
+    async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
+        """One batch for the whole assignment: one commit a shard, deletes of chunks that equal the fill value included.
+
+        Chunks that are only partly assigned are read first, in one batch too.
+        """
+        entries = [Entry(*info) for info in batch_info]
+        if not entries:
+            return
+        store = _store(entries)
+        if store is None:
+            await self._elsewhere(entries[0].spec).write([e.info for e in entries], value, drop_axes)
+            return
+        store._check_writable()
+        codec = self._chunk_codec(entries[0].spec)
+
+        async def wave(numbers: Sequence[int]) -> None:
+            partial = [i for i in numbers if not entries[i].is_complete]
+            old = dict(zip(partial, await _fetch(store, [entries[i].key for i in partial]), strict=True))
+            mine = [(i, entries[i], old.get(i)) for i in numbers]
+            if codec.is_sync:
+                new = await _in_threads(mine, lambda part: [codec.merge_and_encode(e, v, value, drop_axes) for _, e, v in part])
+            else:
+                setters = [MemorySetter(entry.key, was) for _, entry, was in mine]
+                infos = [entry.with_getter(setter) for (_, entry, _), setter in zip(mine, setters, strict=True)]
+                await codec.pipeline.write(infos, value, drop_axes)
+                new = [setter.result() for setter in setters]
+            updates: list[tuple[str, Action]] = [
+                (entries[i].key, ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
+            ]
+            for error in await run_async(store.engine.update_many(updates)):
+                if error is not None:
+                    raise error
+
+        await _in_waves(await _waves(store, entries), wave)
+
+    def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
+        if self._codec is None:
+            self._codec = ChunkCodec(self._codecs, spec)
+        return self._codec
+
+    def _elsewhere(self, spec: ArraySpec) -> CodecPipeline:
+        """For byte getters that are not ours, such as those of a wrapped store."""
+        return _previous().from_codecs(self._chunk_codec(spec).codecs)
+
+    # -- the rest of zarr's interface ------------------------------------------------------------------------------
+
+    @property
+    def _plain(self) -> BatchedCodecPipeline:
+        return self._codec.pipeline if self._codec is not None else BatchedCodecPipeline.from_codecs(self._codecs)
+
+    @property
+    def supports_partial_decode(self) -> bool:
+        return False
+
+    @property
+    def supports_partial_encode(self) -> bool:
+        return False
+
+    def validate(self, **kwargs: Any) -> None:
+        self._plain.validate(**kwargs)
+
+    def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
+        return self._plain.compute_encoded_size(byte_length, array_spec)
+
+    async def decode(self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]) -> Iterable[NDBuffer | None]:
+        return await self._plain.decode(chunk_bytes_and_specs)
+
+    async def encode(self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]) -> Iterable[Buffer | None]:
+        return await self._plain.encode(chunk_arrays_and_specs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"codecs": self._codecs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._codecs = state["codecs"]
+        self._codec = None
+
+
+register_pipeline(ShardedCodecPipeline)
+
+
+def _store(entries: Sequence[Entry]) -> ShardedStore | None:
+    """The one ``ShardedStore`` to which all entries belong."""
+    from shardstore.adapters.zarr_store import ShardedStore
+
+    getter = entries[0].getter
+    if not isinstance(getter, StorePath) or not isinstance(getter.store, ShardedStore):
+        return None
+    return getter.store if all(isinstance(e.getter, StorePath) and e.getter.store is getter.store for e in entries) else None
+
+
+async def _fetch(store: ShardedStore, keys: Sequence[str]) -> list[memoryview | None]:
+    if not keys:
+        return []
+    await store._ensure_open()
+    values: list[memoryview | None] = []
+    for value in await run_async(store.engine.get_many([(key, EVERYTHING) for key in keys])):
+        if isinstance(value, ShardStoreError):
+            raise value
+        values.append(value)
+    return values
+
+
+async def _waves(store: ShardedStore, entries: Sequence[Entry]) -> list[list[int]]:
+    """Numbers of entries that are handled together: whole shards, up to the bound on memory."""
+    sizes = [wave_bytes(entry.spec) for entry in entries]
+    if sum(sizes) <= _WAVE_BYTES:
+        return [list(range(len(entries)))]
+    waves: list[list[int]] = [[]]
+    held = 0
+    for group in await run_async(store.engine.shard_groups([entry.key for entry in entries])):
+        nbytes = sum(sizes[i] for i in group)
+        if waves[-1] and held + nbytes > _WAVE_BYTES:
+            waves.append([])
+            held = 0
+        waves[-1] += group
+        held += nbytes
+    return waves
+
+
+async def _in_waves(waves: Sequence[Sequence[int]], run: Any) -> None:
+    """Some waves at once; the first error is raised when those on their way have ended."""
+    if len(waves) == 1:
+        await run(waves[0])
+        return
+    bound = asyncio.Semaphore(_WAVES_AT_ONCE)
+    failed = False
+
+    async def one(numbers: Sequence[int]) -> None:
+        nonlocal failed
+        async with bound:
+            if failed:
+                return
+            try:
+                await run(numbers)
+            except BaseException:
+                failed = True
+                raise
+
+    results = await asyncio.gather(*(one(numbers) for numbers in waves), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+async def _in_threads(items: Sequence[Any], work: Any) -> list[Any]:
+    """``work`` on parts of ``items`` in the pool; its results in order."""
+    pool = _workers()
+    parts = min(len(items), pool._max_workers)
+    bounds = [len(items) * i // parts for i in range(parts + 1)]
+    loop = asyncio.get_running_loop()
+    futures = [loop.run_in_executor(pool, work, items[a:b]) for a, b in pairwise(bounds)]
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    for done in await asyncio.gather(*futures, return_exceptions=True):
+        if isinstance(done, BaseException):
+            errors.append(done)
+        else:
+            results += done
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,292 @@
+"""``ShardedStore``: a store of zarr-python (3.1 or newer)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from shardstore._sync import iterate, run_async, run_sync
+from shardstore.adapters.handle import Handle
+from shardstore.adapters.transaction import transaction
+from shardstore.adapters.zarr_pipeline import install_pipeline
+from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
+from shardstore.engine.counters import Counters
+from shardstore.engine.engine import Engine
+from shardstore.engine.reader import Value
+from shardstore.errors import NotFound
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest as ZarrByteRequest
+
+
+class ShardedStore(Store):
+    """A Zarr store that shows plain chunks and keeps shards.
+
+    Args:
+        url: any fsspec URL or path, a filesystem with a path, or a ``shardstore.storage.base.Storage``.
+        read_only: refuse every write.
+        storage_options: for the filesystem that the URL names.
+        pipeline: hand whole selections and assignments to the engine (zarr's ``codec_pipeline.path``); the environment
+            variable ``SHARDSTORE_PIPELINE=0`` turns it off as well.
+        options: of the engine; see ``shardstore.open``.
+    """
+
+    def __init__(
+        self,
+        url: Any,
+        *,
+        read_only: bool = False,
+        storage_options: dict[str, Any] | None = None,
+        pipeline: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(read_only=read_only)
+        self._handle = Handle.make(url, storage_options, options)
+        self._pipeline = pipeline
+        if pipeline:
+            install_pipeline()
+
+    @classmethod
+    def from_url(cls, url: Any, **options: Any) -> ShardedStore:
+        """The same as calling the class; reads like zarr's own stores."""
+        return cls(url, **options)
+
+    # -- about -----------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process; its coroutines run on fsspec's IO loop only."""
+        return self._handle.engine
+
+    @property
+    def uses_pipeline(self) -> bool:
+        """Whether whole selections and assignments go to the engine."""
+        return self._pipeline
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        return self.engine.counters
+
+    @property
+    def url(self) -> str:
+        return self._handle.url
+
+    def layout(self, path: str) -> ArrayLayout | None:
+        """How the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` where it is not."""
+        return run_sync(self.engine.layout(path))
+
+    def chunks_per_shard(self, path: str) -> tuple[int, ...] | None:
+        """Chunks per shard along each dimension of the array at ``path``; ``None`` where it is not sharded."""
+        layout = self.layout(path)
+        return None if layout is None else layout.index_format.chunks_per_shard
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
+
+        They can be read in this process meanwhile. An exception discards what was not committed.
+        """
+        self._check_writable()
+        return transaction(self._handle)
+
+    def with_read_only(self, read_only: bool = False) -> ShardedStore:
+        store = type(self).__new__(type(self))
+        Store.__init__(store, read_only=read_only)
+        store._handle = self._handle
+        store._pipeline = self._pipeline
+        return store
+
+    @property
+    def supports_writes(self) -> bool:
+        return True
+
+    @property
+    def supports_deletes(self) -> bool:
+        return True
+
+    @property
+    def supports_listing(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._handle == other._handle and self.read_only == other.read_only
+
+    def __hash__(self) -> int:
+        return hash((self._handle, self.read_only))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._pipeline:
+            install_pipeline()
+
+    def __str__(self) -> str:
+        return f"sharded::{self.url}"
+
+    def __repr__(self) -> str:
+        return f"ShardedStore({self.url!r})"
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ZarrByteRequest | None = None) -> Buffer | None:
+        await self._ensure_open()
+        return _buffer(await run_async(self.engine.get((key, byte_request(byte_range)))), prototype)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ZarrByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """One batch: at most two rounds of requests."""
+        await self._ensure_open()
+        requests = [(key, byte_request(wanted)) for key, wanted in key_ranges]
+        return [_buffer(value, prototype) for value in await run_async(self.engine.get_many(requests))]
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ZarrByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        await self._ensure_open()
+        wanted = list(requests)
+        values = await run_async(self.engine.get_many([(key, byte_request(r)) for key, _, r in wanted]))
+        for (key, prototype, _), value in zip(wanted, values, strict=True):
+            yield key, _buffer(value, prototype)
+
+    async def get_ranges(
+        self,
+        key: str,
+        byte_ranges: Sequence[ZarrByteRequest | None],
+        *,
+        prototype: BufferPrototype,
+        max_concurrency: int = 10,
+        max_gap_bytes: int = 1 << 20,
+        max_coalesced_bytes: int = 16 << 20,
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Many ranges of one value, in one batch (zarr 3.2 and newer); the engine's own limits decide what is merged.
+
+        Raises:
+            BaseExceptionGroup: with ``FileNotFoundError`` where the key has no value, as zarr's default does.
+        """
+        await self._ensure_open()
+        values = await run_async(self.engine.get_many([(key, byte_request(wanted)) for wanted in byte_ranges]))
+        errors = [value for value in values if isinstance(value, Exception)]
+        if any(value is None for value in values):
+            errors.append(NotFound(f"{key!r} does not exist in {self.url}"))
+        if errors:
+            raise ExceptionGroup("chunk read failed", errors)
+        if values:
+            yield [(i, _buffer(value, prototype)) for i, value in enumerate(values)]
+
+    async def exists(self, key: str) -> bool:
+        await self._ensure_open()
+        return await run_async(self.engine.exists(key))
+
+    async def getsize(self, key: str) -> int:
+        await self._ensure_open()
+        nbytes = await run_async(self.engine.size(key))
+        if nbytes is None:
+            raise NotFound(f"{key!r} does not exist in {self.url}")
+        return nbytes
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        """The bytes below a path: chunks as encoded, documents as presented. One request a shard plus the listing."""
+        await self._ensure_open()
+        return await run_async(self.engine.size_prefix(_directory(prefix)))
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Durable on return."""
+        await self._ensure_writable()
+        await run_async(self.engine.update((key, SetValue(self._bytes(value)))))
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """A conditional put, where the storage has one."""
+        await self._ensure_writable()
+        await run_async(self.engine.update((key, SetIfMissing(self._bytes(value)))))
+
+    async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
+        await self._ensure_writable()
+        updates = [(key, SetValue(self._bytes(value))) for key, value in values]
+        _raise_first(await run_async(self.engine.update_many(updates)))
+
+    async def delete(self, key: str) -> None:
+        await self._ensure_writable()
+        await run_async(self.engine.update((key, ERASE)))
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Remove everything below a path: whole shards unread, metadata last."""
+        await self._ensure_writable()
+        await run_async(self.engine.erase_prefix(_directory(prefix)))
+
+    # -- listing ---------------------------------------------------------------------------------------------------
+
+    def list(self) -> AsyncIterator[str]:
+        return self.list_prefix("")
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Every key below ``prefix``. The path of a node counts as ``path/``: ``ct`` does not list ``ct2``."""
+        await self._ensure_open()
+        if prefix and not prefix.endswith("/") and await run_async(self.engine.node(prefix)) is not None:
+            prefix += "/"
+        async for value in iterate(lambda: self.engine.list(prefix)):
+            yield value.key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        await self._ensure_open()
+        directory = _directory(prefix)
+        listed = await run_async(self.engine.list_dir(directory))
+        for name in (*listed.keys, *listed.prefixes):
+            yield name[len(directory) :].rstrip("/")
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    async def _ensure_writable(self) -> None:
+        self._check_writable()
+        await self._ensure_open()
+
+    def _bytes(self, value: object) -> memoryview:
+        if not isinstance(value, Buffer):
+            raise TypeError(f"{type(self).__name__}.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead.")
+        return memoryview(value.as_numpy_array().data).cast("B") if len(value) else memoryview(b"")
+
+
+def byte_request(wanted: object) -> ByteRequest:
+    """zarr's byte requests in the engine's words.
+
+    Raises:
+        ValueError: it is none of zarr's.
+    """
+    match wanted:
+        case None:
+            return EVERYTHING
+        case RangeByteRequest(start, end):
+            return ByteRange(start, end)
+        case OffsetByteRequest(offset):
+            return ByteOffset(offset)
+        case SuffixByteRequest(suffix):
+            return ByteSuffix(suffix)
+        case _:
+            raise ValueError(f"Unexpected byte_range, got {wanted}.")
+
+
+def _buffer(value: Value, prototype: BufferPrototype) -> Buffer | None:
+    if isinstance(value, Exception):
+        raise value
+    return None if value is None else prototype.buffer.from_bytes(value)
+
+
+def _raise_first(errors: Iterable[Exception | None]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _directory(prefix: str) -> str:
+    prefix = prefix.strip("/")
+    return prefix + "/" if prefix else ""

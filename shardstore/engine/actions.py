@@ -1,0 +1,78 @@
+"""What an update does to a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardstore.errors import InvalidInput
+from shardstore.model.ranges import BytesLike
+
+
+@dataclass(frozen=True, slots=True)
+class SetValue:
+    """The chunk becomes these bytes."""
+
+    data: BytesLike
+
+
+@dataclass(frozen=True, slots=True)
+class SetIfMissing:
+    """The chunk becomes these bytes where it does not exist."""
+
+    data: BytesLike
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end."""
+
+    start: int
+    data: BytesLike
+
+
+@dataclass(frozen=True, slots=True)
+class EraseValue:
+    """The chunk ceases to exist."""
+
+
+Action = SetValue | SetIfMissing | Patch | EraseValue
+
+ERASE = EraseValue()
+
+
+def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) -> BytesLike | None:
+    """What a value becomes by ``actions`` in their order; ``None``: it does not exist.
+
+    Raises:
+        InvalidInput: a patch starts behind the end of the value.
+    """
+    value = old
+    for action in actions:
+        match action:
+            case SetValue(data):
+                value = data
+            case SetIfMissing(data):
+                value = data if value is None else value
+            case EraseValue():
+                value = None
+            case Patch(start, data):
+                before = b"" if value is None else bytes(value)
+                if not 0 <= start <= len(before):
+                    raise InvalidInput(
+                        f"bytes of {key!r} cannot be set from {start}: it has {len(before)} bytes"
+                        + (" because it does not exist" if value is None else "")
+                    )
+                value = before[:start] + bytes(data) + before[start + len(data) :]
+    return value
+
+
+def needs_old_value(actions: Sequence[Action]) -> bool:
+    """Whether the outcome depends on what is stored."""
+    return isinstance(actions[0], SetIfMissing | Patch)
+
+
+def simplified(actions: list[Action]) -> list[Action]:
+    """Without what a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
+    last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)
+    return actions[last:]

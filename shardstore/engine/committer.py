@@ -1,0 +1,302 @@
+"""One commit of one shard: read what has to be known, plan, write on condition, and plan again when another was faster.
+
+A commit is conditional on the version that it was planned from, except where it brings or erases every chunk of the
+shard. What survives a cancellation, at any await: the old shard or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from shardstore.engine.actions import Action, apply_actions, needs_old_value
+from shardstore.engine.counters import Counters
+from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
+from shardstore.engine.index_cache import CachedIndex, IndexCache
+from shardstore.engine.memory_budget import MemoryBudget
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
+from shardstore.engine.retrying import Conflicts
+from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import ByteRange, BytesLike
+from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, PlannedSegment, WriteShard, plan_empty, plan_rewrite
+from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Storage
+
+SlotActions = dict[int, list[Action]]
+Refused = dict[int, InvalidInput]
+"""The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of one array, as it is laid out now."""
+
+    node: Node
+    layout: ArrayLayout
+    coords: ChunkCoords
+
+    @property
+    def key(self) -> str:
+        return shard_key(self.node.path, self.layout, self.coords)
+
+    def chunk_key(self, slot: int) -> str:
+        return shard_key(self.node.path, self.layout, self.layout.grid.coords_of(self.coords, slot))
+
+
+class Committer:
+    """Commits to single shards of one store."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        hierarchy: Hierarchy,
+        indices: IndexCache,
+        reader: Reader,
+        options: EngineOptions,
+        counters: Counters,
+        conflicts: Callable[[], Conflicts],
+    ) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._reader = reader
+        self._options = options
+        self._counters = counters
+        self._conflicts = conflicts
+        self._windows = MemoryBudget(options.max_memory)
+        self._warned = False
+
+    async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
+        """Carry out actions on slots of one shard, in one commit; durable on return.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+            Corruption: a chunk that would have to be kept, or the index, is damaged; nothing was written.
+            Conflict: others were faster too many times in a row; nothing was written.
+        """
+        await self._check_capabilities()
+        refused: Refused = {}
+        if len(actions) == shard.layout.grid.nslots and not any(map(needs_old_value, actions.values())):
+            updates = _apply(shard, actions, {}, refused)
+            if not refused:
+                await self._replace(shard, updates)
+        if refused or len(actions) < shard.layout.grid.nslots or any(map(needs_old_value, actions.values())):
+            refused = await self._update(shard, actions)
+        self._counters.commits += 1
+        self._counters.chunks_written += len(actions) - len(refused)
+        return refused
+
+    async def _replace(self, shard: Shard, updates: dict[int, BytesLike | None]) -> None:
+        """Every chunk of the shard is given: nothing of what is there matters."""
+        plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
+        key = shard.key
+        if isinstance(plan, WriteShard):
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            generation = await self._storage.write(key, body, plan.nbytes, UNCONDITIONAL)
+            self._remember(shard, generation, plan)
+        else:
+            await self._storage.delete(key, UNCONDITIONAL)
+            self._indices.drop(key)
+
+    async def _update(self, shard: Shard, actions: SlotActions) -> Refused:
+        key = shard.key
+        conflicts = self._conflicts()
+        atomic = self._storage.capabilities.atomic_commits
+        cached = self._indices.get(key, shard.layout.index_format) if atomic else None
+        from_cache = cached is not None
+        while True:
+            if not from_cache:
+                cached = await self._load(shard)
+            try:
+                refused: Refused = {}
+                updates = await self._resolve(shard, cached, actions, refused)
+                plan = plan_rewrite(
+                    shard.layout.index_format,
+                    cached.index if cached else None,
+                    cached.object_nbytes if cached else 0,
+                    updates,
+                    self._options.chunk_order,
+                )
+                if isinstance(plan, NothingToDo) and not from_cache:
+                    return refused
+                if not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
+                    await self._execute(shard, cached, plan)
+                    return refused
+            except ConditionFailed as exc:
+                self._indices.drop(key)
+                await conflicts.wait(f"shard {key!r} of array {shard.node.path!r}", exc)
+                await self._confirm(shard)
+            except Corruption as exc:
+                self._indices.drop(key)
+                if not from_cache:
+                    raise self._damaged(shard, exc) from exc
+            from_cache = False
+
+    async def _load(self, shard: Shard) -> CachedIndex | None:
+        """The index as it is now."""
+        read = ShardRead(shard.node, shard.layout, shard.coords, shard.key)
+        (outcome,) = await self._storage.read([Read(shard.key, (shard.layout.index_format.request(),))])
+        index = self._reader.decode_index(read, outcome)
+        if isinstance(index, Corruption):
+            await self._confirm(shard)
+        if isinstance(index, ShardStoreError):
+            raise index
+        return index
+
+    async def _confirm(self, shard: Shard) -> None:
+        """Is the shard still laid out as this commit believes?
+
+        Raises:
+            StaleLayout: it is not; the keys have to be located again.
+        """
+        if (node := await self._hierarchy.node(shard.node.path, fresh=True)) is None:
+            raise NotFound(f"array {shard.node.path!r} was deleted by another client while its chunks were being written")
+        if node.layout is None or not same_shards(node.layout, shard.layout):
+            raise StaleLayout
+
+    async def _resolve(
+        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, refused: Refused
+    ) -> dict[int, BytesLike | None]:
+        """The new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
+        wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
+        old: dict[int, BytesLike | None] = dict.fromkeys(wanted)
+        if wanted and cached is not None:
+            places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
+            ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
+            if ranges:
+                found = await self._read_pinned(shard.key, list(ranges.values()), cached.generation)
+                old.update(zip(ranges, found, strict=True))
+        return _apply(shard, actions, old, refused)
+
+    async def _execute(self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard) -> None:
+        key = shard.key
+        condition = self._condition(cached)
+        if isinstance(plan, DeleteShard):
+            await self._delete(shard, condition)
+            return
+        if not any(isinstance(segment, CopyOld) for segment in plan.segments):
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            generation = await self._storage.write(key, body, plan.nbytes, condition)
+        elif self._storage.capabilities.compose:
+            assert cached is not None  # there is nothing to copy where there is no shard
+            segments = [Copy(s.offset, s.nbytes) if isinstance(s, CopyOld) else New(s.data) for s in plan.segments]
+            generation = await self._storage.compose(key, cached.generation, segments, condition)
+        else:
+            assert cached is not None
+            pieces = self._pieces(key, cached.generation, plan.segments)
+            async with self._windows.hold(min(plan.nbytes, self._options.copy_window_bytes)):
+                generation = await self._storage.write(key, pieces, plan.nbytes, condition)
+        self._remember(shard, generation, plan)
+
+    async def _delete(self, shard: Shard, condition: Condition) -> None:
+        """Remove a shard that has no chunks left, unless someone has just written one."""
+        capabilities, key = self._storage.capabilities, shard.key
+        if capabilities.compare_and_swap and not capabilities.conditional_delete:
+            # An unconditional DELETE could remove a chunk written a moment ago. A shard of nothing but an index is as
+            # good as none, and can be swapped in safely.
+            plan = plan_empty(shard.layout.index_format)
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            self._remember(shard, await self._storage.write(key, body, plan.nbytes, condition), plan)
+            return
+        await self._storage.delete(key, condition)
+        self._indices.drop(key)
+
+    def _condition(self, cached: CachedIndex | None) -> Condition:
+        capabilities = self._storage.capabilities
+        if cached is None:
+            return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
+        return IfGeneration(cached.generation) if capabilities.compare_and_swap else UNCONDITIONAL
+
+    async def _pieces(self, key: str, generation: Generation, segments: Sequence[PlannedSegment]) -> AsyncIterator[BytesLike]:
+        """The bytes of a plan, kept chunks read a window at a time, of one version."""
+        at = 0
+        while at < len(segments):
+            segment = segments[at]
+            if isinstance(segment, NewBytes):
+                yield segment.data
+                at += 1
+                continue
+            if segment.nbytes > self._options.copy_window_bytes:
+                async for piece in self._long_piece(key, generation, segment):
+                    yield piece
+                at += 1
+                continue
+            end, low, high = at, segment.offset, segment.offset + segment.nbytes
+            while end < len(segments):
+                following = segments[end]
+                if isinstance(following, CopyOld):
+                    span = min(low, following.offset), max(high, following.offset + following.nbytes)
+                    if span[1] - span[0] > self._options.copy_window_bytes:
+                        break
+                    low, high = span
+                end += 1
+            (window,) = await self._read_pinned(key, [ByteRange(low, high)], generation)
+            for planned in segments[at:end]:
+                if isinstance(planned, NewBytes):
+                    yield planned.data
+                else:
+                    yield window[planned.offset - low : planned.offset - low + planned.nbytes]
+            at = end
+
+    async def _long_piece(self, key: str, generation: Generation, segment: CopyOld) -> AsyncIterator[BytesLike]:
+        end = segment.offset + segment.nbytes
+        for start in range(segment.offset, end, self._options.copy_window_bytes):
+            (piece,) = await self._read_pinned(key, [ByteRange(start, min(end, start + self._options.copy_window_bytes))], generation)
+            yield piece
+
+    async def _read_pinned(self, key: str, ranges: list[ByteRange], generation: Generation) -> list[memoryview]:
+        """Bytes of exactly this version.
+
+        Raises:
+            ConditionFailed: the shard is another version now.
+        """
+        (outcome,) = await self._storage.read([Read(key, tuple(ranges), generation)])
+        if isinstance(outcome, Found):
+            for wanted, buffer in zip(ranges, outcome.buffers, strict=True):
+                if len(buffer) != wanted.end - wanted.start:
+                    raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were asked for, {len(buffer)} came")
+            return list(outcome.buffers)
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        raise ConditionFailed(f"{key!r} changed while it was being rewritten")
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    async def _check_capabilities(self) -> None:
+        """Once, before the first commit: say what this storage cannot promise."""
+        capabilities = await self._storage.probe()
+        if capabilities.atomic_commits or self._warned:
+            return
+        message = (
+            f"{self._storage.url} offers no compare-and-swap: writers that share a shard can lose each other's chunks. "
+            "Let one writer at a time write a shard"
+        )
+        if self._options.require_atomic:
+            raise Unsupported(message + ", or open the store without require_atomic=True")
+        self._warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> None:
+        self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index))
+
+    def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
+        return Corruption(
+            f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
+            f"{cause}. Write or erase that chunk first, or in the same batch"
+        )
+
+
+def _apply(shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], refused: Refused) -> dict[int, BytesLike | None]:
+    """The new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
+    updates: dict[int, BytesLike | None] = {}
+    for slot, chain in actions.items():
+        try:
+            updates[slot] = apply_actions(chain, old.get(slot), shard.chunk_key(slot))
+        except InvalidInput as exc:
+            refused[slot] = exc
+    return updates

@@ -1,0 +1,259 @@
+"""The engine of one store: every face calls this, on fsspec's IO loop.
+
+All operations take presented keys and many of them at once. Single gets and updates that arrive in the same tick of the
+loop are collected into one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from shardstore.engine.actions import Action, EraseValue, Patch, SetIfMissing, SetValue, apply_actions
+from shardstore.engine.committer import Committer
+from shardstore.engine.counters import Counters
+from shardstore.engine.documents import Documents
+from shardstore.engine.erasing import Erasing
+from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
+from shardstore.engine.index_cache import IndexCache
+from shardstore.engine.keys import check_key, check_prefix, metadata_path
+from shardstore.engine.listing import ListedDir, ListedValue, Listing
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reader import Reader, ShardRead, Value
+from shardstore.engine.retrying import Conflicts, Sleep
+from shardstore.engine.tick_batch import TickBatch
+from shardstore.engine.transaction import Overlay
+from shardstore.engine.transaction_commit import OverlayCommit
+from shardstore.engine.values import KeyRequest, KeyUpdate, Values
+from shardstore.engine.writer import Writer
+from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.ranges import EVERYTHING, resolve
+from shardstore.storage.base import Storage
+from shardstore.storage.wrap_count import CountingStorage
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """One store. Not safe to use from several event loops: the faces bring every call to the IO loop."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        options: EngineOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options or EngineOptions()
+        self.counters = Counters()
+        self.storage: Storage = CountingStorage(storage, self.counters)
+
+        def conflicts() -> Conflicts:
+            return Conflicts(self.options.commit_attempts, self.counters, sleep, rng)
+
+        self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)
+        self._indices = IndexCache(self.options.index_cache_bytes)
+        limits = self.options.read_limits(storage.kind)
+        self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, conflicts)
+        self._reader = Reader(self.storage, self.hierarchy, self._indices, limits, self.counters)
+        committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, conflicts)
+        self._writer = Writer(committer, self.options.commit_concurrency)
+        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, conflicts)
+        self._listing = Listing(self.storage, self.hierarchy, self._documents, self._reader)
+        self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
+        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(self.get_many)
+        self._updates: TickBatch[KeyUpdate, None] = TickBatch(self.update_many)
+        self._overlay: Overlay | None = None
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    async def get(self, request: KeyRequest) -> memoryview | None:
+        """One value, or the part of it that is asked for; gathered with others of the same tick."""
+        check_key(request[0])
+        return await self._gets.submit(request)
+
+    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+        """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
+        overlay = self._overlay
+        if overlay is None:
+            return await self._values.get_many(requests)
+        values: list[Value] = [None] * len(requests)
+        below: list[int] = []
+        for i, (key, request) in enumerate(requests):
+            if not overlay.decides(check_key(key)):
+                below.append(i)
+            elif (held := overlay.get(key)) is not None:
+                inside = resolve(request, len(held))
+                values[i] = memoryview(held)[inside.start : inside.end]
+        for i, value in zip(below, await self._values.get_many([requests[i] for i in below]), strict=True):
+            values[i] = value
+        return values
+
+    async def update(self, update: KeyUpdate) -> None:
+        """One update, durable on return; gathered with others of the same tick."""
+        check_key(update[0])
+        await self._updates.submit(update)
+
+    async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``."""
+        if self._overlay is None:
+            return await self._values.update_many(updates)
+        return await self._hold_back(self._overlay, updates)
+
+    async def _hold_back(self, overlay: Overlay, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        errors: list[Exception | None] = []
+        for key, action in updates:
+            try:
+                await self._hold_back_one(overlay, check_key(key), action)
+                errors.append(None)
+            except ShardStoreError as exc:
+                errors.append(exc)
+        return errors
+
+    async def _hold_back_one(self, overlay: Overlay, key: str, action: Action) -> None:
+        match action:
+            case SetValue(data):
+                overlay.set(key, data)
+            case EraseValue():
+                overlay.erase(key)
+            case SetIfMissing() | Patch():
+                if isinstance(action, Patch) and metadata_path(key) is not None:
+                    raise InvalidInput(f"the metadata document {key!r} can only be set whole")
+                (old,) = await self.get_many([(key, EVERYTHING)])
+                if isinstance(old, ShardStoreError):
+                    raise old
+                new = apply_actions([action], old, key)
+                if new is not None and new is not old:
+                    overlay.set(key, new)
+
+    async def exists(self, key: str) -> bool:
+        """Whether the key has a value; for a chunk its shard's index tells."""
+        return await self.size(key) is not None
+
+    async def size(self, key: str) -> int | None:
+        """The size of a value in bytes, without reading it; ``None`` where there is none."""
+        check_key(key)
+        if self._overlay is not None and self._overlay.decides(key):
+            return self._overlay.nbytes(key)
+        if metadata_path(key) is not None:
+            return await self._listing.size(key)
+        (target,) = await self.hierarchy.locate([key], for_write=False)
+        if not isinstance(target, ChunkTarget):
+            found = await self.storage.stat(key)
+            return None if found is None else found.nbytes
+        shard = ShardRead(target.node, target.layout, target.layout.grid.shard_of(target.coords), target.shard_key)
+        return await self._listing.chunk_size(shard, target.slot)
+
+    # -- listing ---------------------------------------------------------------------------------------------------
+
+    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
+        """Every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
+        prefix = check_prefix(prefix)
+        overlay = self._overlay
+        async for value in self._listing.values(prefix):
+            if overlay is None or not overlay.decides(value.key):
+                yield value
+        if overlay is not None:
+            for key in overlay.held():
+                if key.startswith(prefix) and (nbytes := overlay.nbytes(key)) is not None:
+                    yield ListedValue(key, nbytes)
+
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        """Keys and prefixes directly below ``prefix``."""
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            prefix += "/"
+        if self._overlay is None:
+            return await self._listing.directory(prefix, approximate=approximate)
+        keys: dict[str, None] = {}
+        prefixes: dict[str, None] = {}
+        async for value in self.list(prefix):
+            name, slash, _ = value.key[len(prefix) :].partition("/")
+            (prefixes if slash else keys)[prefix + name + slash] = None
+        return ListedDir(tuple(keys), tuple(prefixes))
+
+    async def size_prefix(self, prefix: str) -> int:
+        """The bytes of all values whose keys start with ``prefix``: chunks, documents as presented, other objects."""
+        total = 0
+        async for value in self.list(prefix):
+            nbytes = value.nbytes if value.nbytes is not None else await self.size(value.key)
+            total += nbytes or 0
+        return total
+
+    # -- erasing ---------------------------------------------------------------------------------------------------
+
+    async def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below a prefix that is ``""`` or ends with ``/``."""
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        if self._overlay is not None:
+            self._overlay.erase_prefix(prefix)
+        else:
+            await self._erasing.erase_prefix(prefix)
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Hold back writes from now on, until ``commit`` or ``rollback``.
+
+        Raises:
+            InvalidInput: a transaction is open already.
+        """
+        if self._overlay is not None:
+            raise InvalidInput(f"a transaction is open already on {self.storage.url}: they do not nest")
+        self._overlay = Overlay(self.options.max_memory)
+
+    async def commit(self) -> None:
+        """Carry out what was held back: erasures, then chunks with one commit a shard, then metadata.
+
+        When this fails part of it may be stored; the exception's notes say how much. The rest is discarded.
+        """
+        overlay, self._overlay = self._overlay, None
+        if overlay is None:
+            raise InvalidInput("there is no open transaction")
+        try:
+            await OverlayCommit(overlay, self._values, self._documents, self.hierarchy, self._erasing, self.options).run()
+        finally:
+            overlay.close()
+
+    async def rollback(self) -> int:
+        """Discard what was held back; the number of keys that were."""
+        overlay, self._overlay = self._overlay, None
+        if overlay is None:
+            return 0
+        discarded = len(list(overlay.held())) + len(overlay.erased_prefixes)
+        overlay.close()
+        return discarded
+
+    # -- about -----------------------------------------------------------------------------------------------------
+
+    async def node(self, path: str) -> Node | None:
+        """What the storage has at ``path`` now."""
+        return await self.hierarchy.node(path, fresh=True)
+
+    async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
+        """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
+        if self._overlay is not None:
+            return [[i] for i in range(len(keys))]
+        targets = await self.hierarchy.locate(keys, for_write=False)
+        groups: dict[str, list[int]] = {}
+        for i, target in enumerate(targets):
+            groups.setdefault(target.shard_key if isinstance(target, ChunkTarget) else f"/{target.key}", []).append(i)
+        return list(groups.values())
+
+    async def layout(self, path: str) -> ArrayLayout | None:
+        """How the array at ``path`` is sharded, or ``None`` where it is not."""
+        node = await self.hierarchy.node(path, fresh=True)
+        return None if node is None else node.layout
+
+    async def close(self) -> None:
+        """Roll back what is open and let go of the storage."""
+        await self.rollback()
+        await self.storage.close()

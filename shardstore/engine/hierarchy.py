@@ -1,0 +1,293 @@
+"""Which node lies at which path: array metadata, looked up, cached and revalidated.
+
+Stale metadata destroys data: whoever remembers "``ct`` is not an array" would write a chunk straight onto a stored
+shard. So what is absent is never remembered for a write, and what is present is read again before a write once it is
+older than the time to live. For reads the remembered layout is checked again together with each index that is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
+from shardstore.errors import Corruption, NotFound
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+
+logger = logging.getLogger(__name__)
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one metadata document says. ``layout`` of a sharded array, ``plain`` of another whose chunk keys are known."""
+
+    path: str
+    kind: Literal["sharded", "array", "group", "other"]
+    generation: Generation
+    validated_at: float
+    layout: ArrayLayout | None = None
+    plain: PlainArray | None = None
+    reason: str = ""
+    """Why it passes through, in words."""
+
+    def coords_of(self, relative_key: str) -> ChunkCoords | None:
+        """The chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
+        if self.layout is not None:
+            return self.layout.key_encoding.decode(relative_key, self.layout.ndim)
+        if self.plain is not None:
+            return self.plain.key_encoding.decode(relative_key, len(self.plain.shape))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTarget:
+    """A chunk of a sharded array."""
+
+    key: str
+    node: Node
+    layout: ArrayLayout
+    coords: ChunkCoords
+
+    @property
+    def shard_key(self) -> str:
+        return shard_key(self.node.path, self.layout, self.layout.grid.shard_of(self.coords))
+
+    @property
+    def slot(self) -> int:
+        return self.layout.grid.slot_of(self.coords)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTarget:
+    """The metadata document of the node at ``path``."""
+
+    key: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTarget:
+    """A key that is stored as it is presented."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GoneTarget:
+    """A chunk of an array that was sharded and has been deleted by another client: what lies at its key is no chunk."""
+
+    key: str
+
+
+Target = ChunkTarget | MetadataTarget | PlainTarget | GoneTarget
+
+
+def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
+    encoded = layout.key_encoding.encode(shard_coords)
+    return f"{path}/{encoded}" if path else encoded
+
+
+class Hierarchy:
+    """The nodes of one store, as far as they have been asked for. Used on one event loop only."""
+
+    def __init__(self, storage: Storage, ttl: float, clock: Callable[[], float]) -> None:
+        self._storage = storage
+        self._ttl = ttl
+        self._clock = clock
+        self._nodes: dict[str, Node] = {}
+        self._absent: dict[str, float] = {}  # path -> when; for reads only
+        self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
+        self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def known(self, path: str) -> Node | None:
+        return self._pending.get(path) or self._nodes.get(path)
+
+    def is_fresh(self, node: Node) -> bool:
+        return node.path in self._pending or self._clock() - node.validated_at <= self._ttl
+
+    @contextmanager
+    def pending(self, nodes: Iterable[Node]) -> Iterator[None]:
+        """For the block, take these nodes as given, whatever is stored: their documents follow."""
+        self._pending = {node.path: node for node in nodes}
+        try:
+            yield
+        finally:
+            self._pending = {}
+
+    def put(self, node: Node) -> None:
+        self._nodes[node.path] = node
+        self._absent.pop(node.path, None)
+        self._vanished.pop(node.path, None)
+
+    def forget(self, path: str) -> None:
+        self._nodes.pop(path, None)
+        self._absent.pop(path, None)
+        self._vanished.pop(path, None)
+
+    def forget_below(self, path: str) -> None:
+        """Forget a node and everything inside it."""
+        inside = path + "/" if path else ""
+        for known in [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]:
+            self.forget(known)
+
+    def export(self) -> list[Node]:
+        """Arrays and their generations, to travel with a pickle; at the other end they count as stale."""
+        return [replace(n, validated_at=NEVER) for n in self._nodes.values() if n.kind in ("sharded", "array")]
+
+    def restore(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._nodes.setdefault(node.path, node)
+
+    # -- reading documents -----------------------------------------------------------------------------------------
+
+    def describe(self, path: str, data: bytes | memoryview, generation: Generation) -> tuple[Node, JsonObject | None]:
+        """The node that a stored document describes, and the document itself where it is JSON."""
+        now = self._clock()
+        try:
+            document = loads_object(data)
+        except Corruption as exc:
+            return Node(path, "other", generation, now, reason=f"its metadata is {exc}"), None
+        if is_group(document):
+            return Node(path, "group", generation, now), document
+        if not is_array(document):
+            return Node(path, "other", generation, now, reason="its metadata is not that of a Zarr v3 node"), document
+        layout = parse_layout(document)
+        if isinstance(layout, ArrayLayout):
+            return Node(path, "sharded", generation, now, layout=layout), document
+        plain = parse_plain(document)
+        return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document
+
+    async def load(self, paths: Iterable[str]) -> dict[str, Node | None]:
+        """Read the documents of ``paths`` in one round, and remember what they say; ``None`` where there is none.
+
+        Raises:
+            Corruption: the document of an array that was sharded is no longer one.
+        """
+        asked = list(dict.fromkeys(paths))
+        nodes: dict[str, Node | None] = {path: self._pending.get(path) for path in asked}
+        wanted = [path for path in asked if nodes[path] is None]
+        if not wanted:
+            return nodes
+        outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in wanted])
+        return nodes | {path: self.learn(path, outcome) for path, outcome in zip(wanted, outcomes, strict=True)}
+
+    def learn(self, path: str, outcome: ReadOutcome) -> Node | None:
+        """Remember what a read of a node's document gave."""
+        match outcome:
+            case Failed(error):
+                raise error
+            case Absent() | Changed():
+                gone = self._nodes.pop(path, None)
+                if gone is not None and gone.kind == "sharded":
+                    self._vanished[path] = gone
+                self._absent[path] = self._clock()
+                return None
+            case Found(generation, _, (data,)):
+                known = self._nodes.get(path)
+                if known is not None and known.generation == generation:
+                    node = replace(known, validated_at=self._clock())
+                else:
+                    node, _ = self.describe(path, data, generation)
+                    if known is not None and known.kind == "sharded" and node.kind == "other":
+                        raise Corruption(
+                            f"{metadata_key(path)!r} was the metadata of a sharded array and no longer is: {node.reason}; "
+                            "restore it before reading or writing its chunks"
+                        )
+                    logger.debug("node %r: %s %s", path, node.kind, node.reason)
+                self.put(node)
+                return node
+            case _:
+                raise AssertionError(f"a whole-object read gave {outcome!r}")
+
+    async def node(self, path: str, *, fresh: bool = False) -> Node | None:
+        """The node at ``path``; with ``fresh``, as the storage has it now."""
+        known = self.known(path)
+        if known is not None and not fresh:
+            return known
+        return (await self.load([path]))[path]
+
+    # -- from keys to chunks ---------------------------------------------------------------------------------------
+
+    async def locate(self, keys: Sequence[str], *, for_write: bool) -> list[Target]:
+        """What each key means. One round of metadata requests as a rule, none where all that matters is known and fresh.
+
+        Raises:
+            NotFound: (writes) the key is a chunk of an array that was sharded and that another client has deleted.
+        """
+        targets: list[Target | None] = [None] * len(keys)
+        undecided: list[tuple[int, list[tuple[str, str]]]] = []
+        for i, key in enumerate(keys):
+            path = metadata_path(key)
+            if path is not None:
+                targets[i] = MetadataTarget(key, path)
+            else:
+                undecided.append((i, possible_owners(key)))
+        loaded: set[str] = set()
+        while undecided:
+            to_load: dict[str, None] = {}
+            waiting: list[tuple[int, list[tuple[str, str]]]] = []
+            for i, owners in undecided:
+                owner = self._owner(owners)
+                if owner is not None and (not for_write or owner[0].path in loaded or self.is_fresh(owner[0])):
+                    targets[i] = _target(keys[i], *owner)
+                    continue
+                # A known array only has to be confirmed; otherwise every possible owner has to be asked.
+                asked = [owner[0].path] if owner is not None else [p for p, _ in owners]
+                missing = [p for p in asked if p not in loaded and (for_write or not self._recently_asked(p))]
+                if missing:
+                    to_load.update(dict.fromkeys(missing))
+                    waiting.append((i, owners))
+                else:
+                    targets[i] = GoneTarget(keys[i]) if self._vanished_owner(owners, for_write) else PlainTarget(keys[i])
+            if to_load:
+                await self.load(to_load)
+                loaded.update(to_load)
+            undecided = waiting
+        return [t for t in targets if t is not None]
+
+    def _owner(self, owners: list[tuple[str, str]]) -> tuple[Node, ChunkCoords] | None:
+        """The outermost known array that has such a chunk."""
+        for path, rest in owners:
+            node = self.known(path)
+            coords = node.coords_of(rest) if node is not None else None
+            if node is not None and coords is not None:
+                return node, coords
+        return None
+
+    def _recently_asked(self, path: str) -> bool:
+        """For reads: what is known is checked again when an index is loaded, and what was absent may be believed a moment."""
+        return self.known(path) is not None or self.recently_absent(path)
+
+    def recently_absent(self, path: str) -> bool:
+        at = self._absent.get(path)
+        return at is not None and self._clock() - at <= self._ttl
+
+    def _vanished_owner(self, owners: list[tuple[str, str]], for_write: bool) -> bool:
+        """Whether the key is a chunk of an array that this process knew as sharded; it must not become an object of its own."""
+        for path, rest in owners:
+            node = self._vanished.get(path)
+            if node is None or node.coords_of(rest) is None:
+                continue
+            if for_write:
+                raise NotFound(
+                    f"array {path!r} was sharded and another client has deleted it: create it again, or open what is there now, "
+                    "before writing its chunks"
+                )
+            return True
+        return False
+
+
+def _target(key: str, node: Node, coords: ChunkCoords) -> Target:
+    return PlainTarget(key) if node.layout is None else ChunkTarget(key, node, node.layout, coords)

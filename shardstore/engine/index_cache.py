@@ -1,0 +1,71 @@
+"""Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.model.generation import Generation
+
+_ENTRY_OVERHEAD = 512  # of the objects around the array
+
+
+@dataclass(frozen=True, slots=True)
+class CachedIndex:
+    """The index of one version of a shard that is ``object_nbytes`` long."""
+
+    index_format: IndexFormat
+    generation: Generation
+    object_nbytes: int
+    index: ShardIndex
+
+    @property
+    def cost(self) -> int:
+        return self.index.nbytes + _ENTRY_OVERHEAD
+
+
+class IndexCache:
+    """Least recently used go first. Used on one event loop only, so without a lock."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._entries: OrderedDict[str, CachedIndex] = OrderedDict()
+
+    def get(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
+        """The entry, unless it was decoded in another format than the array has now."""
+        entry = self._entries.get(shard_key)
+        if entry is None:
+            return None
+        if entry.index_format != index_format:
+            self.drop(shard_key)
+            return None
+        self._entries.move_to_end(shard_key)
+        return entry
+
+    def put(self, shard_key: str, entry: CachedIndex) -> None:
+        self.drop(shard_key)
+        if entry.cost > self._limit:
+            return
+        self._entries[shard_key] = entry
+        self._used += entry.cost
+        while self._used > self._limit:
+            _, oldest = self._entries.popitem(last=False)
+            self._used -= oldest.cost
+
+    def drop(self, shard_key: str) -> None:
+        entry = self._entries.pop(shard_key, None)
+        if entry is not None:
+            self._used -= entry.cost
+
+    def drop_prefix(self, prefix: str) -> None:
+        for key in [key for key in self._entries if key.startswith(prefix)]:
+            self.drop(key)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used

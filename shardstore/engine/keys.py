@@ -1,0 +1,84 @@
+"""Presented keys: which are allowed, and which array could own one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardstore.errors import InvalidInput
+from shardstore.format.chunk_keys import looks_like_chunk_key
+from shardstore.format.metadata_v3 import METADATA_NAME
+
+
+def check_key(key: object) -> str:
+    """The key, if it stays inside the store.
+
+    Raises:
+        InvalidInput: it is empty, absolute, has empty, ``.`` or ``..`` segments, NUL or a backslash.
+    """
+    if not isinstance(key, str):
+        raise InvalidInput(f"a key has to be a string, not {type(key).__name__}")
+    if not key:
+        raise InvalidInput("the empty string is not a key")
+    if key[0] == "/":
+        raise InvalidInput(f"key {key!r} starts with '/': keys are relative to the store")
+    _check_characters(key)
+    if _has_odd_segment(key):
+        raise InvalidInput(f"key {key!r} has an empty, '.' or '..' segment")
+    return key
+
+
+def check_prefix(prefix: object) -> str:
+    """A prefix of keys, as a string: nothing that no key could start with, but for what only lists nothing.
+
+    Raises:
+        InvalidInput: it would climb out of the store.
+    """
+    if not isinstance(prefix, str):
+        raise InvalidInput(f"a prefix has to be a string, not {type(prefix).__name__}")
+    prefix = prefix.lstrip("/")  # "/" means everything, as the 2022 draft has it
+    _check_characters(prefix)
+    if prefix and _has_odd_segment(prefix.rstrip("/") or "x"):
+        raise InvalidInput(f"prefix {prefix!r} has an empty, '.' or '..' segment")
+    return prefix
+
+
+def _check_characters(text: str) -> None:
+    if "\0" in text or "\\" in text:
+        raise InvalidInput(f"key {text!r} holds NUL or a backslash")
+
+
+def _has_odd_segment(key: str) -> bool:
+    return "//" in key or key.endswith("/") or key in (".", "..") or any(s in (".", "..") for s in key.split("/"))
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def metadata_key(path: str) -> str:
+    return join(path, METADATA_NAME)
+
+
+def metadata_path(key: str) -> str | None:
+    """The path of the node whose document ``key`` is, or ``None``."""
+    if key == METADATA_NAME:
+        return ""
+    return key[: -len(METADATA_NAME) - 1] if key.endswith("/" + METADATA_NAME) else None
+
+
+def ancestors(key: str) -> Iterator[tuple[str, str]]:
+    """``(path, rest)`` for every way to cut ``key`` at a slash, the shortest path first; the root is ``""``."""
+    yield "", key
+    at = key.find("/")
+    while at >= 0:
+        yield key[:at], key[at + 1 :]
+        at = key.find("/", at + 1)
+
+
+def possible_owners(key: str) -> list[tuple[str, str]]:
+    """``(path, relative key)`` of every array that could own the chunk key ``key``, the outermost first.
+
+    Only metadata tells which one does: ``0/0/0`` may be a chunk of the root, of ``0`` or of ``0/0``. The outermost
+    array wins, because an array has no nodes below it.
+    """
+    return [(path, rest) for path, rest in ancestors(key) if looks_like_chunk_key(rest)]

@@ -1,0 +1,233 @@
+"""Listing and sizes at the level of chunks: one listing of the storage, and one index request a shard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from shardstore.engine.documents import Documents, present
+from shardstore.engine.hierarchy import Hierarchy, Node
+from shardstore.engine.index_cache import CachedIndex
+from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
+from shardstore.engine.reader import Reader, ShardRead, StaleLayout
+from shardstore.errors import Conflict, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
+from shardstore.model.chunks import ChunkCoords
+from shardstore.plan.prefixes import chunks_of, plan_prefix
+from shardstore.storage.base import ObjectInfo, Storage
+
+_INDICES_AT_ONCE = 256
+_LAYOUT_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ListedValue:
+    """A presented key and the size of its value in bytes (``None``: a document whose presented size is not known yet)."""
+
+    key: str
+    nbytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDir:
+    """Full keys, and prefixes ending in ``/``, directly below a prefix."""
+
+    keys: tuple[str, ...]
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPrefix:
+    """A prefix that reaches into the chunk keys of a sharded array; ``rest`` is relative to the array."""
+
+    node: Node
+    rest: str
+
+
+class Listing:
+    """Lists one store as presented."""
+
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, documents: Documents, reader: Reader) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._documents = documents
+        self._reader = reader
+
+    async def array_prefix(self, prefix: str) -> ArrayPrefix | None:
+        """The sharded array into whose chunk keys ``prefix`` reaches, as the storage has it now."""
+        cuts = [(path, rest) for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
+        if not cuts:
+            return None
+        nodes = await self._hierarchy.load(path for path, _ in cuts)
+        for path, rest in cuts:
+            node = nodes[path]
+            if node is not None and node.layout is not None:
+                return ArrayPrefix(node, rest)
+        return None
+
+    async def values(self, prefix: str) -> AsyncIterator[ListedValue]:
+        """Every presented key that starts with the string ``prefix``, with its size, in no particular order.
+
+        Raises:
+            Corruption: the index of a shard that may hold such keys is damaged.
+        """
+        within = await self.array_prefix(prefix)
+        stored_prefix = prefix
+        leading: ChunkCoords = ()
+        if within is not None and within.node.layout is not None:
+            plan = plan_prefix(within.node.layout, within.rest)
+            # Other objects below the array are named by the prefix itself: list what covers both.
+            if plan.leading:
+                stored_prefix = join(within.node.path, plan.stored_prefix)
+                leading = plan.leading
+            else:
+                stored_prefix = prefix[: len(prefix) - len(within.rest)] + _common(plan.stored_prefix, within.rest)
+        shards: list[ShardRead] = []
+        async for found in self._storage.list(stored_prefix):
+            shard = await self._as_shard(found)
+            if shard is None:
+                if found.key.startswith(prefix):
+                    yield ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
+                continue
+            shards.append(shard)
+            if len(shards) >= _INDICES_AT_ONCE:
+                for value in await self._expand(shards, prefix, leading):
+                    yield value
+                shards = []
+        for value in await self._expand(shards, prefix, leading):
+            yield value
+
+    async def shards(self, prefix: str) -> AsyncIterator[ShardRead]:
+        """The stored shards whose own keys start with ``prefix``."""
+        async for found in self._storage.list(prefix):
+            shard = await self._as_shard(found)
+            if shard is not None:
+                yield shard
+
+    async def _as_shard(self, found: ObjectInfo) -> ShardRead | None:
+        """The shard that a stored object is, or ``None``."""
+        owners = possible_owners(found.key)
+        if not owners or metadata_path(found.key) is not None:
+            return None
+        for path, rest in owners:
+            node = self._hierarchy.known(path)
+            coords = node.coords_of(rest) if node is not None and self._hierarchy.is_fresh(node) else None
+            if node is not None and coords is not None:
+                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
+        unknown = [p for p, _ in owners if (n := self._hierarchy.known(p)) is None or not self._hierarchy.is_fresh(n)]
+        nodes = await self._hierarchy.load(p for p in unknown if not self._hierarchy.recently_absent(p))
+        for path, rest in owners:
+            node = nodes.get(path) or self._hierarchy.known(path)
+            coords = node.coords_of(rest) if node is not None else None
+            if node is not None and coords is not None:
+                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
+        return None
+
+    async def _expand(self, shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> list[ListedValue]:
+        if not shards:
+            return []
+        values: list[ListedValue] = []
+        for shard, index in await self._current_indices(shards):
+            if isinstance(index, ShardStoreError):
+                raise index
+            if index is not None:
+                values += self._chunks(shard, index, prefix, leading)
+        return values
+
+    async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
+        """Each shard with its index; shards of arrays that have become something else meanwhile are left out."""
+        for _ in range(_LAYOUT_TRIES):
+            try:
+                return list(zip(shards, await self._reader.load_indices(shards), strict=True))
+            except StaleLayout:
+                nodes = await self._hierarchy.load({s.node.path for s in shards})
+                current = [(s, nodes[s.node.path]) for s in shards]
+                shards = [ShardRead(n, n.layout, s.coords, s.key) for s, n in current if n is not None and n.layout is not None]
+        raise Conflict("the metadata of an array kept changing while it was being listed; try again")
+
+    def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> list[ListedValue]:
+        layout = shard.layout
+        start, encode, slot_of = join(shard.node.path, ""), layout.key_encoding.encode, layout.grid.slot_of
+        flat = cached.index.flat
+        found: list[ListedValue] = []
+        for coords in chunks_of(layout, shard.coords, cached.index, leading):
+            key = start + encode(coords)
+            if key.startswith(prefix):
+                found.append(ListedValue(key, int(flat[slot_of(coords), 1])))
+        return found
+
+    async def directory(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        """What lies directly below ``prefix``, which is ``""`` or ends with ``/``.
+
+        Exact, unless ``approximate``: then the prefixes below an array are those of all chunks that a shard could hold
+        (the 2022 draft, ``list_dir``), which saves reading the indices.
+        """
+        within = await self.array_prefix(prefix)
+        listed = await self._storage.list_dir(prefix) if within is None or within.rest == "" else None
+        if within is None:
+            assert listed is not None
+            return ListedDir(tuple(o.key for o in listed.objects), listed.prefixes)
+        if approximate and (possible := await self._possible_prefixes(within, prefix)) is not None:
+            return possible
+        layout = within.node.layout
+        if listed is not None and layout is not None and layout.ndim and layout.key_encoding == ChunkKeyEncoding("default", "/"):
+            # Right below the array there is only "c/", whatever chunks exist.
+            return ListedDir(tuple(o.key for o in listed.objects), listed.prefixes)
+        keys: dict[str, None] = {}
+        prefixes: dict[str, None] = {}
+        async for value in self.values(prefix):
+            name, slash, _ = value.key[len(prefix) :].partition("/")
+            if slash:
+                prefixes[prefix + name + "/"] = None
+            else:
+                keys[value.key] = None
+        return ListedDir(tuple(keys), tuple(prefixes))
+
+    async def _possible_prefixes(self, within: ArrayPrefix, prefix: str) -> ListedDir | None:
+        """For a prefix between an array and its last dimension: all that the shards there could hold, clipped to the grid."""
+        layout = within.node.layout
+        assert layout is not None
+        plan = plan_prefix(layout, within.rest)
+        depth = len(plan.leading)
+        settled = layout.key_encoding.prefix_of(plan.leading, layout.ndim)
+        if layout.key_encoding.separator != "/" or settled != within.rest or depth >= layout.ndim - 1:
+            return None
+        listed = await self._storage.list_dir(join(within.node.path, plan.stored_prefix))
+        per_shard, extent = layout.grid.chunks_per_shard[depth], layout.chunk_grid_shape[depth]
+        prefixes: dict[str, None] = {}
+        others: list[str] = []
+        for below in listed.prefixes:
+            name = below.rstrip("/").rpartition("/")[2]
+            if not name.isdecimal() or str(int(name)) != name:
+                others.append(below)
+                continue
+            first = int(name) * per_shard
+            prefixes.update((f"{prefix}{i}/", None) for i in range(first, min(first + per_shard, extent)))
+        return ListedDir(tuple(o.key for o in listed.objects), (*prefixes, *others))
+
+    async def chunk_size(self, shard: ShardRead, slot: int) -> int | None:
+        """The encoded size of one chunk, as the shard's index has it now."""
+        index = (await self._current_indices([shard]))[0][1]
+        if isinstance(index, ShardStoreError):
+            raise index
+        if index is None:
+            return None
+        where = index.index.location(slot, index.object_nbytes)
+        return None if where is None else where.nbytes
+
+    async def size(self, key: str) -> int | None:
+        """The size of a metadata document as presented."""
+        path = metadata_path(key)
+        assert path is not None
+        stored = await self._documents.read(path)
+        return None if stored is None else len(present(stored))
+
+
+def _common(a: str, b: str) -> str:
+    """The longest common beginning."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return a[:n]

@@ -1,0 +1,75 @@
+"""Options of an engine, with defaults that suit most. None of them ends up in metadata, but for new arrays' layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardstore.errors import InvalidInput
+from shardstore.format.shard_index import IndexCodecs, IndexLocation
+from shardstore.plan.commits import ChunkOrder
+from shardstore.plan.policy import ShardingPolicy, validate_policy
+from shardstore.plan.reads import ReadLimits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine reads, writes and creates. Sizes in bytes, times in seconds."""
+
+    chunks_per_shard: ShardingPolicy = "auto"
+    """Which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
+    index_location: IndexLocation = "end"
+    """Where new arrays keep their shard index."""
+    index_checksum: bool = True
+    """Whether new arrays protect the shard index by ``crc32c``."""
+    chunk_order: ChunkOrder = "C"
+    """The order of the chunks inside the shards that are written."""
+    strategy: Literal["rewrite"] = "rewrite"
+    """How a shard is updated."""
+    metadata_ttl: float = 1.0
+    """Before a write, array metadata older than this is read again."""
+    require_atomic: bool = False
+    """Refuse to write where the storage has no compare-and-swap, instead of warning once."""
+    index_cache_bytes: int = 64 * 2**20
+    """Decoded shard indices that are kept."""
+    gap_bytes: int | None = None
+    """Ranges of a shard at most this far apart share a request; ``None``: by kind of storage."""
+    request_bytes: int = 16 * 2**20
+    """Ranges are not merged into requests longer than this."""
+    max_memory: int = 256 * 2**20
+    """Chunk bytes that commits and transactions hold in memory at once."""
+    commit_concurrency: int = 16
+    """Shards that are committed at once."""
+    copy_window_bytes: int = 64 * 2**20
+    """Kept chunks of a shard are read in pieces of at most this where the storage cannot copy them itself."""
+    commit_attempts: int = 100
+    """Commits of one shard that may lose against other writers in a row before ``Conflict``."""
+
+    def __post_init__(self) -> None:
+        validate_policy(self.chunks_per_shard)
+        if self.index_location not in ("start", "end"):
+            raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
+        if self.chunk_order not in ("C", "morton"):
+            raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
+        if self.strategy != "rewrite":
+            raise InvalidInput(f"strategy {self.strategy!r} is not known: this version has 'rewrite'")
+        if self.metadata_ttl < 0:
+            raise InvalidInput(f"metadata_ttl {self.metadata_ttl} is negative")
+        for name in ("request_bytes", "max_memory", "commit_concurrency", "copy_window_bytes", "commit_attempts"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} has to be at least 1, not {getattr(self, name)}")
+
+    @property
+    def index_codecs(self) -> IndexCodecs:
+        return IndexCodecs("little", self.index_checksum)
+
+    def read_limits(self, kind: str) -> ReadLimits:
+        """Gap and size limits for a kind of storage.
+
+        A gap is worth reading where it costs less than a request: a few microseconds on a local disk, some ten
+        milliseconds, or half a MiB, on an object store.
+        """
+        gap = self.gap_bytes
+        if gap is None:
+            gap = {"memory": 0, "local": 32 * 2**10}.get(kind, 512 * 2**10)
+        return ReadLimits(gap, self.request_bytes)

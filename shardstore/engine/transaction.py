@@ -1,0 +1,103 @@
+"""What a transaction holds back: values by presented key, in memory up to a bound and in a temporary file past it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from shardstore.model.ranges import BytesLike
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """Bytes in the temporary file."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The transaction erased the key."""
+
+
+ERASED = Erased()
+
+
+class Overlay:
+    """The writes of one open transaction, as a layer over what is stored. Used on one event loop only."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._in_memory = 0
+        self._values: dict[str, bytes | Spilled | Erased] = {}
+        self._erased_prefixes: list[str] = []
+        self._file: IO[bytes] | None = None
+
+    def set(self, key: str, data: BytesLike) -> None:
+        self._forget(key)
+        data = bytes(data)
+        if self._in_memory + len(data) <= self._memory_bytes:
+            self._values[key] = data
+            self._in_memory += len(data)
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="shardstore-transaction-")  # noqa: SIM115  # closed with the overlay
+        offset = self._file.seek(0, 2)
+        self._file.write(data)
+        self._values[key] = Spilled(offset, len(data))
+
+    def erase(self, key: str) -> None:
+        self._forget(key)
+        self._values[key] = ERASED
+
+    def erase_prefix(self, prefix: str) -> None:
+        """Everything below ``prefix``, stored or held back, is gone."""
+        for key in [key for key in self._values if key.startswith(prefix)]:
+            self._forget(key)
+        self._erased_prefixes.append(prefix)
+
+    def _forget(self, key: str) -> None:
+        value = self._values.pop(key, None)
+        if isinstance(value, bytes):
+            self._in_memory -= len(value)
+
+    def decides(self, key: str) -> bool:
+        """Whether the transaction says what the key's value is."""
+        return key in self._values or self.erased_below(key)
+
+    def erased_below(self, key: str) -> bool:
+        return any(key.startswith(prefix) for prefix in self._erased_prefixes)
+
+    def get(self, key: str) -> bytes | None:
+        """The value that the transaction gave a key; ``None`` where it erased it."""
+        value = self._values.get(key, ERASED)
+        if isinstance(value, Erased):
+            return None
+        if isinstance(value, bytes):
+            return value
+        assert self._file is not None
+        self._file.seek(value.offset)
+        return self._file.read(value.nbytes)
+
+    def nbytes(self, key: str) -> int | None:
+        value = self._values.get(key, ERASED)
+        if isinstance(value, Erased):
+            return None
+        return len(value) if isinstance(value, bytes) else value.nbytes
+
+    def held(self) -> Iterator[str]:
+        """Keys with a value or an erasure of their own."""
+        return iter(list(self._values))
+
+    @property
+    def erased_prefixes(self) -> list[str]:
+        return list(self._erased_prefixes)
+
+    def close(self) -> None:
+        self._values.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None

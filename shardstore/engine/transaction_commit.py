@@ -1,0 +1,96 @@
+"""Carrying out what a transaction held back."""
+
+from __future__ import annotations
+
+from shardstore.engine.actions import ERASE, SetValue
+from shardstore.engine.documents import Documents, PlannedArray
+from shardstore.engine.erasing import Erasing
+from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
+from shardstore.engine.keys import metadata_path
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.transaction import Overlay
+from shardstore.engine.values import KeyUpdate, Values
+
+
+class OverlayCommit:
+    """One commit of one overlay: erasures, chunks (one commit a shard), metadata."""
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        values: Values,
+        documents: Documents,
+        hierarchy: Hierarchy,
+        erasing: Erasing,
+        options: EngineOptions,
+    ) -> None:
+        self._overlay = overlay
+        self._values = values
+        self._documents = documents
+        self._hierarchy = hierarchy
+        self._erasing = erasing
+        self._options = options
+        self._stored = 0
+
+    async def run(self) -> None:
+        """Raises the first error, with a note that says what was stored before it."""
+        keys = list(self._overlay.held())
+        try:
+            for prefix in self._overlay.erased_prefixes:
+                await self._erasing.erase_prefix(prefix)
+            documents = [key for key in keys if metadata_path(key) is not None]
+            planned = await self._plan(documents)
+            with self._hierarchy.pending(array.node for array in planned.values()):
+                await self._commit_values([key for key in keys if metadata_path(key) is None])
+            for array in planned.values():
+                await self._documents.write_planned(array)
+                self._stored += 1
+            await self._commit_wave([key for key in documents if key not in planned])
+        except Exception as exc:
+            exc.add_note(
+                f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
+                "is discarded"
+            )
+            raise
+
+    async def _plan(self, documents: list[str]) -> dict[str, PlannedArray]:
+        """The arrays that the transaction creates or changes; refuses before any chunk is written what would be refused later."""
+        planned: dict[str, PlannedArray] = {}
+        for key in documents:
+            path, data = metadata_path(key), self._overlay.get(key)
+            if path is None or data is None:
+                continue
+            array = await self._documents.plan_array(path, data)
+            if array is not None:
+                planned[key] = array
+            elif b'"consolidated_metadata"' not in data:  # its arrays are there only once this transaction has written them
+                await self._documents.check(path, data)
+        return planned
+
+    async def _commit_values(self, keys: list[str]) -> None:
+        """Chunks of one shard together, and no more bytes at once than the memory bound."""
+        targets = await self._hierarchy.locate(keys, for_write=True)
+        groups: dict[str, list[str]] = {}
+        for key, target in zip(keys, targets, strict=True):
+            groups.setdefault(target.shard_key if isinstance(target, ChunkTarget) else f"/{key}", []).append(key)
+        wave: list[str] = []
+        held = 0
+        for group in groups.values():
+            nbytes = sum(self._overlay.nbytes(key) or 0 for key in group)
+            if wave and held + nbytes > self._options.max_memory:
+                await self._commit_wave(wave)
+                wave, held = [], 0
+            wave += group
+            held += nbytes
+        await self._commit_wave(wave)
+
+    async def _commit_wave(self, keys: list[str]) -> None:
+        updates: list[KeyUpdate] = []
+        for key in keys:
+            data = self._overlay.get(key)
+            updates.append((key, ERASE if data is None else SetValue(data)))
+        errors = await self._values.update_many(updates)
+        self._stored += errors.count(None)
+        for error in errors:
+            if error is not None:
+                raise error

@@ -1,0 +1,275 @@
+"""Values by presented key: located, then read or written as chunks, documents or objects of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions
+from shardstore.engine.documents import Documents, present
+from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget, Target
+from shardstore.engine.keys import check_key, metadata_path, possible_owners
+from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
+from shardstore.engine.retrying import Conflicts
+from shardstore.engine.writer import Writer
+from shardstore.errors import Conflict, InvalidInput, ShardStoreError
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
+from shardstore.storage.base import Absent, Changed, ConditionFailed, Failed, Found, Read, Storage
+
+_LAYOUT_TRIES = 5
+_PLAIN_AT_ONCE = 64
+
+KeyRequest = tuple[str, ByteRequest]
+KeyUpdate = tuple[str, Action]
+
+
+class Values:
+    """Reads and writes of many keys at once; outcomes are values, so that one key's error is not another's."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        hierarchy: Hierarchy,
+        documents: Documents,
+        reader: Reader,
+        writer: Writer,
+        conflicts: Callable[[], Conflicts],
+    ) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._documents = documents
+        self._reader = reader
+        self._writer = writer
+        self._conflicts = conflicts
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+        """The bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
+        for key, _ in requests:
+            check_key(key)
+        values: list[Value] = [None] * len(requests)
+        pending = list(range(len(requests)))
+        strictly = False
+        for _ in range(_LAYOUT_TRIES):
+            try:
+                targets = await self._hierarchy.locate([requests[i][0] for i in pending], for_write=strictly)
+            except ShardStoreError as exc:
+                for i in pending:
+                    values[i] = exc
+                return values
+            pending, strictly = await self._read(pending, targets, requests, values)
+            if not pending:
+                return values
+        for i in pending:
+            values[i] = Conflict(f"the metadata that decides where {requests[i][0]!r} lies kept changing; try again")
+        return values
+
+    async def _read(
+        self, numbers: Sequence[int], targets: Sequence[Target], requests: Sequence[KeyRequest], values: list[Value]
+    ) -> tuple[list[int], bool]:
+        """Read what was located; the requests that have to be located again, and whether without trusting what is known."""
+        chunks: list[tuple[int, ChunkTarget]] = []
+        plain: list[tuple[int, PlainTarget]] = []
+        documents: list[tuple[int, MetadataTarget]] = []
+        for i, target in zip(numbers, targets, strict=True):
+            match target:
+                case ChunkTarget():
+                    chunks.append((i, target))
+                case PlainTarget():
+                    plain.append((i, target))
+                case MetadataTarget():
+                    documents.append((i, target))
+                case GoneTarget():
+                    values[i] = None
+        again, doubtful, _ = await asyncio.gather(
+            self._read_chunks(chunks, requests, values),
+            self._read_plain(plain, requests, values),
+            self._read_documents(documents, requests, values),
+        )
+        return again + doubtful, bool(doubtful)
+
+    async def _read_chunks(self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
+        if not chunks:
+            return []
+        shards = group_by_shard((n, target, requests[i][1]) for n, (i, target) in enumerate(chunks))
+        try:
+            found = await self._reader.read(shards, len(chunks))
+        except StaleLayout:
+            return [i for i, _ in chunks]
+        for (i, _), value in zip(chunks, found, strict=True):
+            values[i] = value
+        return []
+
+    async def _read_plain(self, plain: list[tuple[int, PlainTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
+        if not plain:
+            return []
+        outcomes = await self._storage.read([Read(t.key, (requests[i][1],)) for i, t in plain])
+        doubtful: list[int] = []
+        for (i, target), outcome in zip(plain, outcomes, strict=True):
+            match outcome:
+                case Found(_, _, (data,)):
+                    values[i] = data
+                    if self._may_be_shard(target.key):
+                        doubtful.append(i)
+                case Failed(error):
+                    values[i] = error
+                case _:
+                    values[i] = None
+        if doubtful:
+            # These look like chunks and no array was known to own them: was one created meanwhile?
+            targets = await self._hierarchy.locate([requests[i][0] for i in doubtful], for_write=True)
+            doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
+        return doubtful
+
+    def _may_be_shard(self, key: str) -> bool:
+        owners = possible_owners(key)
+        known = [(self._hierarchy.known(path), rest) for path, rest in owners]
+        return bool(owners) and not any(node is not None and node.coords_of(rest) is not None for node, rest in known)
+
+    async def _read_documents(
+        self, documents: list[tuple[int, MetadataTarget]], requests: Sequence[KeyRequest], values: list[Value]
+    ) -> None:
+        paths = list(dict.fromkeys(target.path for _, target in documents))
+        found = dict(zip(paths, await asyncio.gather(*(self._document(path) for path in paths)), strict=True))
+        for i, target in documents:
+            value = found[target.path]
+            if isinstance(value, memoryview):
+                inside = resolve(requests[i][1], len(value))
+                value = value[inside.start : inside.end]
+            values[i] = value
+
+    async def _document(self, path: str) -> Value:
+        try:
+            stored = await self._documents.read(path)
+        except ShardStoreError as exc:
+            return exc
+        return None if stored is None else memoryview(present(stored))
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Carry out updates; durable on return. Metadata that is set goes first, metadata that is erased last.
+
+        The order in which programs send a node's keys (``c/…`` sorts before ``zarr.json``) does not matter therefore.
+        """
+        for key, _ in updates:
+            check_key(key)
+        errors: list[Exception | None] = [None] * len(updates)
+        documents, others = self._split(updates)
+        set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
+        for i in sorted(set_first, key=lambda i: self._document_order(updates[i][1])):
+            errors[i] = await self._update_document(updates[i])
+        await self._update_values(others, updates, errors)
+        erased_last = [i for i in documents if isinstance(updates[i][1], EraseValue)]
+        for i in sorted(erased_last, key=lambda i: -updates[i][0].count("/")):
+            errors[i] = await self._update_document(updates[i])
+        return errors
+
+    @staticmethod
+    def _split(updates: Sequence[KeyUpdate]) -> tuple[list[int], list[int]]:
+        documents = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is not None]
+        others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
+        return documents, others
+
+    @staticmethod
+    def _document_order(action: Action) -> bool:
+        # A group's consolidated metadata is translated by what its arrays are: they go first.
+        return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
+
+    async def _update_document(self, update: KeyUpdate) -> Exception | None:
+        key, action = update
+        path = metadata_path(key)
+        assert path is not None
+        try:
+            match action:
+                case SetValue(data):
+                    await self._documents.write(path, data)
+                case SetIfMissing(data):
+                    await self._documents.write(path, data, only_if_absent=True)
+                case EraseValue():
+                    await self._documents.erase(path)
+                case _:
+                    raise InvalidInput(f"the metadata document {key!r} can only be set whole: part of it may lie in another form")
+        except ShardStoreError as exc:
+            return exc
+        return None
+
+    async def _update_values(self, numbers: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
+        pending = numbers
+        for _ in range(_LAYOUT_TRIES):
+            if not pending:
+                return
+            try:
+                targets = await self._hierarchy.locate([updates[i][0] for i in pending], for_write=True)
+            except ShardStoreError as exc:
+                for i in pending:
+                    errors[i] = exc
+                return
+            chunks = [(i, t) for i, t in zip(pending, targets, strict=True) if isinstance(t, ChunkTarget)]
+            plain = [i for i, t in zip(pending, targets, strict=True) if not isinstance(t, ChunkTarget)]
+            outcomes, _ = await asyncio.gather(
+                self._writer.commit([(t, updates[i][1]) for i, t in chunks]), self._update_plain(plain, updates, errors)
+            )
+            pending = []
+            for (i, _), outcome in zip(chunks, outcomes, strict=True):
+                if isinstance(outcome, StaleLayout):
+                    pending.append(i)
+                else:
+                    errors[i] = outcome
+        for i in pending:
+            errors[i] = Conflict(f"the metadata that decides where {updates[i][0]!r} lies kept changing; it was not written")
+
+    async def _update_plain(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
+        by_key: dict[str, list[int]] = {}
+        for i in numbers:
+            by_key.setdefault(updates[i][0], []).append(i)
+        bound = asyncio.Semaphore(_PLAIN_AT_ONCE)
+
+        async def one(key: str, mine: list[int]) -> None:
+            async with bound:
+                error: Exception | None = None
+                try:
+                    await self._update_object(key, [updates[i][1] for i in mine])
+                except ShardStoreError as exc:
+                    error = exc
+                for i in mine:
+                    errors[i] = error
+
+        await asyncio.gather(*(one(key, mine) for key, mine in by_key.items()))
+
+    async def _update_object(self, key: str, actions: list[Action]) -> None:
+        """An object that is stored as it is presented."""
+        if isinstance(actions[-1], SetValue):
+            await self._storage.write(key, [actions[-1].data], len(actions[-1].data), UNCONDITIONAL)
+            return
+        if isinstance(actions[-1], EraseValue):
+            await self._storage.delete(key, UNCONDITIONAL)
+            return
+        capabilities = await self._storage.probe()
+        conflicts = self._conflicts()
+        while True:
+            (outcome,) = await self._storage.read([Read(key, (EVERYTHING,))])
+            old: memoryview | None = None
+            condition: Condition = IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
+            match outcome:
+                case Failed(error):
+                    raise error
+                case Found(generation, _, (data,)):
+                    old = data
+                    condition = IfGeneration(generation) if capabilities.compare_and_swap else UNCONDITIONAL
+                case Absent() | Changed() | _:
+                    pass
+            new = apply_actions(actions, old, key)
+            if new is old:
+                return
+            try:
+                if new is None:
+                    await self._storage.delete(key, UNCONDITIONAL)
+                else:
+                    await self._storage.write(key, [new], len(new), condition)
+            except ConditionFailed as exc:
+                await conflicts.wait(f"object {key!r}", exc)
+                continue
+            return

@@ -1,0 +1,112 @@
+"""A storage that lets a test act at the moment of an operation: another writer between two requests, say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.memory import MemoryStorage
+
+_numbers = itertools.count()
+
+Hook = Callable[[str, str], Awaitable[None]]
+
+
+def fresh_memory() -> MemoryStorage:
+    """A place of its own in the process-wide memory filesystem."""
+    return MemoryStorage(f"/engine-test-{next(_numbers)}")
+
+
+class HookedStorage:
+    """Calls ``before(operation, key)`` ahead of every operation, and notes it in ``seen``."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        self.inner = inner
+        self.seen: list[tuple[str, str]] = []
+        self.before: Hook | None = None
+        self.capabilities_override: Capabilities | None = None
+
+    async def _note(self, operation: str, key: str) -> None:
+        self.seen.append((operation, key))
+        if self.before is not None:
+            await self.before(operation, key)
+
+    def count(self, operation: str, ending: str = "") -> int:
+        return sum(1 for op, key in self.seen if op == operation and key.endswith(ending))
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.capabilities_override or self.inner.capabilities
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        for read in reads:
+            await self._note("read", read.key)
+        return await self.inner.read(reads)
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        await self._note("write", key)
+        return await self.inner.write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        await self._note("compose", key)
+        return await self.inner.compose(key, source, segments, condition)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        await self._note("delete", key)
+        return await self.inner.delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            await self._note("delete", key)
+        await self.inner.delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        await self._note("stat", key)
+        return await self.inner.stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        await self._note("list", prefix)
+        async for found in self.inner.list(prefix):
+            yield found
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        await self._note("list_dir", prefix)
+        return await self.inner.list_dir(prefix)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
+    """The presented document of a uint8 array, raw bytes."""
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": list(shape),
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+            "attributes": {},
+        }
+        | members
+    ).encode()

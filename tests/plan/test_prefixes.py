@@ -1,0 +1,58 @@
+"""Prefixes: the plan finds what a plain filter over all keys finds."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.model.chunks import ChunkCoords
+from shardstore.plan.prefixes import chunks_of, plan_prefix
+
+encodings = st.builds(ChunkKeyEncoding, st.sampled_from(["default", "v2"]), st.sampled_from(["/", "."]))
+
+
+@given(encodings, st.lists(st.tuples(st.integers(1, 13), st.integers(1, 4)), max_size=3), st.data())
+def test_shards_below_the_stored_prefix_hold_every_match(
+    encoding: ChunkKeyEncoding, dims: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    grid, per_shard = tuple(d[0] for d in dims), tuple(d[1] for d in dims)
+    layout = ArrayLayout(grid, (1,) * len(grid), encoding, IndexFormat(per_shard))
+    chunks: list[ChunkCoords] = list(product(*map(range, grid)))
+    key = encoding.encode(data.draw(st.sampled_from(chunks)))
+    prefix = key[: data.draw(st.integers(0, len(key)))] + data.draw(st.sampled_from(["", encoding.separator]))
+    matching = {c for c in chunks if encoding.encode(c).startswith(prefix)}
+    plan = plan_prefix(layout, prefix)
+    full = ShardIndex(np.zeros((*per_shard, 2), dtype=np.uint64))
+    found: set[ChunkCoords] = set()
+    for shard in {layout.grid.shard_of(c) for c in chunks}:
+        if not encoding.encode(shard).startswith(plan.stored_prefix):
+            continue
+        here = chunks_of(layout, shard, full, plan.leading)
+        if plan.covers_whole_shards:
+            assert set(here) == set(chunks_of(layout, shard, full)) <= matching
+        found.update(c for c in here if encoding.encode(c).startswith(prefix))
+    assert found == matching
+
+
+def test_entries_outside_the_array_are_not_listed() -> None:
+    layout = ArrayLayout((5,), (2,), ChunkKeyEncoding(), IndexFormat((4,)))
+    full = ShardIndex(np.zeros((4, 2), dtype=np.uint64))
+    assert chunks_of(layout, (0,), full) == [(0,), (1,), (2,)]
+    assert chunks_of(layout, (1,), full) == []
+    assert chunks_of(layout, (10**18,), full) == []
+
+
+@pytest.mark.parametrize(("per_shard", "whole"), [((1, 2), True), ((2, 2), False)])
+def test_a_row_of_shards_can_be_removed_unread(per_shard: tuple[int, int], whole: bool) -> None:
+    layout = ArrayLayout((8, 8), (1, 1), ChunkKeyEncoding(), IndexFormat(per_shard))
+    assert plan_prefix(layout, "c/5/").covers_whole_shards is whole
+    assert plan_prefix(layout, "c/").covers_whole_shards
+    assert plan_prefix(layout, "").covers_whole_shards
+    assert not plan_prefix(layout, "c/5").covers_whole_shards

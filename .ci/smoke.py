@@ -1,0 +1,29 @@
+"""Run on the installed wheel, away from the checkout: is everything in it, and does it do its job?"""
+
+import importlib.resources
+import sys
+import tempfile
+
+import shardstore
+
+heavy = {"zarr", "s3fs", "gcsfs"} & set(sys.modules)
+assert not heavy, f"importing shardstore imported {heavy}"
+assert "site-packages" in (shardstore.__file__ or ""), f"tested the checkout, not the wheel: {shardstore.__file__}"
+assert importlib.resources.files("shardstore").joinpath("py.typed").is_file(), "py.typed is missing from the wheel"
+
+import numpy as np  # noqa: E402  (after the check above)
+import zarr  # noqa: E402
+
+with tempfile.TemporaryDirectory() as directory:
+    values = np.arange(64 * 64, dtype="u2").reshape(64, 64)
+    store = shardstore.open(directory, chunks_per_shard=(4, 4))
+    array = zarr.create_array(store, name="a", shape=values.shape, chunks=(8, 8), dtype=values.dtype)
+    array[...] = values
+    np.testing.assert_array_equal(array[...], values)
+
+    native = zarr.open_group(directory, mode="r")["a"]
+    assert isinstance(native, zarr.Array)
+    assert native.shards == (32, 32)
+    np.testing.assert_array_equal(native[...], values)
+
+print("smoke test passed:", shardstore.__file__)

@@ -1,0 +1,66 @@
+# Every target sets up what it needs: python3 >= 3.11 is enough to start with.
+#
+#   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
+#   make test              the tests (TESTARGS="-k index -x" passes arguments to pytest)
+#   make check             formatting, lints, types, layer contracts
+#   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
+#   make clean             remove environments, builds and caches
+
+PYTHON   ?= python3
+VENV     ?= .venv
+TESTARGS ?=
+URL      ?=
+DEMOARGS ?=
+
+BIN        := $(VENV)/bin
+PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WHEEL_DIR  := build/wheel
+WHEEL_VENV := build/wheel-venv
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test check wheel-test clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "shardstore needs Python 3.11 or newer; name one with: make PYTHON=python3.x ..." >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+# Stamps are written last, so an installation that was interrupted is done again.
+$(VENV)/.installed-test: pyproject.toml $(VENV)/.created
+	@echo "installing shardstore and what its tests need into $(VENV)"
+	$(PIP) install --editable '.[test]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-test
+	@echo "installing the checkers into $(VENV)"
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed-test
+	$(BIN)/python examples/demo.py $(URL) $(DEMOARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(TESTARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+wheel-test: $(VENV)/.created
+	rm -rf $(WHEEL_DIR) $(WHEEL_VENV)
+	$(PIP) wheel --no-deps --wheel-dir $(WHEEL_DIR) .
+	$(BIN)/python -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install "$$(echo $(WHEEL_DIR)/shardstore-*.whl)[zarr]"
+	cd $(WHEEL_DIR) && "$(CURDIR)/$(WHEEL_VENV)/bin/python" -W error -I "$(CURDIR)/.ci/smoke.py"
+
+clean:
+	rm -rf .venv .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

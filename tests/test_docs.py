@@ -1,0 +1,83 @@
+"""Every Python example of the README and the documentation runs.
+
+The blocks of a page run in order and share their names, in an empty directory. ``s3://bucket`` is a bucket of a local
+server. A block behind ``<!-- skip: reason -->`` is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?P<skip><!-- skip: [^\n]+ -->\n+)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    line: int  # of the page, where the code starts
+    code: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [Block(text.count("\n", 0, match.start("code")) + 1, match["code"]) for match in BLOCK.finditer(text) if match["skip"] is None]
+
+
+PAGES_WITH_CODE = [page for page in PAGES if blocks_of(page)]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty bucket named ``bucket`` where s3fs looks when it is told nothing."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    s3 = fsspec.get_filesystem_class("s3")
+    s3.clear_instance_cache()
+    filesystem = s3()
+    filesystem.mkdir("bucket")
+    yield
+    filesystem.invalidate_cache()
+    filesystem.rm("bucket", recursive=True)  # all servers of a process share their buckets
+    s3.clear_instance_cache()
+    server.stop()
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of(page)
+    if any("s3://" in block.code for block in blocks):
+        request.getfixturevalue("bucket")
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks:
+        # Leading newlines make a traceback show the page's own line numbers.
+        exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
+
+
+def test_pages_name_only_files_that_exist() -> None:
+    """Relative links lead somewhere."""
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [*PAGES, ROOT / "examples/data/README.md"]
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not broken, os.linesep.join(broken)

@@ -17,7 +17,7 @@ from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.reader import Value
-from shardstore.errors import NotFound
+from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 
@@ -245,6 +245,10 @@ class ShardedStore(Store):
             yield name[len(directory) :].rstrip("/")
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnly(f"store was opened in read-only mode and does not support writing: open {self.url} with read_only=False")
 
     async def _ensure_writable(self) -> None:
         self._check_writable()

@@ -108,7 +108,7 @@ class Documents:
                 return False
             stored = await self._translate(path, data, current)
             try:
-                generation = await self._storage.write(metadata_key(path), [stored], len(stored), self._condition(current))
+                generation = await self._storage.write(metadata_key(path), [stored], len(stored), await self._condition(current))
             except ConditionFailed as exc:
                 await conflicts.wait(f"the metadata of {path!r}", exc)
                 continue
@@ -129,7 +129,7 @@ class Documents:
         current = await self.read(path)
         stored = dumps(await self.stored_array(path, document, current))
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
-        return PlannedArray(stored, self._condition(current), node)
+        return PlannedArray(stored, await self._condition(current), node)
 
     async def write_planned(self, planned: PlannedArray) -> None:
         """Store a planned document, if what it was planned from is still there.
@@ -180,7 +180,7 @@ class Documents:
                     f"the metadata of array {path!r} cannot be erased while it has shards: nothing could tell any more what they hold; "
                     "erase its chunks first, or delete the whole node (delete_dir, erase_prefix)"
                 )
-            condition = self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
+            condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
             try:
                 await self._storage.delete(metadata_key(path), condition)
             except ConditionFailed as exc:
@@ -189,8 +189,8 @@ class Documents:
             self._hierarchy.forget(path)
             return
 
-    def _condition(self, current: StoredDocument | None) -> Condition:
-        capabilities = self._storage.capabilities
+    async def _condition(self, current: StoredDocument | None) -> Condition:
+        capabilities = await self._storage.probe()
         if current is None:
             return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
         return IfGeneration(current.generation) if capabilities.compare_and_swap else UNCONDITIONAL

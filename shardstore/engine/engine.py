@@ -22,7 +22,7 @@ from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import check_key, check_prefix, metadata_path
 from shardstore.engine.listing import ListedDir, ListedValue, Listing
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reader import Reader, ShardRead, Value
+from shardstore.engine.reader import Reader, Value
 from shardstore.engine.retrying import Conflicts, Sleep
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
@@ -65,7 +65,7 @@ class Engine:
         committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, conflicts)
         self._writer = Writer(committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, conflicts)
-        self._listing = Listing(self.storage, self.hierarchy, self._documents, self._reader)
+        self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
         self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(self.get_many)
         self._updates: TickBatch[KeyUpdate, None] = TickBatch(self.update_many)
@@ -141,14 +141,7 @@ class Engine:
         check_key(key)
         if self._overlay is not None and self._overlay.decides(key):
             return self._overlay.nbytes(key)
-        if metadata_path(key) is not None:
-            return await self._listing.size(key)
-        (target,) = await self.hierarchy.locate([key], for_write=False)
-        if not isinstance(target, ChunkTarget):
-            found = await self.storage.stat(key)
-            return None if found is None else found.nbytes
-        shard = ShardRead(target.node, target.layout, target.layout.grid.shard_of(target.coords), target.shard_key)
-        return await self._listing.chunk_size(shard, target.slot)
+        return await self._values.size(key)
 
     # -- listing ---------------------------------------------------------------------------------------------------
 

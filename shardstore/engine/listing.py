@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from shardstore.engine.documents import Documents, present
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
@@ -47,10 +46,9 @@ class ArrayPrefix:
 class Listing:
     """Lists one store as presented."""
 
-    def __init__(self, storage: Storage, hierarchy: Hierarchy, documents: Documents, reader: Reader) -> None:
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, reader: Reader) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
-        self._documents = documents
         self._reader = reader
 
     async def array_prefix(self, prefix: str) -> ArrayPrefix | None:
@@ -141,8 +139,7 @@ class Listing:
                 return list(zip(shards, await self._reader.load_indices(shards), strict=True))
             except StaleLayout:
                 nodes = await self._hierarchy.load({s.node.path for s in shards})
-                current = [(s, nodes[s.node.path]) for s in shards]
-                shards = [ShardRead(n, n.layout, s.coords, s.key) for s, n in current if n is not None and n.layout is not None]
+                shards = [again for s in shards if (again := _laid_out_by(nodes[s.node.path], s)) is not None]
         raise Conflict("the metadata of an array kept changing while it was being listed; try again")
 
     def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> list[ListedValue]:
@@ -205,22 +202,13 @@ class Listing:
             prefixes.update((f"{prefix}{i}/", None) for i in range(first, min(first + per_shard, extent)))
         return ListedDir(tuple(o.key for o in listed.objects), (*prefixes, *others))
 
-    async def chunk_size(self, shard: ShardRead, slot: int) -> int | None:
-        """The encoded size of one chunk, as the shard's index has it now."""
-        index = (await self._current_indices([shard]))[0][1]
-        if isinstance(index, ShardStoreError):
-            raise index
-        if index is None:
-            return None
-        where = index.index.location(slot, index.object_nbytes)
-        return None if where is None else where.nbytes
 
-    async def size(self, key: str) -> int | None:
-        """The size of a metadata document as presented."""
-        path = metadata_path(key)
-        assert path is not None
-        stored = await self._documents.read(path)
-        return None if stored is None else len(present(stored))
+def _laid_out_by(node: Node | None, shard: ShardRead) -> ShardRead | None:
+    """The same object as a shard of the array as it is now, or ``None`` where it is none."""
+    if node is None or node.layout is None:
+        return None
+    coords = node.coords_of(shard.key[len(join(node.path, "")) :])
+    return None if coords is None else ShardRead(node, node.layout, coords, shard.key)
 
 
 def _common(a: str, b: str) -> str:

@@ -85,6 +85,22 @@ class Reader:
         outcomes = await self._read_with_metadata(shards, [Read(s.key, (s.layout.index_format.request(),)) for s in shards])
         return [self.decode_index(shard, outcome) for shard, outcome in zip(shards, outcomes, strict=True)]
 
+    async def chunk_nbytes(self, shard: ShardRead) -> int | None:
+        """The encoded size of the one chunk that is wanted of a shard, as its index has it now; ``None``: there is none.
+
+        Raises:
+            StaleLayout: the array turned out to be laid out otherwise.
+        """
+        (index,) = await self.load_indices([shard])
+        if isinstance(index, ShardStoreError):
+            await self._confirm_layouts([shard])
+            raise index
+        ((_, slot, _),) = shard.wanted
+        where = None if index is None else self._where(shard, index, slot)
+        if isinstance(where, ShardStoreError):
+            raise where
+        return None if where is None else where.nbytes
+
     def decode_index(self, shard: ShardRead, outcome: ReadOutcome) -> CachedIndex | ShardStoreError | None:
         """The index that a read of it gave; remembered."""
         match outcome:

@@ -147,6 +147,31 @@ class Values:
             return exc
         return None if stored is None else memoryview(present(stored))
 
+    async def size(self, key: str) -> int | None:
+        """The size of a value, which is not read unless it is a document; ``None`` where there is none.
+
+        Raises:
+            Corruption: the index of the chunk's shard is damaged, or its entry.
+        """
+        for _ in range(_LAYOUT_TRIES):
+            (target,) = await self._hierarchy.locate([key], for_write=False)
+            match target:
+                case GoneTarget():
+                    return None
+                case MetadataTarget(_, path):
+                    stored = await self._documents.read(path)
+                    return None if stored is None else len(present(stored))
+                case PlainTarget():
+                    found = await self._storage.stat(key)
+                    return None if found is None else found.nbytes
+                case ChunkTarget():
+                    (shard,) = group_by_shard([(0, target, EVERYTHING)])
+                    try:
+                        return await self._reader.chunk_nbytes(shard)
+                    except StaleLayout:
+                        continue
+        raise Conflict(f"the metadata that decides where {key!r} lies kept changing; try again")
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:

@@ -61,7 +61,7 @@ def _decide(policy: ShardingPolicy, info: ArrayInfo) -> ChunksPerShard:
 
 
 def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
-    if not isinstance(decided, tuple | list) or not all(isinstance(n, int) and n >= 1 for n in decided):
+    if not isinstance(decided, tuple | list) or not all(_is_count(n) for n in decided):
         raise InvalidInput(f"chunks_per_shard {decided!r} for array {info.path!r} is not a tuple of positive integers, 'auto' or None")
     if len(decided) != len(info.shape):
         raise InvalidInput(
@@ -71,6 +71,10 @@ def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
     if prod(decided) > MAX_SLOTS:
         raise InvalidInput(f"chunks_per_shard {tuple(decided)} for array {info.path!r} puts more than {MAX_SLOTS} chunks into a shard")
     return tuple(decided)
+
+
+def _is_count(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 1
 
 
 def validate_policy(policy: object) -> None:
@@ -87,7 +91,7 @@ def validate_policy(policy: object) -> None:
         return
     if policy is None or policy == "auto" or callable(policy):
         return
-    if isinstance(policy, tuple | list) and all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in policy):
+    if isinstance(policy, tuple | list) and all(_is_count(n) for n in policy):
         return
     raise InvalidInput(f"chunks_per_shard {policy!r} is neither 'auto', None, a tuple of positive integers, a mapping nor a function")
 

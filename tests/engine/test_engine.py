@@ -13,6 +13,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, Patch, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
@@ -238,7 +239,7 @@ def test_one_callers_mistake_is_not_anothers() -> None:
         assert results[:3] == [None, None, None]
         assert isinstance(results[3], InvalidInput)
         assert [await get(other, f"a/c/{i}") for i in range(4)] == [b"0", None, b"2", b"3"]
-        again = [("a/c/1", SetValue(b"1")), ("a/c/1", Patch(5, b"x")), *((f"a/c/{i}", SetValue(b"9")) for i in (0, 2, 3))]
+        again: list[KeyUpdate] = [("a/c/1", SetValue(b"1")), ("a/c/1", Patch(5, b"x")), *((f"a/c/{i}", SetValue(b"9")) for i in (0, 2, 3))]
         both = await mine.update_many(again)
         assert [type(error) for error in both] == [InvalidInput, InvalidInput, type(None), type(None), type(None)]
         assert [await get(other, f"a/c/{i}") for i in range(4)] == [b"9", None, b"9", b"9"]

@@ -1,0 +1,177 @@
+"""The protocol that every kind of underlying storage implements.
+
+Keys are relative to the storage's root: non-empty segments joined by ``/``, no leading or trailing ``/``. All methods
+are coroutines that run on fsspec's IO loop. Implementations translate their library's exceptions at this edge, ``from
+exc``: ``AccessDenied`` for refused access, ``StorageError`` for the rest. What is absent is a value, not an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from shardstore.errors import ShardStoreError
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.storage.capabilities import Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ranges of one object, all of one version; with a ``generation``, of that version only."""
+
+    key: str
+    ranges: tuple[ByteRequest, ...]
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was read: one buffer a range, clipped to the object, which is ``nbytes`` long."""
+
+    generation: Generation
+    nbytes: int
+    buffers: tuple[memoryview, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """There is no object at the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The object is not, or was not during the whole read, the version that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The read failed; others of the same batch may have succeeded."""
+
+    error: ShardStoreError
+
+
+ReadOutcome = Found | Absent | Changed | Failed
+
+ABSENT = Absent()
+CHANGED = Changed()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object as a listing or ``stat`` shows it; ``generation`` where that costs nothing more."""
+
+    key: str
+    nbytes: int
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DirListing:
+    """The direct children below a prefix: objects by full key, and names of deeper levels by full prefix ending in ``/``."""
+
+    objects: tuple[ObjectInfo, ...]
+    prefixes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``nbytes`` bytes from ``offset`` of the version that is being replaced."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """Bytes that this write brings."""
+
+    data: BytesLike
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+Segment = Copy | New
+
+
+class ConditionFailed(ShardStoreError):
+    """The condition of a write or delete did not hold; nothing was changed. The engine plans again on this."""
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """One root in one kind of storage.
+
+    Reads return what some completed write stored, whole; a write is visible to every later read once it returned.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the root is, as a user would write it; without credentials."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``memory``, ``local``, ``s3``, …"""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is known of the abilities of this storage; of a server nothing is claimed before ``probe``."""
+        ...
+
+    async def probe(self) -> Capabilities:
+        """Find out, once an endpoint and process, what a server honours; called before the first write."""
+        ...
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """One round: every range of every read, concurrently within the storage's own bound; outcomes in order.
+
+        All ranges of one ``Read`` come from one version or the outcome is ``Changed``. A range that starts at or
+        after the end gives an empty buffer. A suffix longer than the object gives all of it.
+        """
+        ...
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        """Store the pieces of ``body``, ``nbytes`` in all, as one object, and return its version.
+
+        Durable and visible when this returns, never partly. Raises ``ConditionFailed`` where the condition did not
+        hold, ``WriteOutcomeUnknown`` where the answer was lost and reading back could not settle it. An error, or a
+        body that ends early, leaves the old object.
+        """
+        ...
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        """Replace the object by ``segments``, its copies taken from version ``source`` of the same key.
+
+        Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone.
+        """
+        ...
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        """Remove the object; ``False`` where there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
+        ...
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove the objects unconditionally, in as few requests as the kind offers; absent ones are no error."""
+        ...
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        """Size and generation of one object, or ``None``."""
+        ...
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Every object whose key starts with the string ``prefix`` (which need not end at a ``/``), in key order
+        within what one request returns. Past any listing cache. Temporary and lock files are not objects."""
+        ...
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        """The direct children of ``prefix``, which is ``""`` or ends with ``/``. Past any listing cache."""
+        ...
+
+    async def close(self) -> None:
+        """Release descriptors and threads. What was acknowledged stays."""
+        ...

@@ -1,0 +1,102 @@
+"""The pieces of a body: their count is checked, and they are regrouped without holding more than one group."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from shardstore.errors import InvalidInput
+from shardstore.model.ranges import BytesLike
+
+Body = Sequence[BytesLike] | AsyncIterator[BytesLike]
+
+
+def byte_view(piece: BytesLike) -> memoryview:
+    """``piece`` as a flat view whose length is its number of bytes; not copied where it is contiguous."""
+    view = memoryview(piece)
+    if view.ndim == 1 and view.format == "B":
+        return view
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def wrong_length(key: str, nbytes: int, given: int) -> InvalidInput:
+    """The error of a body that is not ``nbytes`` long."""
+    return InvalidInput(f"the body of {key!r} was announced as {nbytes} bytes but has {given}: nothing was stored")
+
+
+def checked_views(body: Sequence[BytesLike], nbytes: int, key: str) -> list[memoryview]:
+    """The pieces of ``body``. Raises ``InvalidInput`` where they are not ``nbytes`` in all."""
+    views = [byte_view(piece) for piece in body]
+    given = sum(len(view) for view in views)
+    if given != nbytes:
+        raise wrong_length(key, nbytes, given)
+    return views
+
+
+async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIterator[list[memoryview]]:
+    """The pieces of ``body`` in lists of at least ``group_bytes`` (the last one excepted).
+
+    A piece is used up before the next one is asked for, so a producer may reuse its buffer: what has to wait is copied.
+    Raises ``InvalidInput`` as soon as it is clear that the body is not ``nbytes`` long.
+    """
+    if isinstance(body, Sequence):
+        views = checked_views(body, nbytes, key)
+        start = held = 0
+        for stop, view in enumerate(views, 1):
+            held += len(view)
+            if held >= group_bytes:
+                yield views[start:stop]
+                start, held = stop, 0
+        if start < len(views):
+            yield views[start:]
+        return
+    given = 0
+    waiting = bytearray()
+    async for piece in body:
+        view = byte_view(piece)
+        given += len(view)
+        if given > nbytes:
+            raise wrong_length(key, nbytes, given)
+        if len(waiting) + len(view) < group_bytes:
+            waiting += view
+            continue
+        yield [memoryview(waiting), view] if waiting else [view]
+        waiting = bytearray()
+    if given != nbytes:
+        raise wrong_length(key, nbytes, given)
+    if waiting:
+        yield [memoryview(waiting)]
+
+
+async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIterator[bytes]:
+    """The bytes of ``body`` in pieces of exactly ``part_bytes``, the last one excepted."""
+    part = bytearray()
+    async for group in groups(body, nbytes, part_bytes, key):
+        for view in group:
+            taken = 0
+            while taken < len(view):
+                piece = view[taken : taken + part_bytes - len(part)]
+                part += piece
+                taken += len(piece)
+                if len(part) == part_bytes:
+                    yield bytes(part)
+                    part = bytearray()
+    if part:
+        yield bytes(part)
+
+
+async def joined(body: Body, nbytes: int, key: str) -> bytes:
+    """The whole body as one object that nobody else can change; not copied where it is a single ``bytes``."""
+    if isinstance(body, Sequence):
+        if len(body) == 1 and isinstance(body[0], bytes):
+            if len(body[0]) != nbytes:
+                raise wrong_length(key, nbytes, len(body[0]))
+            return body[0]
+        return b"".join(checked_views(body, nbytes, key))
+    whole = bytearray()
+    async for piece in body:
+        whole += byte_view(piece)
+        if len(whole) > nbytes:
+            raise wrong_length(key, nbytes, len(whole))
+    if len(whole) != nbytes:
+        raise wrong_length(key, nbytes, len(whole))
+    return bytes(whole)

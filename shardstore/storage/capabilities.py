@@ -1,0 +1,28 @@
+"""What a kind of storage can do, as positive flags: absent means no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Positive flags; a kind sets one only where the conformance suite in ``shardstore.testing`` passes for it."""
+
+    pinned_reads: bool = False
+    """``read`` with a generation never returns bytes of another version."""
+    create_if_absent: bool = False
+    """``write`` honours ``IfAbsent`` atomically."""
+    compare_and_swap: bool = False
+    """``write`` honours ``IfGeneration`` atomically."""
+    conditional_delete: bool = False
+    """``delete`` honours ``IfGeneration`` atomically."""
+    compose: bool = False
+    """``compose`` copies ranges of the old version without sending them through this process's requests."""
+    durable: bool = False
+    """A write that returned survives the loss of power."""
+
+    @property
+    def atomic_commits(self) -> bool:
+        """Whether writers that share an object cannot lose each other's updates."""
+        return self.pinned_reads and self.create_if_absent and self.compare_and_swap

@@ -1,0 +1,221 @@
+"""Objects in fsspec's process-wide memory filesystem, the one behind ``memory://``.
+
+Readers and writers that use fsspec directly see the same objects. A generation is a token stamped on the file object
+that fsspec stores; whoever replaces that object, or changes its length, makes a new generation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+from collections.abc import AsyncIterator, Sequence
+
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from shardstore.errors import InvalidInput, StorageError
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.ranges import BytesLike, resolve
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    ConditionFailed,
+    Copy,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+)
+from shardstore.storage.body import byte_view, joined
+from shardstore.storage.capabilities import Capabilities
+
+_STAMP = "_shardstore_stamp"
+
+# Held for dictionary operations only, never across an await: with it, "check, then replace" is one step.
+_lock = threading.Lock()
+# Tokens must differ between processes too, since a generation may travel in a pickle.
+_process_token = secrets.token_hex(6)
+_serial = itertools.count(1)
+
+
+def _renew_after_fork() -> None:
+    global _lock, _process_token
+    _lock = threading.Lock()
+    _process_token = secrets.token_hex(6)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+def _generation(file: MemoryFile, nbytes: int) -> Generation:
+    """The version of ``file``; call with the lock held. A foreign object gets its token at first sight."""
+    stamp: tuple[Generation, int] | None = getattr(file, _STAMP, None)
+    if stamp is None or stamp[1] != nbytes:
+        stamp = (Generation(f"{_process_token}-{next(_serial)}-{nbytes}"), nbytes)
+        setattr(file, _STAMP, stamp)
+    return stamp[0]
+
+
+class MemoryStorage:
+    """Objects below ``path`` of ``memory://``. Every operation is atomic; nothing survives the process.
+
+    A foreign change in place that keeps the length is not seen as a new generation.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self.path: str = MemoryFileSystem._strip_protocol(path)
+        self._fs = MemoryFileSystem()
+        self._files: dict[str, MemoryFile] = MemoryFileSystem.store
+
+    def __reduce__(self) -> tuple[type[MemoryStorage], tuple[str]]:
+        return type(self), (self.path,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MemoryStorage) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash((MemoryStorage, self.path))
+
+    def __repr__(self) -> str:
+        return f"MemoryStorage({self.path!r})"
+
+    @property
+    def url(self) -> str:
+        return f"memory:/{self.path}" if self.path else "memory://"
+
+    @property
+    def kind(self) -> str:
+        return "memory"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(pinned_reads=True, create_if_absent=True, compare_and_swap=True, conditional_delete=True, compose=True)
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+    def _snapshot(self, key: str) -> tuple[Generation, bytes] | None:
+        """One version and its bytes, which are immutable: ``getvalue`` shares them, and a later foreign write in place unshares."""
+        with _lock:
+            file = self._files.get(f"{self.path}/{key}")
+            if file is None:
+                return None
+            data = file.getvalue()
+            return _generation(file, len(data)), data
+
+    def _read_one(self, read: Read) -> ReadOutcome:
+        found = self._snapshot(read.key)
+        if found is None:
+            return ABSENT
+        generation, data = found
+        if read.generation is not None and read.generation != generation:
+            return CHANGED
+        view = memoryview(data)
+        ranges = [resolve(request, len(data)) for request in read.ranges]
+        return Found(generation, len(data), tuple(view[r.start : r.end] for r in ranges))
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        outcomes: list[ReadOutcome] = []
+        for read in reads:
+            try:
+                outcomes.append(self._read_one(read))
+            except (MemoryError, ValueError) as exc:  # a foreign file object that was closed
+                error = StorageError(f"{read.key!r} in {self.url} cannot be read: {exc}")
+                error.__cause__ = exc
+                outcomes.append(Failed(error))
+        return outcomes
+
+    def _check(self, key: str, condition: Condition) -> None:
+        """Raise ``ConditionFailed`` where ``condition`` does not hold; call with the lock held."""
+        file = self._files.get(f"{self.path}/{key}")
+        if isinstance(condition, IfAbsent) and file is not None:
+            raise ConditionFailed(f"{key!r} exists in {self.url}")
+        if isinstance(condition, IfGeneration) and (file is None or _generation(file, len(file.getvalue())) != condition.generation):
+            raise ConditionFailed(f"{key!r} in {self.url} is not the version that was asked for")
+
+    def _replace(self, key: str, data: bytes, condition: Condition) -> Generation:
+        path = f"{self.path}/{key}"
+        file = MemoryFile(self._fs, path, data)
+        with _lock:
+            self._check(key, condition)
+            generation = _generation(file, len(data))
+            self._files[path] = file
+            # fsspec keeps empty directories that someone made in a list; a name in both would be a directory to it.
+            while path in MemoryFileSystem.pseudo_dirs:
+                MemoryFileSystem.pseudo_dirs.remove(path)
+        return generation
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        if not key:
+            raise InvalidInput("an object needs a key that is not empty")
+        return self._replace(key, await joined(body, nbytes, key), condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        found = self._snapshot(key)
+        if found is None or found[0] != source:
+            raise ConditionFailed(f"{key!r} in {self.url} is not the version to copy from")
+        old = memoryview(found[1])
+        pieces: list[memoryview] = []
+        for segment in segments:
+            if isinstance(segment, Copy):
+                if segment.offset + segment.nbytes > len(old):
+                    raise InvalidInput(
+                        f"bytes [{segment.offset}, {segment.offset + segment.nbytes}) of {key!r} cannot be copied: it has {len(old)}"
+                    )
+                pieces.append(old[segment.offset : segment.offset + segment.nbytes])
+            else:
+                pieces.append(byte_view(segment.data))
+        return self._replace(key, b"".join(pieces), condition)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        if isinstance(condition, IfAbsent):
+            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        with _lock:
+            if f"{self.path}/{key}" not in self._files:
+                return False
+            self._check(key, condition)
+            del self._files[f"{self.path}/{key}"]
+        return True
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        with _lock:
+            for key in keys:
+                self._files.pop(f"{self.path}/{key}", None)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        found = self._snapshot(key)
+        return None if found is None else ObjectInfo(key, len(found[1]), found[0])
+
+    def _keys(self, prefix: str) -> list[str]:
+        start = f"{self.path}/{prefix}"
+        cut = len(self.path) + 1
+        return sorted(path[cut:] for path in tuple(self._files) if path.startswith(start) and len(path) > cut)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        for key in self._keys(prefix):
+            info = await self.stat(key)
+            if info is not None:
+                yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        if prefix and not prefix.endswith("/"):
+            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        objects: list[ObjectInfo] = []
+        prefixes: dict[str, None] = {}
+        for key in self._keys(prefix):
+            name, slash, _ = key[len(prefix) :].partition("/")
+            if slash:
+                prefixes[prefix + name + slash] = None
+            elif name:
+                info = await self.stat(key)
+                if info is not None:
+                    objects.append(info)
+        return DirListing(tuple(objects), tuple(prefixes))
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,240 @@
+"""Storing one S3 object: a single PUT, or a multipart upload for large ones, and what to do when the answer is lost.
+
+A proxy, or the client's own retry, can send a conditional PUT a second time after the server carried out the first; it then
+fails against its own success. So every write carries an id in the object's user metadata, and after any refusal or lost
+answer a HEAD tells whose object is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import uuid
+from collections.abc import Mapping
+from typing import IO, Any
+
+from shardstore.errors import StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.storage.base import ConditionFailed
+from shardstore.storage.body import Body, groups, joined, parts
+from shardstore.storage.s3_client import WRITE_ID, RequestFailed, S3Client, generation_of, translated
+from shardstore.storage.s3_probe import facts_of, probe_multipart
+
+logger = logging.getLogger(__name__)
+
+_MIN_PART_BYTES = 16 << 20
+_MAX_PARTS = 10_000
+_PARTS_AT_ONCE = 4  # an upload holds this many parts, and the one that is being filled, in memory
+_MAX_PUT_BYTES = 5 << 30
+
+# A refusal of the condition: 412; 409 where another conditional write was under way; 404 where the object to match is gone.
+_CONDITION_STATUS = (404, 409, 412)
+_RETRYABLE_STATUS = (408, 429)
+
+
+def part_bytes_for(nbytes: int) -> int:
+    """The size of parts: at most 10,000 of them, whole MiB."""
+    return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
+
+
+class _Write:
+    """One write of one object: its id, its condition, and the judgement of its failures."""
+
+    def __init__(self, client: S3Client, key: str, condition: Condition) -> None:
+        self.client = client
+        self.key = key
+        self.condition = condition
+        self.write_id = uuid.uuid4().hex
+        self._quoting_tried = False
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        theirs: Mapping[str, str] = self.client.fs.s3_additional_kwargs.get("Metadata") or {}
+        return {**theirs, WRITE_ID: self.write_id}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        match self.condition:
+            case IfAbsent():
+                return {"IfNoneMatch": "*"}
+            case IfGeneration(generation):
+                return {"IfMatch": facts_of(self.client).if_match(generation)}
+            case Unconditional():
+                return {}
+
+    async def stored(self, response: Mapping[str, Any]) -> Generation:
+        """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed."""
+        if response.get("ETag"):
+            return generation_of(response, self.key)
+        head = await self.client.head(self.key)
+        if head is not None and head.write_id == self.write_id:
+            return head.generation
+        return Generation(f'"replaced-{self.write_id}"')  # stored, and replaced by another writer since: matches nothing any more
+
+    async def judge(self, exc: RequestFailed) -> Generation | None:
+        """The version that was stored in spite of ``exc``; ``None``: try again, with the condition worded differently.
+
+        Raises:
+            ConditionFailed: the condition does not hold, and the object is not ours. (Where ours was stored, its answer lost, the
+                request sent again, *and* another writer has replaced the object since, that looks the same.)
+            StorageError: refused; nothing was stored.
+            WriteOutcomeUnknown: it may have been stored.
+        """
+        conditional = not isinstance(self.condition, Unconditional)
+        refused = conditional and exc.status in _CONDITION_STATUS and exc.code not in ("NoSuchBucket", "NoSuchUpload")
+        lost = exc.status is None or not 400 <= exc.status < 500 or exc.status in _RETRYABLE_STATUS or exc.code == "NoSuchUpload"
+        if not refused and not lost:
+            raise exc
+        try:
+            head = await self.client.head(self.key)
+        except StorageError as head_error:
+            raise WriteOutcomeUnknown(
+                f"the answer to writing {self.key!r} to {self.client.url} was lost, and it cannot be looked up: {head_error}. "
+                "Read it, and write it again where that is needed"
+            ) from exc
+        if head is not None and head.write_id == self.write_id:
+            logger.info("the write of %r was stored although its answer was: %s", self.key, exc)
+            return head.generation
+        if not refused:
+            raise WriteOutcomeUnknown(
+                f"the answer to writing {self.key!r} to {self.client.url} was lost, and what is there now is not this write: "
+                f"it may still be carried out, or have been replaced. {exc}"
+            ) from exc
+        if isinstance(self.condition, IfGeneration) and head is not None and head.generation == self.condition.generation:
+            if exc.status == 412 and not self._quoting_tried:
+                self._quoting_tried = True
+                facts = facts_of(self.client)
+                facts.etag_unquoted = not facts.etag_unquoted
+                return None
+            if exc.status == 412:
+                raise StorageError(f"{self.client.endpoint} refuses to match the ETag that it gave for {self.key!r}") from exc
+        raise ConditionFailed(f"{self.key!r} in {self.client.url} is not what the write's condition asks for") from exc
+
+
+async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a body that fits into memory by one request."""
+    data = await joined(body, nbytes, key)
+    write = _Write(client, key, condition)
+    while True:
+        try:
+            response = await client.call("put_object", "writing", key, Body=data, Metadata=write.metadata, **write.headers)
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+        else:
+            return await write.stored(response)
+
+
+async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a large body in bounded memory: in parts; through a local file where parts cannot be made conditional."""
+    if not isinstance(condition, Unconditional):
+        facts = facts_of(client)
+        if facts.multipart_conditions is None:
+            facts.multipart_conditions = await probe_multipart(client)
+        if not facts.multipart_conditions:
+            return await _put_spooled(client, key, body, nbytes, condition)
+    return await _put_parts(client, key, body, nbytes, condition)
+
+
+async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    write = _Write(client, key, condition)
+    created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
+    upload_id: str = created["UploadId"]
+    # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
+    try:
+        etags = await _upload_parts(client, key, upload_id, body, nbytes)
+        return await _complete(write, upload_id, etags)
+    except BaseException:
+        await asyncio.shield(asyncio.ensure_future(_abort(client, key, upload_id)))
+        raise
+
+
+async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, nbytes: int) -> dict[int, str]:
+    """Upload the parts; the ETag of each, by number."""
+    etags: dict[int, str] = {}
+    free = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+    async def upload(number: int, part: bytes) -> None:
+        try:
+            response = await client.call("upload_part", "writing a part of", key, UploadId=upload_id, PartNumber=number, Body=part)
+            etags[number] = response["ETag"]
+        finally:
+            free.release()
+
+    try:
+        async with asyncio.TaskGroup() as uploads:
+            number = 0
+            async for part in parts(body, nbytes, part_bytes_for(nbytes), key):
+                number += 1
+                await free.acquire()
+                uploads.create_task(upload(number, part))
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None  # the first; the others are consequences
+    return etags
+
+
+async def _complete(write: _Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
+    listed = {"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]}
+    while True:
+        try:
+            response = await write.client.call(
+                "complete_multipart_upload", "completing", write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
+            )
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+        else:
+            return await write.stored(response)
+
+
+async def _abort(client: S3Client, key: str, upload_id: str) -> None:
+    try:
+        await client.call("abort_multipart_upload", "aborting the upload of", key, UploadId=upload_id)
+    except StorageError as exc:
+        if getattr(exc, "code", "") != "NoSuchUpload":
+            logger.warning("an unfinished multipart upload of %r stays in %s: %s", key, client.url, exc)
+
+
+async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """One conditional PUT from a temporary local file, for servers that ignore conditions on multipart uploads."""
+    if nbytes > _MAX_PUT_BYTES:
+        raise Unsupported(
+            f"{client.endpoint} ignores conditions on multipart uploads, and {key!r} ({nbytes} bytes) is too large for a single PUT: "
+            "use smaller shards there"
+        )
+    write = _Write(client, key, condition)
+    with tempfile.TemporaryFile() as file:
+        async for group in groups(body, nbytes, 1 << 20, key):
+            await asyncio.to_thread(file.writelines, group)
+        while True:
+            file.seek(0)
+            try:
+                response = await _put_file(write, file, nbytes)
+            except RequestFailed as exc:
+                if (stored := await write.judge(exc)) is not None:
+                    return stored
+            else:
+                return await write.stored(response)
+
+
+async def _put_file(write: _Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
+    """Past s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own rewind it."""
+    client = write.client
+    async with client.bound.slot():
+        try:
+            await client.fs.set_session()
+            method = (await client.fs.get_s3(client.bucket)).put_object
+            parameters = client.fs._get_s3_method_kwargs(
+                method,
+                Bucket=client.bucket,
+                Key=client.full_key(write.key),
+                Body=file,
+                ContentLength=nbytes,
+                Metadata=write.metadata,
+                **write.headers,
+            )
+            response: dict[str, Any] = await method(**parameters)
+        except Exception as exc:
+            raise translated(exc, "writing", repr(write.key), client.bucket) from exc
+    return response

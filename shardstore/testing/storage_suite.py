@@ -1,0 +1,486 @@
+"""What every kind of underlying storage must do, as a class for pytest.
+
+Inherit from ``StorageSuite`` in a class whose name starts with ``Test``, and give it a fixture ``storage`` that returns an
+empty storage. What a storage does not claim in its capabilities is skipped; nothing is to be overridden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import fsspec.asyn
+import pytest
+
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
+from shardstore.storage.base import (
+    Absent,
+    Changed,
+    ConditionFailed,
+    Copy,
+    Failed,
+    Found,
+    New,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+    Storage,
+)
+
+T = TypeVar("T")
+
+DATA = bytes(range(256)) * 4
+MADE_UP = Generation('"0123456789abcdef0123456789abcdef"')
+
+
+def on_io_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of ``coroutine``, run on fsspec's IO loop, where every storage runs."""
+    return asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop()).result(120)
+
+
+class SyncStorage:
+    """The methods of a storage, for tests that are no coroutines."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def put(self, key: str, data: BytesLike, condition: Condition = UNCONDITIONAL) -> Generation:
+        return on_io_loop(self.storage.write(key, [data], len(data), condition))
+
+    def write(
+        self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition = UNCONDITIONAL
+    ) -> Generation:
+        return on_io_loop(self.storage.write(key, body, nbytes, condition))
+
+    def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        return on_io_loop(self.storage.compose(key, source, segments, condition))
+
+    def read_many(self, *reads: Read) -> list[ReadOutcome]:
+        return on_io_loop(self.storage.read(reads))
+
+    def read(self, key: str, *ranges: ByteRequest, generation: Generation | None = None) -> ReadOutcome:
+        (outcome,) = self.read_many(Read(key, ranges, generation))
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    def get(self, key: str) -> bytes | None:
+        outcome = self.read(key, EVERYTHING)
+        if isinstance(outcome, Absent):
+            return None
+        assert isinstance(outcome, Found), outcome
+        return bytes(outcome.buffers[0])
+
+    def delete(self, key: str, condition: Condition = UNCONDITIONAL) -> bool:
+        return on_io_loop(self.storage.delete(key, condition))
+
+    def delete_many(self, *keys: str) -> None:
+        on_io_loop(self.storage.delete_many(keys))
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        return on_io_loop(self.storage.stat(key))
+
+    def infos(self, prefix: str = "") -> list[ObjectInfo]:
+        async def collect() -> list[ObjectInfo]:
+            return [info async for info in self.storage.list(prefix)]
+
+        return on_io_loop(collect())
+
+    def keys(self, prefix: str = "") -> list[str]:
+        return [info.key for info in self.infos(prefix)]
+
+    def children(self, prefix: str = "") -> tuple[list[str], list[str]]:
+        listing = on_io_loop(self.storage.list_dir(prefix))
+        return [info.key for info in listing.objects], list(listing.prefixes)
+
+
+def values(found: Found) -> list[bytes]:
+    """What was read, to be compared."""
+    return [bytes(buffer) for buffer in found.buffers]
+
+
+async def pieces(*given: BytesLike) -> AsyncIterator[BytesLike]:
+    """A body that is made while it is written."""
+    for piece in given:
+        await asyncio.sleep(0)
+        yield piece
+
+
+def _claimed(storage: Storage, capability: str) -> None:
+    if not getattr(on_io_loop(storage.probe()), capability):
+        pytest.skip(f"{storage.kind} does not claim {capability}")
+
+
+class StorageSuite:
+    """The contract of ``shardstore.storage.base.Storage``."""
+
+    @pytest.fixture
+    def s(self, storage: Storage) -> SyncStorage:
+        return SyncStorage(storage)
+
+    # -- the storage itself --------------------------------------------------------------------------------------------
+
+    def test_it_is_a_storage(self, storage: Storage) -> None:
+        assert isinstance(storage, Storage)
+        assert "://" in storage.url
+        assert storage.kind
+        assert on_io_loop(storage.probe()) == storage.capabilities
+
+    def test_closing_keeps_what_was_written(self, s: SyncStorage) -> None:
+        s.put("a", b"1")
+        on_io_loop(s.storage.close())
+        assert s.get("a") == b"1"
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def test_absent(self, s: SyncStorage) -> None:
+        s.put("a/b", b"1")
+        assert s.read("nothing", EVERYTHING) == Absent()
+        assert s.read("a", EVERYTHING) == Absent()
+        assert s.read("a/b/c", EVERYTHING) == Absent()
+        assert s.read("nothing") == Absent()
+        assert s.read("nothing", ByteRange(3, 3), ByteSuffix(0)) == Absent()
+        assert s.read("nothing", EVERYTHING, generation=MADE_UP) in (Absent(), Changed())
+        assert s.stat("nothing") is None
+        assert s.stat("a") is None
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            ByteRange(0, 1),
+            ByteRange(10, 200),
+            ByteRange(1000, 5000),
+            ByteRange(1023, 1024),
+            ByteRange(1024, 1025),
+            ByteRange(2000, 3000),
+            ByteRange(7, 7),
+            ByteRange(5000, 5000),
+            ByteOffset(0),
+            ByteOffset(1000),
+            ByteOffset(1024),
+            ByteOffset(5000),
+            ByteSuffix(0),
+            ByteSuffix(16),
+            ByteSuffix(1024),
+            ByteSuffix(4096),
+        ],
+        ids=repr,
+    )
+    def test_one_range(self, s: SyncStorage, request_: ByteRequest) -> None:
+        for data in (DATA, b""):
+            generation = s.put("a/b", data)
+            wanted = resolve(request_, len(data))
+            for pinned in (None, generation):
+                outcome = s.read("a/b", request_, generation=pinned)
+                assert isinstance(outcome, Found)
+                assert (outcome.generation, outcome.nbytes) == (generation, len(data))
+                assert values(outcome) == [data[wanted.start : wanted.end]]
+
+    def test_many_ranges_of_many_objects_in_order(self, s: SyncStorage) -> None:
+        for i in range(40):
+            s.put(f"n/{i}", DATA[i:])
+        ranges = (ByteSuffix(4), ByteRange(0, 0), ByteRange(2, 5), EVERYTHING, ByteOffset(9999))
+        outcomes = s.read_many(*(Read(f"n/{i}", ranges) for i in range(-1, 40)))
+        assert outcomes[0] == Absent()
+        for i, outcome in enumerate(outcomes[1:]):
+            data = DATA[i:]
+            assert isinstance(outcome, Found)
+            assert values(outcome) == [data[-4:], b"", data[2:5], data, b""]
+
+    def test_no_ranges_tell_version_and_size(self, s: SyncStorage) -> None:
+        generation = s.put("a", DATA)
+        assert s.read("a") == Found(generation, len(DATA), ())
+        assert s.read_many() == []
+
+    def test_pinned_reads(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "pinned_reads")
+        old = s.put("a", b"old!")
+        new = s.put("a", b"new!")
+        assert old != new
+        for ranges in ((), (EVERYTHING,), (ByteRange(1, 2), ByteSuffix(1)), (ByteRange(0, 0),), (ByteOffset(100),)):
+            assert s.read("a", *ranges, generation=old) == Changed()
+            assert isinstance(s.read("a", *ranges, generation=new), Found)
+        s.delete("a")
+        assert s.read("a", EVERYTHING, generation=new) in (Absent(), Changed())
+
+    def test_same_length_replacements_differ(self, s: SyncStorage) -> None:
+        seen = {s.put("a", b"%04d" % i) for i in range(50)}
+        assert len(seen) == 50
+
+    def test_buffers_outlive_the_object(self, s: SyncStorage) -> None:
+        s.put("a", DATA)
+        outcome = s.read("a", EVERYTHING, ByteRange(3, 9))
+        s.put("a", b"x" * len(DATA))
+        s.delete("a")
+        assert isinstance(outcome, Found)
+        assert values(outcome) == [DATA, DATA[3:9]]
+        assert all(buffer.readonly for buffer in outcome.buffers)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def test_bodies_of_every_sort(self, s: SyncStorage) -> None:
+        view = memoryview(bytearray(DATA))
+        s.write("list", [DATA[:5], bytearray(DATA[5:9]), view[9:]], len(DATA))
+        s.write("iterator", pieces(DATA[:5], b"", bytearray(DATA[5:9]), view[9:]), len(DATA))
+        s.write("nothing", [], 0)
+        s.write("nothing at all", pieces(), 0)
+        assert [s.get(key) for key in ("list", "iterator", "nothing", "nothing at all")] == [DATA, DATA, b"", b""]
+
+    def test_what_is_written_is_a_copy(self, s: SyncStorage) -> None:
+        mine = bytearray(b"before")
+        s.put("a", mine)
+        mine[:] = b"after!"
+        assert s.get("a") == b"before"
+
+        async def reusing() -> AsyncIterator[BytesLike]:
+            for piece in (b"one", b"two"):
+                mine[:3] = piece
+                yield memoryview(mine)[:3]
+
+        s.write("b", reusing(), 6)
+        assert s.get("b") == b"onetwo"
+
+    @pytest.mark.parametrize("nbytes", [0, 2, 4])
+    def test_a_body_of_another_length_leaves_the_old_object(self, s: SyncStorage, nbytes: int) -> None:
+        generation = s.put("a", b"old")
+        for body in ([b"n", b"ew"], pieces(b"n", b"ew")):
+            with pytest.raises(InvalidInput):
+                s.write("a", body, nbytes)
+            with pytest.raises(InvalidInput):
+                s.write("new", [b"abc"], nbytes)
+        assert s.infos() == [ObjectInfo("a", 3, generation)]
+
+    def test_a_body_that_breaks_leaves_the_old_object(self, s: SyncStorage) -> None:
+        class Broken(Exception):
+            pass
+
+        async def breaking() -> AsyncIterator[BytesLike]:
+            yield b"n"
+            raise Broken
+
+        s.put("a", b"old")
+        for key in ("a", "new"):
+            with pytest.raises(Broken):
+                s.write(key, breaking(), 3)
+        assert s.get("a") == b"old"
+        assert s.keys() == ["a"]
+
+    @pytest.mark.parametrize("key", ["with space", "ünïcødé/键", "c/0/0", ".zarray", "a+b&c=d%20?#", "x" * 200, "dots.../..a"])
+    def test_keys(self, s: SyncStorage, key: str) -> None:
+        generation = s.put(key, b"1")
+        assert s.get(key) == b"1"
+        assert s.infos() == [ObjectInfo(key, 1, generation)]
+        assert s.infos(key) == [ObjectInfo(key, 1, generation)]
+        assert s.delete(key)
+        assert s.keys() == []
+
+    # -- conditions ----------------------------------------------------------------------------------------------------
+
+    def test_create_if_absent(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "create_if_absent")
+        first = s.put("a/b", b"1", IF_ABSENT)
+        for body in ([b"2"], pieces(b"2")):
+            with pytest.raises(ConditionFailed):
+                s.write("a/b", body, 1, IF_ABSENT)
+        assert s.infos() == [ObjectInfo("a/b", 1, first)]
+        assert s.get("a/b") == b"1"
+        assert s.delete("a/b")
+        s.put("a/b", b"3", IF_ABSENT)
+
+    def test_compare_and_swap(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "compare_and_swap")
+        with pytest.raises(ConditionFailed):
+            s.put("a", b"0", IfGeneration(MADE_UP))
+        assert s.keys() == []
+        first = s.put("a", b"1")
+        second = s.put("a", b"2", IfGeneration(first))
+        with pytest.raises(ConditionFailed):
+            s.put("a", b"3", IfGeneration(first))
+        third = s.write("a", pieces(b"4"), 1, IfGeneration(second))
+        assert s.infos() == [ObjectInfo("a", 1, third)]
+        s.delete("a")
+        with pytest.raises(ConditionFailed):
+            s.put("a", b"5", IfGeneration(third))
+        assert s.get("a") is None
+
+    def test_racing_creates_have_one_winner(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "create_if_absent")
+
+        async def race(key: str) -> list[int]:
+            async def create(i: int) -> bool:
+                try:
+                    await s.storage.write(key, [b"%d" % i], len(b"%d" % i), IF_ABSENT)
+                except ConditionFailed:
+                    return False
+                return True
+
+            won = await asyncio.gather(*(create(i) for i in range(16)))
+            return [i for i, mine in enumerate(won) if mine]
+
+        for key in ("a", "b/c"):
+            (winner,) = on_io_loop(race(key))
+            assert s.get(key) == b"%d" % winner
+
+    def test_racing_swaps_lose_nothing(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "compare_and_swap")
+        s.put("n", b"0")
+
+        async def increment() -> None:
+            while True:
+                (found,) = await s.storage.read([Read("n", (EVERYTHING,))])
+                if not isinstance(found, Found):
+                    assert isinstance(found, Changed), found
+                    continue
+                new = b"%d" % (int(bytes(found.buffers[0])) + 1)
+                try:
+                    await s.storage.write("n", [new], len(new), IfGeneration(found.generation))
+                except ConditionFailed:
+                    continue
+                return
+
+        async def race() -> None:
+            await asyncio.gather(*(increment() for _ in range(16)))
+
+        on_io_loop(race())
+        assert s.get("n") == b"16"
+
+    def test_readers_see_whole_versions_while_it_is_replaced(self, s: SyncStorage) -> None:
+        s.put("a", b"0" * 4096)
+
+        async def write() -> None:
+            for i in range(20):
+                await s.storage.write("a", [b"%d" % (i % 10) * 4096], 4096, UNCONDITIONAL)
+
+        async def read(writer: asyncio.Task[None]) -> None:
+            while not writer.done():
+                (found,) = await s.storage.read([Read("a", (ByteRange(0, 8), ByteSuffix(8)))])
+                if isinstance(found, Found):
+                    assert bytes(found.buffers[0]) == bytes(found.buffers[1])
+                else:
+                    assert isinstance(found, Changed), found
+
+        async def race() -> None:
+            writer = asyncio.ensure_future(write())
+            await asyncio.gather(*(read(writer) for _ in range(3)))
+            await writer
+
+        on_io_loop(race())
+
+    # -- composing -----------------------------------------------------------------------------------------------------
+
+    def test_compose(self, s: SyncStorage) -> None:
+        old = s.put("a", DATA)
+        segments: list[Segment] = [New(b"<"), Copy(10, 20), Copy(0, 0), New(b""), Copy(1000, 24), New(memoryview(b">"))]
+        if not on_io_loop(s.storage.probe()).compose:
+            with pytest.raises(Unsupported):
+                s.compose("a", old, segments, IfGeneration(old))
+            assert s.get("a") == DATA
+            return
+        new = s.compose("a", old, segments, IfGeneration(old))
+        assert s.get("a") == b"<" + DATA[10:30] + DATA[1000:] + b">"
+        assert s.infos() == [ObjectInfo("a", 46, new)]
+        for source, key in ((old, "a"), (new, "nothing")):
+            with pytest.raises(ConditionFailed):
+                s.compose(key, source, segments, UNCONDITIONAL)
+        with pytest.raises(ConditionFailed):
+            s.compose("a", new, [Copy(0, 1)], IfGeneration(old))
+        with pytest.raises(InvalidInput):
+            s.compose("a", new, [Copy(40, 7)], UNCONDITIONAL)
+        assert s.infos() == [ObjectInfo("a", 46, new)]
+        s.compose("a", new, [], UNCONDITIONAL)
+        assert s.get("a") == b""
+
+    # -- deleting ------------------------------------------------------------------------------------------------------
+
+    def test_delete(self, s: SyncStorage) -> None:
+        s.put("a/b", b"1")
+        assert s.delete("a") is False
+        assert s.delete("a/b/c") is False
+        assert s.delete("a/b") is True
+        assert s.delete("a/b") is False
+        assert s.get("a/b") is None
+        assert (s.keys(), s.children()) == ([], ([], []))
+        with pytest.raises(InvalidInput):
+            s.delete("a/b", IF_ABSENT)
+
+    def test_conditional_delete(self, s: SyncStorage) -> None:
+        old = s.put("a", b"1")
+        new = s.put("a", b"2")
+        with pytest.raises(ConditionFailed):
+            s.delete("a", IfGeneration(old))
+        assert s.get("a") == b"2"
+        assert s.delete("a", IfGeneration(new)) is True
+        assert s.delete("a", IfGeneration(new)) is False
+
+    def test_racing_deletes_have_one_winner(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "conditional_delete")
+
+        async def race(generation: Generation) -> int:
+            async def swap(i: int) -> bool:
+                try:
+                    await s.storage.write("a", [b"new"], 3, IfGeneration(generation))
+                except ConditionFailed:
+                    return False
+                return True
+
+            async def delete(i: int) -> bool:
+                try:
+                    return await s.storage.delete("a", IfGeneration(generation))
+                except ConditionFailed:
+                    return False
+
+            return sum(await asyncio.gather(*((swap if i % 2 else delete)(i) for i in range(8))))
+
+        for _ in range(5):
+            assert on_io_loop(race(s.put("a", b"old"))) >= 1
+            assert s.get("a") in (b"new", None)
+
+    def test_delete_many(self, s: SyncStorage) -> None:
+        keys = [f"d/{i % 7}/{i}" for i in range(30)]
+        for key in [*keys, "d2"]:
+            s.put(key, b"1")
+        s.delete_many()
+        s.delete_many(*keys[:20], "absent", "d/absent/x")
+        assert s.keys() == sorted([*keys[20:], "d2"])
+        s.delete_many(*keys)
+        assert s.keys() == ["d2"]
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def test_stat(self, s: SyncStorage) -> None:
+        generation = s.put("a", DATA)
+        assert s.stat("a") == ObjectInfo("a", len(DATA), generation)
+        assert s.stat("a/b") is None
+
+    def test_list_by_any_prefix_in_key_order(self, s: SyncStorage) -> None:
+        keys = ["ct/c/0/0", "ct/c/0/1", "ct/c.x", "ct/zarr.json", "ct2/zarr.json", "b", "c", "zarr.json", "ct-3"]
+        for key in keys:
+            s.put(key, b"1")
+        for prefix in ("", "c", "ct", "ct/", "ct/c", "ct/c/", "ct/c/0/1", "ct2", "b", "nothing", "nothing/", "b/", "ct/c/0/1/"):
+            assert s.keys(prefix) == sorted(key for key in keys if key.startswith(prefix)), prefix
+
+    def test_list_dir(self, s: SyncStorage) -> None:
+        for key in ("zarr.json", "ct/zarr.json", "ct/c/0", "ct/c/1", "ct2/c/0", "a b"):
+            s.put(key, b"12")
+        assert s.children() == (["a b", "zarr.json"], ["ct/", "ct2/"])
+        assert s.children("ct/") == (["ct/zarr.json"], ["ct/c/"])
+        assert s.children("ct/c/") == (["ct/c/0", "ct/c/1"], [])
+        assert s.children("nothing/") == ([], [])
+        assert s.children("zarr.json/") == ([], [])
+        with pytest.raises(InvalidInput):
+            s.children("ct")
+
+    def test_a_long_listing(self, s: SyncStorage) -> None:
+        keys = sorted(f"l/{i % 3}/{i}" for i in range(1100))
+
+        async def write_all() -> None:
+            await asyncio.gather(*(s.storage.write(key, [], 0, UNCONDITIONAL) for key in keys))
+
+        on_io_loop(write_all())
+        assert s.keys("l/") == keys
+        s.delete_many(*keys)
+        assert s.keys() == []

@@ -1,0 +1,36 @@
+"""Fixtures that several directories of tests need."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# s3fs and moto must never find somebody's real account.
+os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true")
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a server that speaks S3 and honours conditional PUTs, in a thread of this process."""
+    from moto.server import ThreadedMotoServer  # slow to import
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str) -> tuple[str, dict[str, Any]]:
+    """``(url, storage_options)`` of a place in a fresh bucket."""
+    import s3fs
+
+    options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": s3_endpoint}
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket=bucket)
+    return f"s3://{bucket}/root", options

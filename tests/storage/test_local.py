@@ -1,0 +1,389 @@
+"""The local storage: what it leaves on the disk, and what happens between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import fsspec.asyn
+import pytest
+
+from shardstore.errors import AccessDenied, InvalidInput, StorageError
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
+from shardstore.model.ranges import EVERYTHING, BytesLike
+from shardstore.storage import local_files
+from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Copy, Failed, Found, New, Read
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_locks import lock_path, locked
+from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "root", fsync=False)
+
+
+@pytest.fixture
+def s(storage: LocalStorage) -> SyncStorage:
+    return SyncStorage(storage)
+
+
+class TestLocalStorage(StorageSuite):
+    pass
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+
+
+# -- what is on the disk -----------------------------------------------------------------------------------------------
+
+
+def test_only_objects_are_left(storage: LocalStorage, s: SyncStorage, tmp_path: Path) -> None:
+    first = s.put("a/b/c", b"1", IF_ABSENT)
+    s.write("a/b/c", pieces(b"2"), 1)
+    for condition in (IF_ABSENT, IfGeneration(first)):
+        with pytest.raises(ConditionFailed):
+            s.put("a/b/c", b"3", condition)
+    assert files_below(tmp_path / "root") == ["a", "a/b", "a/b/c"]
+    assert (tmp_path / "root/a/b/c").read_bytes() == b"2"
+    s.put("a/x", b"1")
+    s.delete("a/b/c")
+    assert files_below(tmp_path / "root") == ["a", "a/x"]
+    s.delete("a/x")
+    assert files_below(tmp_path) == ["root"]
+
+
+def test_hidden_files_of_ours_are_no_objects(storage: LocalStorage, s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a", b"1")
+    for name in (".a.shardstore-lock", ".a.x-1.y.shardstore-tmp"):
+        (tmp_path / "root" / name).write_bytes(b"")
+        assert s.read(name, EVERYTHING) == ABSENT
+        assert s.stat(name) is None
+        assert s.delete(name) is False
+        with pytest.raises(InvalidInput):
+            s.put(name, b"1")
+    assert s.keys() == ["a"]
+    assert s.children() == (["a"], [])
+
+
+@pytest.mark.parametrize("key", ["../a", "a/../b", "/a", "a//b", "./a", "a/", "a\0b"])
+def test_keys_cannot_leave_the_root(s: SyncStorage, tmp_path: Path, key: str) -> None:
+    (tmp_path / "a").write_bytes(b"outside")
+    with pytest.raises(InvalidInput):
+        s.put(key, b"1")
+    assert s.read(key, EVERYTHING) == ABSENT
+    assert s.delete(key) is False
+    assert s.keys("../") == []
+    assert s.children("../") == ([], [])
+    assert (tmp_path / "a").read_bytes() == b"outside"
+
+
+def test_durable_writes_sync_file_and_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recording(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    s = SyncStorage(LocalStorage(tmp_path))
+    assert s.storage.capabilities.durable
+    s.put("a/b/c", b"1")
+    assert synced[0].endswith(".shardstore-tmp")
+    assert set(synced[1:]) == {str(tmp_path), f"{tmp_path}/a", f"{tmp_path}/a/b"}
+    synced.clear()
+    s.put("a/b/c", b"1")
+    assert synced[1:] == [f"{tmp_path}/a/b"]
+    synced.clear()
+    SyncStorage(LocalStorage(tmp_path, fsync=False)).put("a/b/c", b"1")
+    assert synced == []
+
+
+def test_links_are_followed_and_loops_are_not(s: SyncStorage, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/x").write_bytes(b"there")
+    s.put("d/a", b"1")
+    root = tmp_path / "root"
+    (root / "d/link").symlink_to(tmp_path / "elsewhere")
+    (root / "d/loop").symlink_to(root / "d")
+    (root / "d/nowhere").symlink_to(root / "absent")
+    assert s.get("d/link/x") == b"there"
+    assert s.keys("d/link/x") == ["d/link/x"]
+    assert len(s.keys()) < 10
+    assert s.get("d/nowhere") is None
+
+
+def test_what_is_no_file_is_no_object(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a/b", b"1")
+    os.mkfifo(tmp_path / "root/pipe")
+    assert s.get("pipe") is None
+    assert s.keys() == ["a/b"]
+    for condition in (UNCONDITIONAL, IF_ABSENT):
+        with pytest.raises(StorageError, match="directory"):
+            s.put("a", b"1", condition)
+    with pytest.raises(StorageError, match="above it is an object"):
+        s.put("a/b/c", b"1")
+    assert files_below(tmp_path / "root") == ["a", "a/b", "pipe"]
+
+
+def test_long_names(s: SyncStorage) -> None:
+    s.put("n" * 255, b"1", IF_ABSENT)
+    assert s.keys() == ["n" * 255]
+    assert s.get("n" * 256) is None
+    assert s.stat("n" * 256) is None
+    with pytest.raises(InvalidInput, match="longer"):
+        s.put("n" * 256, b"1")
+    s.put("é" * 127, b"1")
+
+
+def test_denied_access(s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    s.put("a", b"1")
+
+    def denied(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "somewhere")
+
+    monkeypatch.setattr(os, "open", denied)
+    (outcome,) = s.read_many(Read("a", (EVERYTHING,)))
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, AccessDenied)
+    with pytest.raises(AccessDenied, match="'a'"):
+        s.put("a", b"2")
+
+
+def test_a_full_disk_leaves_the_old_object(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = s.put("a", b"old")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageError, match="No space left"):
+        s.put("a", b"new")
+    with pytest.raises(StorageError, match="No space left"):
+        s.write("b", pieces(b"new"), 3)
+    assert s.stat("a") == s.infos()[0]
+    assert s.infos()[0].generation == old
+    assert files_below(tmp_path / "root") == ["a"]
+
+
+def test_a_cancelled_write_leaves_nothing(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a", b"old")
+
+    async def never_ending(started: asyncio.Event) -> AsyncIterator[BytesLike]:
+        yield b"x" * (2 << 20)
+        started.set()
+        await asyncio.sleep(60)
+
+    async def cancel() -> None:
+        started = asyncio.Event()
+        task = asyncio.ensure_future(s.storage.write("a", never_ending(started), 3 << 20, UNCONDITIONAL))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    on_io_loop(cancel())
+    assert s.get("a") == b"old"
+    assert files_below(tmp_path / "root") == ["a"]
+
+
+def test_sweep_removes_what_dead_writers_left(storage: LocalStorage, s: SyncStorage, tmp_path: Path) -> None:
+    s.put("d/a", b"1")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    alive = local_files._temp_name("a")
+    dead = alive.replace(f"-{os.getpid()}.", f"-{process.pid}.")
+    elsewhere = ".a.000000-1.abc.shardstore-tmp"
+    foreign = ".a.shardstore-tmp"
+    for name in (alive, dead, elsewhere, foreign):
+        (tmp_path / "root/d" / name).write_bytes(b"")
+    assert on_io_loop(storage.sweep()) == 0  # too young
+    old = time.time() - 7200
+    for name in (alive, dead, elsewhere, foreign):
+        os.utime(tmp_path / "root/d" / name, (old, old))
+    assert on_io_loop(storage.sweep()) == 2
+    assert files_below(tmp_path / "root") == sorted(["d", "d/a", f"d/{alive}", f"d/{foreign}"])
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def test_changes_in_place_by_others(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = s.put("a", b"old")
+    path = tmp_path / "root/a"
+    path.write_bytes(b"new")
+    assert s.read("a", EVERYTHING, generation=generation) == Changed()
+    with pytest.raises(ConditionFailed):
+        s.put("a", b"x", IfGeneration(generation))
+
+    pread = os.pread
+
+    def changing(fd: int, nbytes: int, offset: int) -> bytes:
+        data = pread(fd, nbytes, offset)
+        path.write_bytes(b"%d" % time.time_ns())
+        return data
+
+    monkeypatch.setattr(os, "pread", changing)
+    assert s.read("a", EVERYTHING) == Changed()
+
+
+def test_an_open_file_that_is_replaced_is_still_one_version(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s.put("a", b"old")
+    (tmp_path / "new").write_bytes(b"newer")
+    pread = os.pread
+
+    def replacing(fd: int, nbytes: int, offset: int) -> bytes:
+        if (tmp_path / "new").exists():
+            os.replace(tmp_path / "new", tmp_path / "root/a")
+        return pread(fd, nbytes, offset)
+
+    monkeypatch.setattr(os, "pread", replacing)
+    outcome = s.read("a", EVERYTHING)
+    assert isinstance(outcome, Found)
+    assert bytes(outcome.buffers[0]) == b"old"
+
+
+@pytest.mark.parametrize("error", [errno.EXDEV, errno.ENOSYS, None])
+def test_compose_without_copy_file_range(s: SyncStorage, monkeypatch: pytest.MonkeyPatch, error: int | None) -> None:
+    data = bytes(range(256)) * 20000
+    old = s.put("a", data)
+    if error is None:
+        monkeypatch.delattr(os, "copy_file_range")
+    else:
+
+        def unable(*_: object) -> int:
+            raise OSError(error, "unable")
+
+        monkeypatch.setattr(os, "copy_file_range", unable)
+    s.compose("a", old, [Copy(5, 3_000_000), New(b"!")], IfGeneration(old))
+    assert s.get("a") == data[5:3_000_005] + b"!"
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_excludes_threads_and_leaves_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    count = 0
+
+    def work() -> None:
+        nonlocal count
+        for _ in range(50):
+            with locked(path):
+                seen = count
+                time.sleep(0)
+                count = seen + 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert count == 400
+    assert files_below(tmp_path) == []
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_holder_blocks_nobody(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a", b"1")
+    path = str(tmp_path / "root/a")
+    code = (
+        "import sys, time\n"
+        "from shardstore.storage.local_locks import locked\n"
+        "with locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    holder = start(code, path)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    writing = asyncio.run_coroutine_threadsafe(s.storage.write("a", [b"2"], 1, UNCONDITIONAL), fsspec.asyn.get_loop())
+    time.sleep(0.2)
+    assert not writing.done()
+    assert s.get("a") == b"1"  # reads wait for no lock
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    writing.result(30)
+    assert s.get("a") == b"2"
+    assert not os.path.exists(lock_path(path))
+
+
+def increment_often(root: str, times: int) -> None:
+    s = SyncStorage(LocalStorage(root, fsync=False))
+    for _ in range(times):
+        while True:
+            found = s.read("d/n", EVERYTHING)
+            try:
+                if isinstance(found, Absent):
+                    s.put("d/n", b"1", IF_ABSENT)
+                elif isinstance(found, Found):
+                    s.put("d/n", b"%d" % (int(bytes(found.buffers[0])) + 1), IfGeneration(found.generation))
+                else:
+                    continue
+            except ConditionFailed:
+                continue
+            break
+
+
+def create_and_delete_often(root: str, times: int) -> None:
+    s = SyncStorage(LocalStorage(root, fsync=False))
+    for i in range(times):
+        s.put(f"p/q/{os.getpid()}-{i}", b"1")
+        s.delete(f"p/q/{os.getpid()}-{i}")
+
+
+@pytest.mark.parametrize(("work", "left"), [(increment_often, ["d", "d/n"]), (create_and_delete_often, [])])
+def test_processes_race(s: SyncStorage, tmp_path: Path, work: Callable[[str, int], None], left: list[str]) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=work, args=(str(root), 40)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert files_below(root) == left
+    if left:
+        assert s.get("d/n") == b"160"
+
+
+def test_after_a_fork_there_are_new_threads(s: SyncStorage) -> None:
+    s.put("a", b"1")
+    code = (
+        "import os, sys, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "from shardstore.storage.local import LocalStorage\n"
+        "from shardstore.testing.storage_suite import SyncStorage\n"
+        "s = SyncStorage(LocalStorage(sys.argv[1]))\n"
+        "s.put('a', b'2')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n    s.put('a', s.get('a') + b'3')\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+    )
+    assert isinstance(s.storage, LocalStorage)
+    subprocess.run([sys.executable, "-c", code, s.storage.root], check=True, timeout=60)
+    assert s.get("a") == b"23"
+
+
+def test_pickles_and_equality(storage: LocalStorage, s: SyncStorage) -> None:
+    s.put("a", b"1")
+    copy = pickle.loads(pickle.dumps(storage))
+    assert copy == storage
+    assert hash(copy) == hash(storage)
+    assert SyncStorage(copy).get("a") == b"1"
+    assert LocalStorage(storage.root, fsync=True) != storage

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.config import config
-from zarr.registry import get_pipeline_class, register_pipeline
+from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
@@ -79,8 +80,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _previous() -> type[CodecPipeline]:
-    with config.set({"codec_pipeline.path": _previous_path}):
-        return get_pipeline_class()
+    """The class that was configured before; looked up by name, since the configuration is not this thread's alone."""
+    module, _, name = _previous_path.rpartition(".")
+    pipeline: type[CodecPipeline] = getattr(import_module(module), name)
+    return pipeline
 
 
 class ShardedCodecPipeline(CodecPipeline):

@@ -15,6 +15,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunks_of, plan_prefix
 from shardstore.storage.base import ObjectInfo, Storage
 
+_INDICES_AT_FIRST = 16  # whoever only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
 _LAYOUT_TRIES = 5
 
@@ -81,6 +82,7 @@ class Listing:
             else:
                 stored_prefix = prefix[: len(prefix) - len(within.rest)] + _common(plan.stored_prefix, within.rest)
         shards: list[ShardRead] = []
+        at_once = _INDICES_AT_FIRST
         async for found in self._storage.list(stored_prefix):
             shard = await self._as_shard(found)
             if shard is None:
@@ -88,10 +90,11 @@ class Listing:
                     yield ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
                 continue
             shards.append(shard)
-            if len(shards) >= _INDICES_AT_ONCE:
+            if len(shards) >= at_once:
                 for value in await self._expand(shards, prefix, leading):
                     yield value
                 shards = []
+                at_once = min(4 * at_once, _INDICES_AT_ONCE)
         for value in await self._expand(shards, prefix, leading):
             yield value
 

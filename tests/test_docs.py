@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
+
+import shardstore
+from shardstore.engine.options import EngineOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,3 +84,11 @@ def test_pages_name_only_files_that_exist() -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken, os.linesep.join(broken)
+
+
+def test_every_public_name_and_option_is_on_its_page() -> None:
+    reference = (ROOT / "docs/reference.md").read_text()
+    options = (ROOT / "docs/guide/options.md").read_text()
+    assert [name for name in shardstore.__all__ if name not in reference] == []
+    wanted = [*(field.name for field in fields(EngineOptions)), "read_only", "storage_options", "fsync", "pipeline", "stored", "present"]
+    assert [name for name in wanted if f"| `{name}` |" not in options] == []

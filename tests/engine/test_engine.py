@@ -281,6 +281,20 @@ def test_a_recreated_array_with_another_shard_shape_is_written_in_the_new_one() 
     play(scenario)
 
 
+def test_the_layout_is_confirmed_after_a_conflict_where_no_checksum_would_tell() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"0", c1=b"1")
+        bigger = Engine(storage.inner, EngineOptions(chunks_per_shard=(8,), index_checksum=False))
+        await bigger.erase_prefix("a/")
+        await bigger.update(("a/zarr.json", SetValue(document((16,), (1,)))))
+        await put(bigger, c4=b"four", c5=b"five")
+        # The last four entries of the new index would pass for an index of the old shape.
+        await put(mine, c1=b"one")
+        assert [await get(bigger, f"a/c/{i}") for i in (0, 1, 4, 5)] == [None, b"one", b"four", b"five"]
+
+    play(scenario, index_checksum=False)
+
+
 def test_a_deleted_array_is_not_written_to_as_loose_objects() -> None:
     async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
         await put(mine, c0=b"0")

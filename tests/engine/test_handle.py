@@ -1,0 +1,62 @@
+"""What a face carries with it: engines are shared by target and options, and made anew at the other end of a pickle."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from shardstore import InvalidInput, ShardingTransformer, Unsupported
+from shardstore.adapters.handle import Handle
+from shardstore.storage.wrap_trace import TraceStorage
+from tests.engine.hooked import document, fresh_memory
+
+
+def test_a_pickle_carries_the_arrays_but_not_the_trust_in_them() -> None:
+    mine = ShardingTransformer(TraceStorage(fresh_memory()), chunks_per_shard=(4,), metadata_ttl=1000.0)
+    mine.set("a/zarr.json", document((16,), (1,)))
+    mine.set("a/c/0", b"0")
+    theirs = pickle.loads(pickle.dumps(mine))
+    trace = theirs._handle.recipe.target
+    trace.reset()
+    assert theirs.get("a/c/0") == b"0"
+    # Known from the pickle, and checked beside the index: one round for both, then the chunk.
+    assert sorted(event.key for event in trace.events) == ["a/c/0", "a/c/0", "a/zarr.json"]
+    assert trace.summary().rounds == 2
+    again = pickle.loads(pickle.dumps(mine))
+    trace = again._handle.recipe.target
+    trace.reset()
+    again.set("a/c/1", b"1")
+    assert [event.key for event in trace.events if event.op == "read"].count("a/zarr.json") == 1
+
+
+def test_engines_are_shared_by_target_and_options() -> None:
+    url = f"memory:/{fresh_memory().path}"
+    one, two = Handle.make(url, None, {"metadata_ttl": 5.0}), Handle.make(url, None, {"metadata_ttl": 5.0})
+    assert one.engine is two.engine
+    assert one == two
+    assert hash(one) == hash(two)
+    other = Handle.make(url, None, {"metadata_ttl": 6.0})
+    assert other.engine is not one.engine
+    assert other != one
+    assert pickle.loads(pickle.dumps(one)).engine is one.engine
+
+
+@pytest.mark.parametrize(
+    ("option", "error", "message"),
+    [
+        ({"chunk_per_shard": (2,)}, InvalidInput, "option 'chunk_per_shard' is not known; there are chunk_order"),
+        ({"stored": "transformer"}, Unsupported, "only 'codec'"),
+        ({"present": "v2"}, Unsupported, "only 'v3'"),
+        ({"strategy": "append"}, InvalidInput, "this version has 'rewrite'"),
+        ({"index_location": "middle"}, InvalidInput, "neither 'start' nor 'end'"),
+        ({"chunk_order": "hilbert"}, InvalidInput, "neither 'C' nor 'morton'"),
+        ({"metadata_ttl": -1}, InvalidInput, "negative"),
+        ({"max_memory": 0}, InvalidInput, "at least 1"),
+        ({"chunks_per_shard": (2, 0)}, InvalidInput, "chunks_per_shard"),
+    ],
+)
+def test_options_that_cannot_be_right(option: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ShardingTransformer(fresh_memory(), **option)

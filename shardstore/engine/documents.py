@@ -232,6 +232,8 @@ class Documents:
             return presented
         index_format = IndexFormat(wanted, self._options.index_codecs, self._options.index_location)
         stored = shard_document(presented, index_format)
+        if present_array(stored) != presented:
+            return presented  # a document that is not sound: it passes through, and nothing is made of it
         plain = parse_plain(presented)
         assert isinstance(plain, PlainArray)  # the policy shards no other
         found = await self._chunk_object(path, plain)

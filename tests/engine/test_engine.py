@@ -409,3 +409,13 @@ def test_two_creators_with_other_policies_agree_on_one_layout() -> None:
         assert layout.index_format.chunks_per_shard == (2,)
 
     play(scenario)
+
+
+@pytest.mark.parametrize("codecs", [None, [], "bytes", {}])
+def test_a_document_that_could_not_be_shown_again_passes_through(codecs: object) -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        odd = document((16,), (1,), codecs=codecs)
+        await mine.update(("odd/zarr.json", SetValue(odd)))
+        assert await get(other, "odd/zarr.json") == odd
+
+    play(scenario)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-from shardstore.engine.actions import ERASE
+from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import join, metadata_path
@@ -40,10 +38,20 @@ class Erasing:
 
         Raises:
             InvalidInput: the prefix ends otherwise.
+            Conflict: the metadata of the array kept changing; some chunks may be left.
         """
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
-        within = await self._listing.array_prefix(prefix)
+        for _ in range(_TRIES):
+            try:
+                await self._erase(prefix)
+            except StaleLayout:
+                continue
+            return
+        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+
+    async def _erase(self, prefix: str) -> None:
+        within = await self._listing.array_prefix(prefix, even_damaged=True)
         if within is None or not within.rest:
             await self._erase_nodes(prefix)
             return
@@ -51,8 +59,9 @@ class Erasing:
         plan = plan_prefix(within.node.layout, within.rest)
         if plan.covers_whole_shards:
             await self._erase_objects(join(within.node.path, plan.stored_prefix))
-        else:
-            await self._erase_chunks(within, plan)
+            return
+        await self._erase_chunks(prefix, within, plan)
+        await self._erase_others(prefix)
 
     async def _erase_nodes(self, prefix: str) -> None:
         documents: list[str] = []
@@ -78,40 +87,36 @@ class Erasing:
             documents.sort(key=lambda key: -key.count("/"))
         self._indices.drop_prefix(prefix)
 
-    async def _erase_chunks(self, within: ArrayPrefix, plan: PrefixPlan) -> None:
+    async def _erase_chunks(self, prefix: str, within: ArrayPrefix, plan: PrefixPlan) -> None:
+        """Chunks whose keys start with ``prefix``, out of shards that hold others too."""
         shards: list[ShardRead] = []
-        async for shard in self._shards(within, plan):
-            shards.append(shard)
+        async for _, shard in self._listing.stored(join(within.node.path, plan.stored_prefix)):
+            if shard is not None:
+                shards.append(shard)
             if len(shards) == _SHARDS_AT_ONCE:
-                await self._erase_from(shards, plan)
+                await self._erase_from(shards, prefix, plan)
                 shards = []
-        await self._erase_from(shards, plan)
+        await self._erase_from(shards, prefix, plan)
 
-    def _shards(self, within: ArrayPrefix, plan: PrefixPlan) -> AsyncIterator[ShardRead]:
-        return self._listing.shards(join(within.node.path, plan.stored_prefix))
-
-    async def _erase_from(self, shards: list[ShardRead], plan: PrefixPlan) -> None:
-        for _ in range(_TRIES):
-            if not shards:
-                return
-            try:
-                indices = await self._reader.load_indices(shards)
-            except StaleLayout:
+    async def _erase_from(self, shards: list[ShardRead], prefix: str, plan: PrefixPlan) -> None:
+        updates: list[tuple[ChunkTarget, Action]] = []
+        for shard, index in zip(shards, await self._reader.load_indices(shards) if shards else [], strict=True):
+            if isinstance(index, ShardStoreError):
+                raise index
+            if not isinstance(index, CachedIndex):
                 continue
-            updates = []
-            for shard, index in zip(shards, indices, strict=True):
-                if isinstance(index, ShardStoreError):
-                    raise index
-                if not isinstance(index, CachedIndex):
-                    continue
-                encode = shard.layout.key_encoding.encode
-                for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
-                    key = join(shard.node.path, encode(coords))
+            encode = shard.layout.key_encoding.encode
+            for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
+                key = join(shard.node.path, encode(coords))
+                if key.startswith(prefix):
                     updates.append((ChunkTarget(key, shard.node, shard.layout, coords), ERASE))
-            outcomes = await self._writer.commit(updates)
-            errors = [outcome for outcome in outcomes if outcome is not None]
-            if not errors:
-                return
-            if not all(isinstance(error, StaleLayout) for error in errors):
-                raise next(error for error in errors if not isinstance(error, StaleLayout))
-        raise Conflict("the array's metadata kept changing while chunks were being erased; some may be left: try again")
+        for outcome in await self._writer.commit(updates):
+            if outcome is not None:
+                raise outcome
+
+    async def _erase_others(self, prefix: str) -> None:
+        """Objects below the prefix that are no shards: they are stored as they are presented."""
+        others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
+        others.sort(key=lambda key: (metadata_path(key) is not None, -key.count("/")))
+        for start in range(0, len(others), _KEYS_AT_ONCE):
+            await self._storage.delete_many(others[start : start + _KEYS_AT_ONCE])

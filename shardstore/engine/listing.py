@@ -15,7 +15,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunks_of, plan_prefix
 from shardstore.storage.base import ObjectInfo, Storage
 
-_INDICES_AT_FIRST = 16  # whoever only asks whether anything is there should not wait for many
+_INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
 _LAYOUT_TRIES = 5
 
@@ -52,12 +52,16 @@ class Listing:
         self._hierarchy = hierarchy
         self._reader = reader
 
-    async def array_prefix(self, prefix: str) -> ArrayPrefix | None:
-        """The sharded array into whose chunk keys ``prefix`` reaches, as the storage has it now."""
+    async def array_prefix(self, prefix: str, *, even_damaged: bool = False) -> ArrayPrefix | None:
+        """The sharded array into whose chunk keys ``prefix`` reaches, as the storage has it now.
+
+        Raises:
+            Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
+        """
         cuts = [(path, rest) for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
         if not cuts:
             return None
-        nodes = await self._hierarchy.load(path for path, _ in cuts)
+        nodes = await self._hierarchy.load((path for path, _ in cuts), even_damaged=even_damaged)
         for path, rest in cuts:
             node = nodes[path]
             if node is not None and node.layout is not None:
@@ -83,8 +87,7 @@ class Listing:
                 stored_prefix = prefix[: len(prefix) - len(within.rest)] + _common(plan.stored_prefix, within.rest)
         shards: list[ShardRead] = []
         at_once = _INDICES_AT_FIRST
-        async for found in self._storage.list(stored_prefix):
-            shard = await self._as_shard(found)
+        async for found, shard in self.stored(stored_prefix):
             if shard is None:
                 if found.key.startswith(prefix):
                     yield ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
@@ -98,12 +101,10 @@ class Listing:
         for value in await self._expand(shards, prefix, leading):
             yield value
 
-    async def shards(self, prefix: str) -> AsyncIterator[ShardRead]:
-        """The stored shards whose own keys start with ``prefix``."""
+    async def stored(self, prefix: str) -> AsyncIterator[tuple[ObjectInfo, ShardRead | None]]:
+        """The stored objects whose own keys start with ``prefix``, each with the shard that it is, if it is one."""
         async for found in self._storage.list(prefix):
-            shard = await self._as_shard(found)
-            if shard is not None:
-                yield shard
+            yield found, await self._as_shard(found)
 
     async def _as_shard(self, found: ObjectInfo) -> ShardRead | None:
         """The shard that a stored object is, or ``None``."""

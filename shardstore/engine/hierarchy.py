@@ -25,6 +25,7 @@ from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOu
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
+_MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class PlainTarget:
     """A key that is stored as it is presented."""
 
     key: str
+    unreadable: str = ""
+    """Why the document of a node that may own the key says nothing; an object that is there may be a shard then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +172,11 @@ class Hierarchy:
         plain = parse_plain(document)
         return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document
 
-    async def load(self, paths: Iterable[str]) -> dict[str, Node | None]:
+    async def load(self, paths: Iterable[str], *, even_damaged: bool = False) -> dict[str, Node | None]:
         """Read the documents of ``paths`` in one round, and remember what they say; ``None`` where there is none.
 
         Raises:
-            Corruption: the document of an array that was sharded is no longer one.
+            Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
         """
         asked = list(dict.fromkeys(paths))
         nodes: dict[str, Node | None] = {path: self._pending.get(path) for path in asked}
@@ -181,10 +184,18 @@ class Hierarchy:
         if not wanted:
             return nodes
         outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in wanted])
-        return nodes | {path: self.learn(path, outcome) for path, outcome in zip(wanted, outcomes, strict=True)}
+        for path, outcome in zip(wanted, outcomes, strict=True):
+            nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
+        return nodes
 
-    def learn(self, path: str, outcome: ReadOutcome) -> Node | None:
-        """Remember what a read of a node's document gave."""
+    def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False) -> Node | None:
+        """Remember what a read of a node's document gave.
+
+        The layout of an array whose document was damaged afterwards stays known, so that its shards are not taken for chunks.
+
+        Raises:
+            Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
+        """
         match outcome:
             case Failed(error):
                 raise error
@@ -192,6 +203,8 @@ class Hierarchy:
                 gone = self._nodes.pop(path, None)
                 if gone is not None and gone.kind == "sharded":
                     self._vanished[path] = gone
+                if len(self._absent) >= _MOST_ABSENT:
+                    self._absent.clear()
                 self._absent[path] = self._clock()
                 return None
             case Found(generation, _, (data,)):
@@ -201,6 +214,8 @@ class Hierarchy:
                 else:
                     node, _ = self.describe(path, data, generation)
                     if known is not None and known.kind == "sharded" and node.kind == "other":
+                        if even_damaged:
+                            return node
                         raise Corruption(
                             f"{metadata_key(path)!r} was the metadata of a sharded array and no longer is: {node.reason}; "
                             "restore it before reading or writing its chunks"
@@ -240,22 +255,31 @@ class Hierarchy:
             waiting: list[tuple[int, list[tuple[str, str]]]] = []
             for i, owners in undecided:
                 owner = self._owner(owners)
-                if owner is not None and (not for_write or owner[0].path in loaded or self.is_fresh(owner[0])):
+                if owner is not None and (self._may_trust(owner[0], for_write) or owner[0].path in loaded):
                     targets[i] = _target(keys[i], *owner)
                     continue
                 # A known array only has to be confirmed; otherwise every possible owner has to be asked.
                 asked = [owner[0].path] if owner is not None else [p for p, _ in owners]
-                missing = [p for p in asked if p not in loaded and (for_write or not self._recently_asked(p))]
+                missing = [p for p in asked if p not in loaded and (for_write or owner is not None or not self._recently_asked(p))]
                 if missing:
                     to_load.update(dict.fromkeys(missing))
                     waiting.append((i, owners))
                 else:
-                    targets[i] = GoneTarget(keys[i]) if self._vanished_owner(owners, for_write) else PlainTarget(keys[i])
+                    gone = self._vanished_owner(owners, for_write)
+                    targets[i] = GoneTarget(keys[i]) if gone else PlainTarget(keys[i], self._unreadable_owner(owners))
             if to_load:
                 await self.load(to_load)
                 loaded.update(to_load)
             undecided = waiting
         return [t for t in targets if t is not None]
+
+    def _may_trust(self, node: Node, for_write: bool) -> bool:
+        """Whether what is remembered of an array will do.
+
+        For reads a sharded array is checked again beside its indices. What is not sharded has none: nothing else would show
+        that its chunk keys have become shards.
+        """
+        return self.is_fresh(node) or (not for_write and node.layout is not None)
 
     def _owner(self, owners: list[tuple[str, str]]) -> tuple[Node, ChunkCoords] | None:
         """The outermost known array that has such a chunk."""
@@ -287,6 +311,13 @@ class Hierarchy:
                 )
             return True
         return False
+
+    def _unreadable_owner(self, owners: list[tuple[str, str]]) -> str:
+        for path, _ in owners:
+            node = self.known(path)
+            if node is not None and node.kind == "other":
+                return f"{metadata_key(path)!r}: {node.reason}"
+        return ""
 
 
 def _target(key: str, node: Node, coords: ChunkCoords) -> Target:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions
-from shardstore.engine.documents import Documents, present
+from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget, Target
 from shardstore.engine.keys import check_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Conflicts
 from shardstore.engine.writer import Writer
-from shardstore.errors import Conflict, InvalidInput, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Failed, Found, Read, Storage
@@ -53,12 +53,7 @@ class Values:
         pending = list(range(len(requests)))
         strictly = False
         for _ in range(_LAYOUT_TRIES):
-            try:
-                targets = await self._hierarchy.locate([requests[i][0] for i in pending], for_write=strictly)
-            except ShardStoreError as exc:
-                for i in pending:
-                    values[i] = exc
-                return values
+            targets = await self._locate([requests[i][0] for i in pending], for_write=strictly)
             pending, strictly = await self._read(pending, targets, requests, values)
             if not pending:
                 return values
@@ -67,7 +62,7 @@ class Values:
         return values
 
     async def _read(
-        self, numbers: Sequence[int], targets: Sequence[Target], requests: Sequence[KeyRequest], values: list[Value]
+        self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], requests: Sequence[KeyRequest], values: list[Value]
     ) -> tuple[list[int], bool]:
         """Read what was located; the requests that have to be located again, and whether without trusting what is known."""
         chunks: list[tuple[int, ChunkTarget]] = []
@@ -83,6 +78,8 @@ class Values:
                     documents.append((i, target))
                 case GoneTarget():
                     values[i] = None
+                case ShardStoreError():
+                    values[i] = target
         again, doubtful, _ = await asyncio.gather(
             self._read_chunks(chunks, requests, values),
             self._read_plain(plain, requests, values),
@@ -119,7 +116,7 @@ class Values:
                     values[i] = None
         if doubtful:
             # These look like chunks and no array was known to own them: was one created meanwhile?
-            targets = await self._hierarchy.locate([requests[i][0] for i in doubtful], for_write=True)
+            targets = await self._locate([requests[i][0] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
         return doubtful
 
@@ -145,7 +142,7 @@ class Values:
             stored = await self._documents.read(path)
         except ShardStoreError as exc:
             return exc
-        return None if stored is None else memoryview(present(stored))
+        return None if stored is None else memoryview(stored.presented())
 
     async def size(self, key: str) -> int | None:
         """The size of a value, which is not read unless it is a document; ``None`` where there is none.
@@ -153,17 +150,20 @@ class Values:
         Raises:
             Corruption: the index of the chunk's shard is damaged, or its entry.
         """
+        strictly = False
         for _ in range(_LAYOUT_TRIES):
-            (target,) = await self._hierarchy.locate([key], for_write=False)
+            (target,) = await self._hierarchy.locate([key], for_write=strictly)
             match target:
                 case GoneTarget():
                     return None
                 case MetadataTarget(_, path):
                     stored = await self._documents.read(path)
-                    return None if stored is None else len(present(stored))
+                    return None if stored is None else len(stored.presented())
                 case PlainTarget():
                     found = await self._storage.stat(key)
-                    return None if found is None else found.nbytes
+                    if found is None or strictly or not self._may_be_shard(key):
+                        return None if found is None else found.nbytes
+                    strictly = True  # it looks like a chunk and no array was known to own it: was one created meanwhile?
                 case ChunkTarget():
                     (shard,) = group_by_shard([(0, target, EVERYTHING)])
                     try:
@@ -184,12 +184,13 @@ class Values:
         errors: list[Exception | None] = [None] * len(updates)
         documents, others = self._split(updates)
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
-        for i in sorted(set_first, key=lambda i: self._document_order(updates[i][1])):
-            errors[i] = await self._update_document(updates[i])
+        # A group's consolidated metadata is translated by what its arrays are: they go first.
+        for consolidated in (False, True):
+            now = [i for i in set_first if _holds_consolidated(updates[i][1]) is consolidated]
+            await self._update_documents(now, updates, errors)
         await self._update_values(others, updates, errors)
         erased_last = [i for i in documents if isinstance(updates[i][1], EraseValue)]
-        for i in sorted(erased_last, key=lambda i: -updates[i][0].count("/")):
-            errors[i] = await self._update_document(updates[i])
+        await self._update_documents(sorted(erased_last, key=lambda i: -updates[i][0].count("/")), updates, errors)
         return errors
 
     @staticmethod
@@ -198,10 +199,17 @@ class Values:
         others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
         return documents, others
 
-    @staticmethod
-    def _document_order(action: Action) -> bool:
-        # A group's consolidated metadata is translated by what its arrays are: they go first.
-        return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
+    async def _update_documents(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
+        """Documents of different nodes at once; those of one node in their order."""
+        of_key: dict[str, list[int]] = {}
+        for i in numbers:
+            of_key.setdefault(updates[i][0], []).append(i)
+
+        async def one(mine: list[int]) -> None:
+            for i in mine:
+                errors[i] = await self._update_document(updates[i])
+
+        await asyncio.gather(*map(one, of_key.values()))
 
     async def _update_document(self, update: KeyUpdate) -> Exception | None:
         key, action = update
@@ -226,14 +234,19 @@ class Values:
         for _ in range(_LAYOUT_TRIES):
             if not pending:
                 return
-            try:
-                targets = await self._hierarchy.locate([updates[i][0] for i in pending], for_write=True)
-            except ShardStoreError as exc:
-                for i in pending:
-                    errors[i] = exc
-                return
-            chunks = [(i, t) for i, t in zip(pending, targets, strict=True) if isinstance(t, ChunkTarget)]
-            plain = [i for i, t in zip(pending, targets, strict=True) if not isinstance(t, ChunkTarget)]
+            targets = await self._locate([updates[i][0] for i in pending], for_write=True)
+            chunks: list[tuple[int, ChunkTarget]] = []
+            plain: list[tuple[int, PlainTarget]] = []
+            for i, target in zip(pending, targets, strict=True):
+                match target:
+                    case ShardStoreError():
+                        errors[i] = target
+                    case ChunkTarget():
+                        chunks.append((i, target))
+                    case PlainTarget():
+                        plain.append((i, target))
+                    case _:
+                        raise AssertionError(f"{target!r} is not to be written as a value")
             outcomes, _ = await asyncio.gather(
                 self._writer.commit([(t, updates[i][1]) for i, t in chunks]), self._update_plain(plain, updates, errors)
             )
@@ -246,26 +259,34 @@ class Values:
         for i in pending:
             errors[i] = Conflict(f"the metadata that decides where {updates[i][0]!r} lies kept changing; it was not written")
 
-    async def _update_plain(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
-        by_key: dict[str, list[int]] = {}
-        for i in numbers:
-            by_key.setdefault(updates[i][0], []).append(i)
+    async def _update_plain(
+        self, targets: Sequence[tuple[int, PlainTarget]], updates: Sequence[KeyUpdate], errors: list[Exception | None]
+    ) -> None:
+        by_key: dict[PlainTarget, list[int]] = {}
+        for i, target in targets:
+            by_key.setdefault(target, []).append(i)
         bound = asyncio.Semaphore(_PLAIN_AT_ONCE)
 
-        async def one(key: str, mine: list[int]) -> None:
+        async def one(target: PlainTarget, mine: list[int]) -> None:
             async with bound:
                 error: Exception | None = None
                 try:
-                    await self._update_object(key, [updates[i][1] for i in mine])
+                    await self._update_object(target, [updates[i][1] for i in mine])
                 except ShardStoreError as exc:
                     error = exc
                 for i in mine:
                     errors[i] = error
 
-        await asyncio.gather(*(one(key, mine) for key, mine in by_key.items()))
+        await asyncio.gather(*(one(target, mine) for target, mine in by_key.items()))
 
-    async def _update_object(self, key: str, actions: list[Action]) -> None:
+    async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
         """An object that is stored as it is presented."""
+        key = target.key
+        if target.unreadable and await self._storage.stat(key) is not None:
+            raise Corruption(
+                f"{key!r} is not written, because the object that is there may be a shard: the metadata that would tell cannot be read "
+                f"({target.unreadable}). Restore the metadata first, or delete the node"
+            )
         if isinstance(actions[-1], SetValue):
             await self._storage.write(key, [actions[-1].data], len(actions[-1].data), UNCONDITIONAL)
             return
@@ -298,3 +319,23 @@ class Values:
                 await conflicts.wait(f"object {key!r}", exc)
                 continue
             return
+
+    async def _locate(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
+        """What each key means, or why that cannot be told; one array's trouble is not another's."""
+        try:
+            return await self._hierarchy.locate(keys, for_write=for_write)
+        except ShardStoreError as exc:
+            groups: dict[str, list[int]] = {}
+            for i, key in enumerate(keys):
+                owners = possible_owners(key)
+                groups.setdefault(owners[0][0] if owners else f"/{key}", []).append(i)
+            if len(groups) == 1:
+                return [exc] * len(keys)
+        by_number: dict[int, Target | ShardStoreError] = {}
+        for group in groups.values():
+            by_number.update(zip(group, await self._locate([keys[i] for i in group], for_write=for_write), strict=True))
+        return [by_number[i] for i in range(len(keys))]
+
+
+def _holds_consolidated(action: Action) -> bool:
+    return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)

@@ -6,7 +6,7 @@ Presented: the same array with ``chunk_grid`` of the inner chunk shape and the i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from shardstore.errors import InvalidInput
@@ -18,6 +18,7 @@ from shardstore.format.metadata_v3 import (
     codec_name,
     is_array,
     is_group,
+    item_nbytes,
     mentions_sharding,
     parse_layout,
 )
@@ -26,11 +27,8 @@ from shardstore.format.shard_index import IndexFormat
 # Members that decide what the bytes of the chunks mean: they cannot change while chunks exist.
 _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs")
 
-# Configuration that a codec has where its document leaves it out, so that two spellings compare equal.
-_CODEC_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "zstd": {"checksum": False, "level": 0},
-    "blosc": {"blocksize": 0},
-}
+# How a codec packs, which no reader has to know: left out or filled in by one library or another.
+_PACKING = {"zstd": ("level", "checksum"), "gzip": ("level",), "blosc": ("cname", "clevel", "shuffle", "typesize", "blocksize")}
 
 
 def present_array(stored: JsonObject) -> JsonObject:
@@ -87,8 +85,47 @@ def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
 
 
 def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
-    """Whether two presented documents agree on everything that decides what the bytes of a chunk mean."""
-    return all(_canonical(member, presented.get(member)) == _canonical(member, other.get(member)) for member in _CHUNK_MEMBERS)
+    """Whether two presented documents agree on everything that decides what the bytes of a chunk mean.
+
+    Libraries write the same thing in several spellings: zarr-python leaves the endianness of single bytes out, and fills
+    in how a compressor packs, which makes no difference to a reader.
+    """
+    if any(_canonical(member, presented.get(member)) != _canonical(member, other.get(member)) for member in _CHUNK_MEMBERS[:-1]):
+        return False
+    single_bytes = item_nbytes(presented.get("data_type")) == 1
+    return _same_codecs(presented.get("codecs"), other.get("codecs"), single_bytes)
+
+
+def _same_codecs(one: Any, other: Any, single_bytes: bool) -> bool:
+    if not isinstance(one, list) or not isinstance(other, list):
+        return bool(one == other)
+    return len(one) == len(other) and all(_same_codec(a, b, single_bytes) for a, b in zip(one, other, strict=True))
+
+
+def _same_codec(one: Any, other: Any, single_bytes: bool) -> bool:
+    name, configuration = _spelled_out(one)
+    other_name, other_configuration = _spelled_out(other)
+    if name is None or name != other_name:
+        return bool(one == other)
+    ignored = {"endian"} if name == "bytes" and single_bytes else set()
+    for member in _PACKING.get(name, ()):
+        if member not in configuration or member not in other_configuration:
+            ignored.add(member)
+    nested = ("codecs", "index_codecs") if name == SHARDING else ()
+    for member in (set(configuration) | set(other_configuration)) - ignored:
+        mine, theirs = configuration.get(member), other_configuration.get(member)
+        same = _same_codecs(mine, theirs, single_bytes and member == "codecs") if member in nested else mine == theirs
+        if not same:
+            return False
+    return True
+
+
+def _spelled_out(codec: Any) -> tuple[str | None, JsonObject]:
+    name = codec_name(codec)
+    configuration = {k: v for k, v in codec_configuration(codec).items() if v is not None}
+    if name == SHARDING:
+        configuration.setdefault("index_location", "end")
+    return ("bytes" if name == "endian" else name), configuration
 
 
 def update_stored(presented: JsonObject, previous: JsonObject) -> JsonObject:
@@ -133,27 +170,7 @@ def asks_for_shards(presented: JsonObject) -> bool:
 
 def _canonical(member: str, value: Any) -> Any:
     """A form in which two spellings of one meaning are equal."""
-    if member == "codecs":
-        return [_canonical_codec(codec) for codec in value] if isinstance(value, list) else value
-    if member == "data_type":
-        return (codec_name(value), codec_configuration(value))
-    if member in ("chunk_grid", "chunk_key_encoding"):
-        configuration = dict(codec_configuration(value))
-        if member == "chunk_key_encoding":
-            configuration.setdefault("separator", "/" if codec_name(value) == "default" else ".")
-        return (codec_name(value), configuration)
-    return value
-
-
-def _canonical_codec(codec: Any) -> Any:
-    name = codec_name(codec)
-    if name is None:
-        return codec
-    name = "bytes" if name == "endian" else name
-    configuration = {k: v for k, v in codec_configuration(codec).items() if v is not None}
-    configuration = {**_CODEC_DEFAULTS.get(name, {}), **configuration}
-    if name == SHARDING:
-        configuration.setdefault("index_location", "end")
-        for inner in ("codecs", "index_codecs"):
-            configuration[inner] = _canonical("codecs", configuration.get(inner))
-    return (name, configuration)
+    configuration = dict(codec_configuration(value))
+    if member == "chunk_key_encoding":
+        configuration.setdefault("separator", "/" if codec_name(value) == "default" else ".")
+    return (codec_name(value), configuration)

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Literal
 
+import numpy as np
+
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import item_nbytes, parse_plain
@@ -57,7 +59,12 @@ def chunks_per_shard(policy: ShardingPolicy, path: str, presented: JsonObject) -
 def _decide(policy: ShardingPolicy, info: ArrayInfo) -> ChunksPerShard:
     if isinstance(policy, Mapping):
         return next((decided for pattern, decided in policy.items() if fnmatchcase(info.path, pattern)), "auto")
-    return policy(info) if callable(policy) else policy
+    if not callable(policy):
+        return policy
+    try:
+        return policy(info)
+    except Exception as exc:
+        raise InvalidInput(f"the function chunks_per_shard failed for array {info.path!r}: {type(exc).__name__}: {exc}") from exc
 
 
 def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
@@ -70,11 +77,11 @@ def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
         )
     if prod(decided) > MAX_SLOTS:
         raise InvalidInput(f"chunks_per_shard {tuple(decided)} for array {info.path!r} puts more than {MAX_SLOTS} chunks into a shard")
-    return tuple(decided)
+    return tuple(int(n) for n in decided)
 
 
 def _is_count(n: object) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and n >= 1
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and int(n) >= 1
 
 
 def validate_policy(policy: object) -> None:
@@ -104,8 +111,10 @@ def automatic(info: ArrayInfo) -> tuple[int, ...] | None:
     """
     ndim = len(info.shape)
     item = info.item_nbytes or _ASSUMED_ITEM_NBYTES
-    if ndim == 0 or (ndim == 1 and prod(info.shape) * item <= AUTO_SMALL_ARRAY_NBYTES):
+    if ndim == 0:
         return None
+    if ndim == 1 and 0 < info.shape[0] <= info.chunk_shape[0] and info.shape[0] * item <= AUTO_SMALL_ARRAY_NBYTES:
+        return None  # a coordinate: one small chunk
     wanted = min(AUTO_SHARD_NBYTES // (prod(info.chunk_shape) * item), AUTO_MAX_CHUNKS)
     counts = [1] * ndim
     dimension = ndim - 1

@@ -419,3 +419,115 @@ def test_a_document_that_could_not_be_shown_again_passes_through(codecs: object)
         assert await get(other, "odd/zarr.json") == odd
 
     play(scenario)
+
+
+def test_an_array_remembered_as_unsharded_is_checked_before_it_is_read() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        unsharded = Engine(storage.inner, EngineOptions(chunks_per_shard=None))
+        await unsharded.update(("b/zarr.json", SetValue(document((16,), (1,)))))
+        await put_in(unsharded, "b", {0: b"old0", 1: b"old1"})
+        assert await get(mine, "b/c/1") == b"old1"
+        await unsharded.erase_prefix("b/")
+        await other.update(("b/zarr.json", SetValue(document((16,), (1,)))))
+        await put_in(other, "b", {0: b"new0", 1: b"new1", 5: b"new5"})
+        assert await mine.size("b/c/0") == 4
+        assert [await get(mine, f"b/c/{i}") for i in (0, 1, 5, 6)] == [b"new0", b"new1", b"new5", None]
+
+    play(scenario, metadata_ttl=0.0)
+
+
+async def put_in(engine: Engine, path: str, chunks: dict[int, bytes]) -> None:
+    errors = await engine.update_many([(f"{path}/c/{i}", SetValue(data)) for i, data in chunks.items()])
+    assert errors == [None] * len(chunks)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b'{"zarr_format": 3, "node_t', b"[]"])
+def test_nothing_is_written_onto_what_may_be_a_shard(damaged: bytes) -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"0", c1=b"1")
+        before = await storage.inner.stat("a/c/0")
+        await storage.inner.write("a/zarr.json", [damaged], len(damaged), UNCONDITIONAL)
+        for action in (SetValue(b"x"), ERASE, Patch(0, b"x"), SetIfMissing(b"x")):
+            with pytest.raises(Corruption, match=r"may be a shard: .*'a/zarr.json'"):
+                await other.update(("a/c/0", action))
+        assert await storage.inner.stat("a/c/0") == before
+
+    play(scenario)
+
+
+def test_a_damaged_document_is_restored_or_deleted_by_who_knew_it() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"0")
+        good = await get(mine, "a/zarr.json")
+        assert good is not None
+        await storage.inner.write("a/zarr.json", [b"{"], 1, UNCONDITIONAL)
+        assert await get(mine, "a/zarr.json") == b"{"
+        await mine.update(("a/zarr.json", SetValue(good)))
+        assert await get(other, "a/c/0") == b"0"
+        await storage.inner.write("a/zarr.json", [b"{"], 1, UNCONDITIONAL)
+        await mine.erase_prefix("a/")
+        assert [v.key async for v in other.list("")] == []
+
+    play(scenario, metadata_ttl=0.0)
+
+
+def test_one_arrays_trouble_is_not_anothers() -> None:
+    def fails(info: Any) -> Any:
+        if info.path == "bad":
+            raise KeyError("oops")
+        return (4,)
+
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"0")
+        await mine.update(("b/zarr.json", SetValue(document((16,), (1,)))))
+        await other.erase_prefix("a/")
+        updates = [("a/c/0", SetValue(b"x")), ("b/c/0", SetValue(b"0")), ("notes.txt", SetValue(b"n"))]
+        errors = await mine.update_many([*updates, ("bad/zarr.json", SetValue(document((4,), (1,))))])
+        assert [type(e) for e in errors] == [NotFound, type(None), type(None), InvalidInput]
+        assert "oops" in str(errors[3])
+        assert [await get(other, key) for key in ("b/c/0", "notes.txt")] == [b"0", b"n"]
+
+    play(scenario, metadata_ttl=0.0, chunks_per_shard=fails)
+
+
+def test_an_array_whose_emptied_shards_could_not_be_deleted_can_be() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        storage.capabilities_override = replace(storage.inner.capabilities, conditional_delete=False)
+        await put(mine, c0=b"0", c5=b"5")
+        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
+        assert await storage.inner.stat("a/c/0") is not None
+        await mine.update(("a/zarr.json", SetValue(document((16,), (2,)))))  # another chunk shape: there are no chunks
+        await mine.update(("a/zarr.json", ERASE))
+        assert await storage.inner.stat("a/zarr.json") is None
+
+    play(scenario)
+
+
+def test_paths_that_climb_out_are_refused_everywhere() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        for path in ("../b", "a/../../b", "/a", "a//b"):
+            with pytest.raises(InvalidInput):
+                await mine.layout(path)
+            with pytest.raises(InvalidInput):
+                await mine.is_node(path)
+
+    play(scenario)
+
+
+def test_documents_of_one_batch_are_written_at_once() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        under_way = most = 0
+
+        async def watch(operation: str, key: str) -> None:
+            nonlocal under_way, most
+            if operation == "write":
+                under_way += 1
+                most = max(most, under_way)
+                await asyncio.sleep(0.001)
+                under_way -= 1
+
+        storage.before = watch
+        assert await mine.update_many([(f"n{i}/zarr.json", SetValue(document((4,), (1,)))) for i in range(20)]) == [None] * 20
+        assert most > 10
+
+    play(scenario)

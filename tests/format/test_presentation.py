@@ -95,6 +95,26 @@ def test_what_decides_the_bytes_of_a_chunk(change: dict[str, Any]) -> None:
     assert same_chunks(presented(fill_value=7, attributes={}, shape=[1, 1]), presented())
 
 
+@pytest.mark.parametrize(
+    ("data_type", "one", "other", "same"),
+    [
+        ("uint8", {"name": "bytes", "configuration": {"endian": "little"}}, {"name": "bytes"}, True),
+        ("uint16", {"name": "bytes", "configuration": {"endian": "little"}}, {"name": "bytes"}, False),
+        ("uint16", {"name": "endian", "configuration": {"endian": "big"}}, {"name": "bytes", "configuration": {"endian": "big"}}, True),
+        ("uint8", {"name": "blosc", "configuration": {"shuffle": "noshuffle"}}, {"name": "blosc", "configuration": {"typesize": 2}}, True),
+        ("uint8", {"name": "blosc", "configuration": {"cname": "lz4"}}, {"name": "blosc", "configuration": {"cname": "zstd"}}, False),
+        ("uint8", "gzip", {"name": "gzip", "configuration": {"level": 5}}, True),
+        ("uint8", {"name": "crc32c"}, {"name": "crc32c", "configuration": {}}, True),
+        ("uint8", {"name": "zstd"}, {"name": "gzip"}, False),
+        ("uint8", {"name": "x", "configuration": {"a": 1}}, {"name": "x"}, False),
+        ("uint8", 3, 3, True),
+    ],
+)
+def test_spellings_of_codecs(data_type: str, one: Any, other: Any, same: bool) -> None:
+    assert same_chunks(presented(data_type=data_type, codecs=[one]), presented(data_type=data_type, codecs=[other])) is same
+    assert same_chunks(presented(data_type=data_type, codecs=[other]), presented(data_type=data_type, codecs=[one])) is same
+
+
 def _sharding(**configuration: Any) -> dict[str, Any]:
     base = {
         "chunk_shape": [2, 3],

@@ -61,8 +61,11 @@ def test_automatic_shards_are_bounded_and_do_not_depend_on_the_shape(dims: list[
 
 
 def test_coordinates_stay_as_they_are() -> None:
-    assert chunks_per_shard("auto", "time", document((365,), (100,), "int64")) is None
+    assert chunks_per_shard("auto", "time", document((365,), (365,), "int64")) is None
     assert chunks_per_shard("auto", "x", document((), ())) is None
+    # Whatever has, or will have, many chunks is sharded by their size, however short it is now.
+    assert chunks_per_shard("auto", "grows", document((0,), (100,), "int64")) == (4096,)
+    assert chunks_per_shard("auto", "grown", document((365,), (100,), "int64")) == (4096,)
     assert chunks_per_shard("auto", "long", document((10**6,), (100,), "int64")) == (4096,)
 
 

@@ -1,0 +1,62 @@
+"""Metadata documents as they are stored, read one or many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardstore.engine.hierarchy import Hierarchy, Node
+from shardstore.engine.keys import metadata_key
+from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.presentation import present_node
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument:
+    """A stored document as it was read: its bytes, version, the node, and the JSON where it is JSON."""
+
+    data: bytes
+    generation: Generation
+    node: Node
+    document: JsonObject | None
+
+    def presented(self) -> bytes:
+        """The bytes that a client sees; the stored ones unchanged where nothing has to be translated."""
+        if self.document is None:
+            return self.data
+        presented = present_node(self.document)
+        return self.data if presented == self.document else dumps(presented)
+
+
+class DocumentReader:
+    """Reads documents as they are now; what they say is remembered by the hierarchy."""
+
+    def __init__(self, storage: Storage, hierarchy: Hierarchy) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+
+    async def read(self, path: str) -> StoredDocument | None:
+        """The document of the node at ``path``, or ``None``."""
+        return (await self.read_many([path]))[path]
+
+    async def read_many(self, paths: Sequence[str]) -> dict[str, StoredDocument | None]:
+        """The documents of ``paths``, in one round. A damaged one is what it is: bytes."""
+        outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in paths])
+        documents: dict[str, StoredDocument | None] = {}
+        for path, outcome in zip(paths, outcomes, strict=True):
+            match outcome:
+                case Failed(error):
+                    raise error
+                case Found(generation, _, (data,)):
+                    self._hierarchy.learn(path, outcome, even_damaged=True)
+                    node, document = self._hierarchy.describe(path, data, generation)
+                    documents[path] = StoredDocument(bytes(data), generation, node, document)
+                case Absent() | Changed():
+                    self._hierarchy.learn(path, Absent())
+                    documents[path] = None
+                case _:
+                    raise AssertionError(f"a whole-object read gave {outcome!r}")
+        return documents

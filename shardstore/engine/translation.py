@@ -1,0 +1,181 @@
+"""From the document that a client writes to the one that is stored, and what is refused on the way.
+
+The stored form depends on what is stored already: an update keeps the sharding, a creation asks the policy. Nothing
+may be stored that makes existing objects mean something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardstore.engine.hierarchy import Hierarchy, Node
+from shardstore.engine.keys import join
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.stored_documents import DocumentReader, StoredDocument
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_plain
+from shardstore.format.presentation import (
+    asks_for_shards,
+    consolidated_arrays,
+    map_consolidated,
+    present_array,
+    same_chunks,
+    shard_document,
+    update_stored,
+)
+from shardstore.format.shard_index import IndexFormat
+from shardstore.plan.policy import chunks_per_shard
+from shardstore.storage.base import Found, ObjectInfo, Read, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkObjects:
+    """The objects at an array's keys: one that holds chunks, if there is one, and shards of nothing but an index before it."""
+
+    with_chunks: str | None
+    without: tuple[str, ...]
+
+
+class Translation:
+    """Decides the stored form of documents of one store."""
+
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, reader: DocumentReader, options: EngineOptions) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._reader = reader
+        self._options = options
+
+    async def to_stored(self, path: str, data: bytes, current: StoredDocument | None) -> bytes:
+        """The bytes to store for what a client wrote, given what is stored now.
+
+        Raises:
+            InvalidInput: the client asks for shards itself, changes what the bytes of existing chunks mean, or would turn
+                existing objects into shards.
+        """
+        try:
+            document: JsonObject | None = loads_object(data)
+        except Corruption:
+            document = None  # some other file of this name: passes through, as everything does that is not Zarr's
+        was_sharded = current is not None and current.node.kind == "sharded"
+        if document is None or not (is_array(document) or is_group(document)):
+            if was_sharded and current is not None:
+                await self._refuse_while_chunks_exist(current.node, "is no longer an array's")
+            return data
+        if is_group(document):
+            if was_sharded and current is not None:
+                await self._refuse_while_chunks_exist(current.node, "is a group's")
+            return await self._group(path, document, data, current)
+        stored = await self.array(path, document, current)
+        return data if stored == document else dumps(stored)
+
+    async def array(self, path: str, presented: JsonObject, current: StoredDocument | None, *, nothing_there: bool = False) -> JsonObject:
+        """The stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
+        previous = current.document if current is not None and is_array(current.document or {}) else None
+        if current is not None and previous is not None:
+            if same_chunks(presented, present_array(previous)):
+                return update_stored(presented, previous)
+            await self._refuse_while_chunks_exist(current.node, _difference(presented, present_array(previous)))
+        if asks_for_shards(presented):
+            raise InvalidInput(
+                f"array {path!r} asks for shards itself (shards=, or encoding['shards'] copied from a native dataset): shardstore does "
+                "the sharding, and two layers would disagree about what a chunk key means. Leave shards= out (in xarray: "
+                "del ds[name].encoding['shards']) and choose the shard shape by chunks_per_shard when you open the store"
+            )
+        restored = self._restored(path, presented, current)
+        if restored is not None:
+            return restored
+        wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
+        if wanted is None:
+            return presented
+        stored = shard_document(presented, IndexFormat(wanted, self._options.index_codecs, self._options.index_location))
+        if present_array(stored) != presented:
+            return presented  # a document that is not sound: it passes through, and nothing is made of it
+        plain = parse_plain(presented)
+        assert isinstance(plain, PlainArray)  # the policy shards no other
+        found = None if nothing_there else (await self.chunk_objects(path, plain)).with_chunks
+        if found is not None:
+            raise InvalidInput(
+                f"array {path!r} cannot be created sharded: object {found!r} exists already and would be taken for a shard. Write the "
+                "metadata before the chunks, or erase what is there first"
+            )
+        return stored
+
+    def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
+        """An array whose document was damaged while this process knew its layout gets the same sharding again."""
+        known = self._hierarchy.known(path)
+        plain = parse_plain(presented)
+        if current is None or current.node.kind != "other" or known is None or known.layout is None or isinstance(plain, str):
+            return None
+        if (plain.chunk_shape, plain.key_encoding) != (known.layout.chunk_shape, known.layout.key_encoding):
+            return None
+        return shard_document(presented, known.layout.index_format)
+
+    async def _group(self, path: str, document: JsonObject, data: bytes, current: StoredDocument | None) -> bytes:
+        """A group's document; array documents inside are stored as the arrays themselves are, or as they were stored before."""
+        inside = consolidated_arrays(document)
+        if not inside:
+            return data
+        before = consolidated_arrays(current.document) if current is not None and current.document is not None else {}
+        arrays = await self._reader.read_many([join(path, below) for below in inside])
+        stored: dict[str, JsonObject] = {}
+        for below, presented in inside.items():
+            now = arrays[join(path, below)]
+            for candidate in (now.document if now is not None else None, before.get(below)):
+                if candidate is not None and below not in stored and same_chunks(presented, present_array(candidate)):
+                    stored[below] = update_stored(presented, candidate)
+            if below in stored:
+                continue
+            if now is not None:
+                raise InvalidInput(
+                    f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
+                    "consolidate again"
+                )
+            stored[below] = await self.array(join(path, below), presented, None)
+        translated = map_consolidated(document, lambda below, _: stored[below])
+        return data if translated == document else dumps(translated)
+
+    # -- what must not be reinterpreted ----------------------------------------------------------------------------
+
+    async def _refuse_while_chunks_exist(self, node: Node, change: str) -> None:
+        """An array may become something else only where nothing is left of it; shards without chunks are cleared away."""
+        array = node.layout or node.plain
+        objects = None if array is None else await self.chunk_objects(node.path, array)
+        if objects is not None and objects.with_chunks is not None:
+            raise InvalidInput(
+                f"the metadata of array {node.path!r} cannot change while it has chunks: the new document {change}. "
+                "Erase the array first (overwrite=True does), or write to another path"
+            )
+        if objects is not None and objects.without:
+            await self._storage.delete_many(objects.without)
+
+    async def chunk_objects(self, path: str, array: ArrayLayout | PlainArray) -> ChunkObjects:
+        """What lies at the chunk or shard keys of an array, up to the first object that holds chunks."""
+        encoding, ndim = array.key_encoding, len(array.shape)
+        start = join(path, "")
+        without: list[str] = []
+        async for found in self._storage.list(start + encoding.prefix_of((), ndim)):
+            if encoding.decode(found.key[len(start) :], ndim) is None:
+                continue
+            if not isinstance(array, ArrayLayout) or not await self._is_empty_shard(found, array.index_format):
+                return ChunkObjects(found.key, tuple(without))
+            without.append(found.key)
+        return ChunkObjects(None, tuple(without))
+
+    async def _is_empty_shard(self, found: ObjectInfo, index_format: IndexFormat) -> bool:
+        """Whether a shard is nothing but an index without entries, as is left where a server ignores conditions on DELETE."""
+        if found.nbytes != index_format.nbytes:
+            return False
+        (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
+        if not isinstance(outcome, Found):
+            return False
+        try:
+            return not index_format.decode(outcome.buffers[0]).present().any()
+        except Corruption:
+            return False
+
+
+def _difference(presented: JsonObject, before: JsonObject) -> str:
+    members = [m for m in ("data_type", "chunk_grid", "chunk_key_encoding", "codecs") if presented.get(m) != before.get(m)]
+    changes = ", ".join(f"{m} from {before.get(m)!r} to {presented.get(m)!r}" for m in members)
+    return f"changes {changes}"

@@ -6,7 +6,7 @@ There the user's own s3fs instance works as it is, and no lock has to cross loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import TypeVar
 
 from fsspec.asyn import get_loop
@@ -46,17 +46,27 @@ async def iterate(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
     """Iterate, from any event loop, over what an asynchronous iterator yields on the IO loop."""
     iterator = items()
 
-    async def some() -> list[T]:
+    async def some(at_once: int) -> list[T]:
         taken: list[T] = []
         async for item in iterator:
             taken.append(item)
-            if len(taken) == _ITEMS_AT_ONCE:
+            if len(taken) == at_once:
                 break
         return taken
 
-    while taken := await run_async(some()):
-        for item in taken:
-            yield item
+    at_once = 1  # whoever only asks whether there is anything should not wait for more
+    try:
+        while taken := await run_async(some(at_once)):
+            for item in taken:
+                yield item
+            at_once = min(at_once * 4, _ITEMS_AT_ONCE)
+    finally:
+        if isinstance(iterator, AsyncGenerator):
+            await run_async(_close(iterator))
+
+
+async def _close(iterator: AsyncGenerator[T, None]) -> None:
+    await iterator.aclose()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -48,16 +48,24 @@ class Recipe:
     options: EngineOptions
     fsync: bool = True
 
-    @property
-    def identity(self) -> str | None:
+    def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
-        if not isinstance(self.target, str | os.PathLike):
+        if not isinstance(self.target, str):
             return None
-        return repr((os.fspath(self.target), _canonical(self.storage_options or {}), self.options, self.fsync))
+        return repr((storage.kind, storage.url, _canonical(self.storage_options or {}), self.options, self.fsync))
 
 
 def _canonical(value: Any) -> Any:
     return sorted((str(k), _canonical(v)) for k, v in value.items()) if isinstance(value, dict) else value
+
+
+def _absolute(target: Any) -> Any:
+    """A local path as it is meant now: neither a change of directory nor a pickle may lead it elsewhere."""
+    if isinstance(target, os.PathLike):
+        target = os.fspath(target)
+    if isinstance(target, str) and target and "::" not in target and "://" not in target:
+        return os.path.abspath(os.path.expanduser(target))
+    return target
 
 
 class Handle:
@@ -67,6 +75,7 @@ class Handle:
         self.recipe = recipe
         self._nodes = nodes or []
         self._engine: Engine | None = None
+        self._identity: str | None = None
         self._made_in = -1
 
     @classmethod
@@ -87,7 +96,7 @@ class Handle:
             raise InvalidInput(f"option {unknown[0]!r} is not known; there are {', '.join(sorted(known | {'fsync', *_LATER_OPTIONS}))}")
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
-        handle = cls(Recipe(target, storage_options, EngineOptions(**options), fsync))
+        handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync))
         handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
         return handle
 
@@ -101,17 +110,15 @@ class Handle:
         return self._engine
 
     def _find(self) -> Engine:
-        identity = self.recipe.identity
-        engine = _engines.get(identity) if identity is not None else None
+        storage = open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync)
+        self._identity = self.recipe.identity(storage)
+        engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
-            engine = Engine(self._storage(), self.recipe.options)
-            if identity is not None:
-                _engines[identity] = engine
+            engine = Engine(storage, self.recipe.options)
+            if self._identity is not None:
+                _engines[self._identity] = engine
         engine.hierarchy.restore(self._nodes)
         return engine
-
-    def _storage(self) -> Storage:
-        return open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync)
 
     @property
     def url(self) -> str:
@@ -120,12 +127,12 @@ class Handle:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Handle):
             return NotImplemented
+        if self.engine is other.engine:
+            return True
         mine, theirs = self.recipe, other.recipe
-        same_target = mine.target is theirs.target if mine.identity is None else mine.identity == theirs.identity
-        if not same_target and mine.identity is None and theirs.identity is None:
-            # Objects that stand for the same place, such as an unpickled storage.
-            same_target = type(mine.target) is type(theirs.target) and self.url == other.url
-        return same_target and mine.options == theirs.options
+        # Objects of the caller's that stand for the same place, such as an unpickled storage.
+        alike = self._identity is None and other._identity is None and type(mine.target) is type(theirs.target)
+        return alike and self.url == other.url and mine.options == theirs.options
 
     def __hash__(self) -> int:
         return hash(self.url)

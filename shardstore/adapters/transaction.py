@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 def transaction(handle: Handle) -> Iterator[None]:
     """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
 
-    Writes of all faces and threads of this process on the same target take part. An exception inside the block discards
+    Writes of all threads of this process take part, through every face on the same place that was opened with the same
+    options. An exception inside the block discards
     everything and says how much that was; one from the commit itself says what had been stored.
     """
     handle.begin()

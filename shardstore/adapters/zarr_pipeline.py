@@ -142,7 +142,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 infos = [entry.with_getter(MemoryGetter(entry.key, value)) for _, entry, value in mine]
                 await codec.pipeline.read(infos, out, drop_axes)
 
-        await _in_waves(await _waves(store, entries), wave)
+        await _in_waves(await _waves(store, entries, split_shards=True), wave)
         return tuple(status(present) for present in found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -178,7 +178,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 if error is not None:
                     raise error
 
-        await _in_waves(await _waves(store, entries), wave)
+        await _in_waves(await _waves(store, entries, split_shards=False), wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -248,8 +248,11 @@ async def _fetch(store: ShardedStore, keys: Sequence[str]) -> list[memoryview | 
     return values
 
 
-async def _waves(store: ShardedStore, entries: Sequence[Entry]) -> list[list[int]]:
-    """Numbers of entries that are handled together: whole shards, up to the bound on memory."""
+async def _waves(store: ShardedStore, entries: Sequence[Entry], *, split_shards: bool) -> list[list[int]]:
+    """Numbers of entries that are handled together: whole shards, up to the bound on memory.
+
+    A larger shard is one commit all the same; for reading it may be split.
+    """
     sizes = [wave_bytes(entry.spec) for entry in entries]
     if sum(sizes) <= _WAVE_BYTES:
         return [list(range(len(entries)))]
@@ -257,12 +260,16 @@ async def _waves(store: ShardedStore, entries: Sequence[Entry]) -> list[list[int
     held = 0
     for group in await run_async(store.engine.shard_groups([entry.key for entry in entries])):
         nbytes = sum(sizes[i] for i in group)
+        if split_shards and nbytes > _WAVE_BYTES:
+            at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
+            waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
+            continue
         if waves[-1] and held + nbytes > _WAVE_BYTES:
             waves.append([])
             held = 0
         waves[-1] += group
         held += nbytes
-    return waves
+    return [wave for wave in waves if wave]
 
 
 async def _in_waves(waves: Sequence[Sequence[int]], run: Any) -> None:

@@ -232,7 +232,7 @@ class ShardedStore(Store):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Every key below ``prefix``. The path of a node counts as ``path/``: ``ct`` does not list ``ct2``."""
         await self._ensure_open()
-        if prefix and not prefix.endswith("/") and await run_async(self.engine.node(prefix)) is not None:
+        if prefix and not prefix.endswith("/") and await run_async(self.engine.is_node(prefix)):
             prefix += "/"
         async for value in iterate(lambda: self.engine.list(prefix)):
             yield value.key
@@ -245,6 +245,12 @@ class ShardedStore(Store):
             yield name[len(directory) :].rstrip("/")
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    async def _ensure_open(self) -> None:
+        # zarr calls this before it makes a pipeline, and the configuration may have been reset since this store was made.
+        if self._pipeline:
+            install_pipeline()
+        await super()._ensure_open()
 
     def _check_writable(self) -> None:
         if self.read_only:

@@ -17,9 +17,9 @@ from shardstore.engine.committer import Committer
 from shardstore.engine.counters import Counters
 from shardstore.engine.documents import Documents
 from shardstore.engine.erasing import Erasing
-from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
+from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keys import check_key, check_prefix, metadata_path
+from shardstore.engine.keys import check_key, check_prefix, metadata_key, metadata_path
 from shardstore.engine.listing import ListedDir, ListedValue, Listing
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, Value
@@ -70,6 +70,9 @@ class Engine:
         self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(self.get_many)
         self._updates: TickBatch[KeyUpdate, None] = TickBatch(self.update_many)
         self._overlay: Overlay | None = None
+        self._committing: Overlay | None = None
+        self._commit_ended = asyncio.Event()
+        self._commit_ended.set()
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -80,7 +83,7 @@ class Engine:
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
-        overlay = self._overlay
+        overlay = self._held
         if overlay is None:
             return await self._values.get_many(requests)
         values: list[Value] = [None] * len(requests)
@@ -95,42 +98,60 @@ class Engine:
             values[i] = value
         return values
 
+    @property
+    def _held(self) -> Overlay | None:
+        """What a transaction holds back, until its commit has ended."""
+        return self._overlay or self._committing
+
     async def update(self, update: KeyUpdate) -> None:
         """One update, durable on return; gathered with others of the same tick."""
         check_key(update[0])
         await self._updates.submit(update)
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``."""
+        """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``.
+
+        While a transaction is being committed, others wait: what they write is not part of it.
+        """
+        await self._commit_ended.wait()
         if self._overlay is None:
             return await self._values.update_many(updates)
-        return await self._hold_back(self._overlay, updates)
+        return [await self._hold_back(key, action) for key, action in updates]
 
-    async def _hold_back(self, overlay: Overlay, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        errors: list[Exception | None] = []
-        for key, action in updates:
-            try:
-                await self._hold_back_one(overlay, check_key(key), action)
-                errors.append(None)
-            except ShardStoreError as exc:
-                errors.append(exc)
-        return errors
+    async def _hold_back(self, key: str, action: Action) -> Exception | None:
+        overlay = self._overlay
+        assert overlay is not None
+        try:
+            check_key(key)
+            match action:
+                case SetValue(data):
+                    overlay.set(key, data)
+                    return None
+                case EraseValue():
+                    overlay.erase(key)
+                    return None
+            if isinstance(action, Patch) and metadata_path(key) is not None:
+                raise InvalidInput(f"the metadata document {key!r} can only be set whole")
+            (old,) = await self.get_many([(key, EVERYTHING)])
+            if self._overlay is not overlay:  # it ended meanwhile: then this is no part of it
+                return (await self.update_many([(key, action)]))[0]
+            if isinstance(old, ShardStoreError):
+                raise old
+            if isinstance(action, SetIfMissing):
+                if old is None:
+                    self._set_if_missing(overlay, key, action)
+            elif (new := apply_actions([action], old, key)) is not None:
+                overlay.set(key, new)
+        except ShardStoreError as exc:
+            return exc
+        return None
 
-    async def _hold_back_one(self, overlay: Overlay, key: str, action: Action) -> None:
-        match action:
-            case SetValue(data):
-                overlay.set(key, data)
-            case EraseValue():
-                overlay.erase(key)
-            case SetIfMissing() | Patch():
-                if isinstance(action, Patch) and metadata_path(key) is not None:
-                    raise InvalidInput(f"the metadata document {key!r} can only be set whole")
-                (old,) = await self.get_many([(key, EVERYTHING)])
-                if isinstance(old, ShardStoreError):
-                    raise old
-                new = apply_actions([action], old, key)
-                if new is not None and new is not old:
-                    overlay.set(key, new)
+    @staticmethod
+    def _set_if_missing(overlay: Overlay, key: str, action: SetIfMissing) -> None:
+        if overlay.decides(key):  # erased by the transaction itself: nothing of others is in the way
+            overlay.set(key, action.data)
+        else:
+            overlay.set_if_missing(key, action.data)
 
     async def exists(self, key: str) -> bool:
         """Whether the key has a value; for a chunk its shard's index tells."""
@@ -139,8 +160,8 @@ class Engine:
     async def size(self, key: str) -> int | None:
         """The size of a value in bytes, without reading it; ``None`` where there is none."""
         check_key(key)
-        if self._overlay is not None and self._overlay.decides(key):
-            return self._overlay.nbytes(key)
+        if (overlay := self._held) is not None and overlay.decides(key):
+            return overlay.nbytes(key)
         return await self._values.size(key)
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -148,7 +169,7 @@ class Engine:
     async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
         """Every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
         prefix = check_prefix(prefix)
-        overlay = self._overlay
+        overlay = self._held
         async for value in self._listing.values(prefix):
             if overlay is None or not overlay.decides(value.key):
                 yield value
@@ -162,7 +183,7 @@ class Engine:
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             prefix += "/"
-        if self._overlay is None:
+        if self._held is None:
             return await self._listing.directory(prefix, approximate=approximate)
         keys: dict[str, None] = {}
         prefixes: dict[str, None] = {}
@@ -186,6 +207,7 @@ class Engine:
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        await self._commit_ended.wait()
         if self._overlay is not None:
             self._overlay.erase_prefix(prefix)
         else:
@@ -199,6 +221,7 @@ class Engine:
         Raises:
             InvalidInput: a transaction is open already.
         """
+        await self._commit_ended.wait()
         if self._overlay is not None:
             raise InvalidInput(f"a transaction is open already on {self.storage.url}: they do not nest")
         self._overlay = Overlay(self.options.max_memory)
@@ -211,9 +234,13 @@ class Engine:
         overlay, self._overlay = self._overlay, None
         if overlay is None:
             raise InvalidInput("there is no open transaction")
+        self._committing = overlay  # still what this process reads
+        self._commit_ended.clear()
         try:
             await OverlayCommit(overlay, self._values, self._documents, self.hierarchy, self._erasing, self.options).run()
         finally:
+            self._committing = None
+            self._commit_ended.set()
             overlay.close()
 
     async def rollback(self) -> int:
@@ -227,13 +254,17 @@ class Engine:
 
     # -- about -----------------------------------------------------------------------------------------------------
 
-    async def node(self, path: str) -> Node | None:
-        """What the storage has at ``path`` now."""
-        return await self.hierarchy.node(path, fresh=True)
+    async def is_node(self, path: str) -> bool:
+        """Whether there is a node at ``path``, or an open transaction makes one."""
+        key = check_key(metadata_key(path))
+        overlay = self._held
+        if overlay is not None and overlay.decides(key):
+            return overlay.nbytes(key) is not None
+        return await self.hierarchy.node(path, fresh=True) is not None
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
         """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
-        if self._overlay is not None:
+        if self._held is not None:
             return [[i] for i in range(len(keys))]
         targets = await self.hierarchy.locate(keys, for_write=False)
         groups: dict[str, list[int]] = {}
@@ -242,7 +273,8 @@ class Engine:
         return list(groups.values())
 
     async def layout(self, path: str) -> ArrayLayout | None:
-        """How the array at ``path`` is sharded, or ``None`` where it is not."""
+        """How the array at ``path`` is stored in shards, or ``None`` where it is not."""
+        check_key(metadata_key(path))
         node = await self.hierarchy.node(path, fresh=True)
         return None if node is None else node.layout
 

@@ -19,6 +19,13 @@ class Spilled:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyIfMissing:
+    """The value was set on condition that there was none: the condition holds again when it is committed."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Erased:
     """The transaction erased the key."""
 
@@ -32,7 +39,7 @@ class Overlay:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._in_memory = 0
-        self._values: dict[str, bytes | Spilled | Erased] = {}
+        self._values: dict[str, bytes | Spilled | OnlyIfMissing | Erased] = {}
         self._erased_prefixes: list[str] = []
         self._file: IO[bytes] | None = None
 
@@ -48,6 +55,14 @@ class Overlay:
         offset = self._file.seek(0, 2)
         self._file.write(data)
         self._values[key] = Spilled(offset, len(data))
+
+    def set_if_missing(self, key: str, data: BytesLike) -> None:
+        """For a key that neither the transaction nor, at this moment, the storage has a value for."""
+        self._forget(key)
+        self._values[key] = OnlyIfMissing(bytes(data))
+
+    def only_if_missing(self, key: str) -> bool:
+        return isinstance(self._values.get(key), OnlyIfMissing)
 
     def erase(self, key: str) -> None:
         self._forget(key)
@@ -78,6 +93,8 @@ class Overlay:
             return None
         if isinstance(value, bytes):
             return value
+        if isinstance(value, OnlyIfMissing):
+            return value.data
         assert self._file is not None
         self._file.seek(value.offset)
         return self._file.read(value.nbytes)
@@ -86,6 +103,8 @@ class Overlay:
         value = self._values.get(key, ERASED)
         if isinstance(value, Erased):
             return None
+        if isinstance(value, OnlyIfMissing):
+            return len(value.data)
         return len(value) if isinstance(value, bytes) else value.nbytes
 
     def held(self) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardstore.engine.actions import ERASE, SetValue
+from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.documents import Documents, PlannedArray
 from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
@@ -31,15 +31,17 @@ class OverlayCommit:
         self._erasing = erasing
         self._options = options
         self._stored = 0
+        self._erased: list[str] = []
 
     async def run(self) -> None:
         """Raises the first error, with a note that says what was stored before it."""
         keys = list(self._overlay.held())
         try:
+            documents = [key for key in keys if metadata_path(key) is not None]
+            planned = await self._plan(documents)  # before anything is changed
             for prefix in self._overlay.erased_prefixes:
                 await self._erasing.erase_prefix(prefix)
-            documents = [key for key in keys if metadata_path(key) is not None]
-            planned = await self._plan(documents)
+                self._erased.append(prefix)
             with self._hierarchy.pending(array.node for array in planned.values()):
                 await self._commit_values([key for key in keys if metadata_path(key) is None])
             for array in planned.values():
@@ -49,7 +51,7 @@ class OverlayCommit:
         except Exception as exc:
             exc.add_note(
                 f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
-                "is discarded"
+                "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")
             )
             raise
 
@@ -60,7 +62,9 @@ class OverlayCommit:
             path, data = metadata_path(key), self._overlay.get(key)
             if path is None or data is None:
                 continue
-            array = await self._documents.plan_array(path, data)
+            if self._overlay.only_if_missing(key):
+                continue  # conditional to the end
+            array = await self._documents.plan_array(path, data, erased_first=self._overlay.erased_below(key))
             if array is not None:
                 planned[key] = array
             elif b'"consolidated_metadata"' not in data:  # its arrays are there only once this transaction has written them
@@ -88,7 +92,10 @@ class OverlayCommit:
         updates: list[KeyUpdate] = []
         for key in keys:
             data = self._overlay.get(key)
-            updates.append((key, ERASE if data is None else SetValue(data)))
+            if data is None:
+                updates.append((key, ERASE))
+            else:
+                updates.append((key, SetIfMissing(data) if self._overlay.only_if_missing(key) else SetValue(data)))
         errors = await self._values.update_many(updates)
         self._stored += errors.count(None)
         for error in errors:

@@ -48,15 +48,16 @@ def generation_of(status: os.stat_result) -> Generation:
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     """The error to raise, from ``exc``, where ``action`` on the object at ``key`` failed."""
     reason = exc.strerror or str(exc)
+    where = f", in {os.path.dirname(exc.filename)}" if isinstance(exc.filename, str) else ""
     if isinstance(exc, PermissionError):
         return AccessDenied(f"{action} {key!r}: the operating system denied access to {exc.filename or 'it'}")
     if exc.errno == errno.ENAMETOOLONG:
         return InvalidInput(f"{action} {key!r}: a part of the key, or the whole path, is longer than the file system allows")
     if isinstance(exc, NotADirectoryError | FileExistsError):
-        return StorageError(f"{action} {key!r}: a part of the key above it is an object already, so it cannot be a directory")
+        return StorageError(f"{action} {key!r}: a part of the path above it is a file already, so it cannot be a directory{where}")
     if isinstance(exc, IsADirectoryError):
         return StorageError(f"{action} {key!r}: there is a directory of this name")
-    return StorageError(f"{action} {key!r} failed: {reason}")
+    return StorageError(f"{action} {key!r} failed: {reason}{where}")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

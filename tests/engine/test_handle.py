@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,22 @@ def test_engines_are_shared_by_target_and_options() -> None:
     assert other.engine is not one.engine
     assert other != one
     assert pickle.loads(pickle.dumps(one)).engine is one.engine
+
+
+def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+    mine = ShardingTransformer("x.zarr")
+    mine.set("k", b"here")
+    monkeypatch.chdir(there)
+    other = ShardingTransformer("x.zarr")
+    assert other.get("k") is None
+    assert other != mine
+    assert pickle.loads(pickle.dumps(mine)).get("k") == b"here"
+    same = [f"{here}/x.zarr", f"{here}/x.zarr/", f"file://{here}/x.zarr", here / "x.zarr"]
+    assert len({id(Handle.make(target, None, {}).engine) for target in same}) == 1
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
+import zarr
+from zarr.core.buffer import cpu
+from zarr.core.sync import sync
 
-from shardstore import InvalidInput, ShardingTransformer
+from shardstore import InvalidInput, ShardedStore, ShardingTransformer
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 
@@ -100,3 +105,86 @@ def test_they_do_not_nest_and_need_a_writable_store() -> None:
         pytest.fail("the inner block must not be entered")
     with pytest.raises(InvalidInput, match="read-only"):
         ShardingTransformer(fresh_memory(), read_only=True).transaction()
+
+
+def test_a_refused_commit_has_erased_nothing() -> None:
+    storage, mine, other = open_hooked()
+    mine.set("a/zarr.json", document((16,), (1,)))
+    mine.set("a/c/0", b"old")
+
+    def change() -> None:
+        with mine.transaction():
+            mine.erase_prefix("a/")
+            mine.set("a/zarr.json", document((4, 4), (1, 1)))  # the policy is for one dimension
+            mine.set("a/c/0/0", b"new")
+
+    with pytest.raises(InvalidInput, match="array 'a' has 2"):
+        change()
+    assert other.get("a/c/0") == b"old"
+    assert storage.count("delete") == 0
+
+
+def test_set_if_missing_stays_conditional_until_the_commit() -> None:
+    storage = HookedStorage(fresh_memory())
+    mine = ShardedStore(storage, chunks_per_shard=(4,))
+    other = ShardingTransformer(storage.inner, chunks_per_shard=(4,))
+    other.set("a/zarr.json", document((16,), (1,)))
+    with mine.transaction():
+        for key in ("a/c/0", "a/c/1", "n.txt", "m.txt"):
+            sync(mine.set_if_not_exists(key, cpu.Buffer.from_bytes(b"mine")))
+            assert sync(mine.getsize(key)) == 4
+        other.set("a/c/0", b"theirs")
+        other.set("n.txt", b"theirs")
+    assert [other.get(key) for key in ("a/c/0", "a/c/1", "n.txt", "m.txt")] == [b"theirs", b"mine", b"theirs", b"mine"]
+
+
+def test_a_conditional_write_that_overlaps_the_commit_is_not_lost() -> None:
+    storage = HookedStorage(fresh_memory())
+    mine = ShardedStore(storage, chunks_per_shard=(4,))
+    other = ShardingTransformer(storage.inner, chunks_per_shard=(4,))
+    other.set("a/zarr.json", document((16,), (1,)))
+    go_on, reached = threading.Event(), threading.Event()
+
+    async def hold(operation: str, key: str) -> None:
+        if operation == "read" and key == "a/c/1":  # the shard of a/c/4
+            storage.before = None
+            reached.set()
+            await asyncio.to_thread(go_on.wait)
+
+    thread = threading.Thread(target=lambda: sync(mine.set_if_not_exists("a/c/4", cpu.Buffer.from_bytes(b"late"))))
+    with mine.transaction():
+        sync(mine.set("a/c/0", cpu.Buffer.from_bytes(b"0")))
+        storage.before = hold
+        thread.start()
+        reached.wait(20)
+    go_on.set()
+    thread.join(20)
+    assert [other.get("a/c/0"), other.get("a/c/4")] == [b"0", b"late"]
+
+
+def test_what_is_being_committed_stays_readable() -> None:
+    storage, mine, _ = open_hooked()
+    mine.set("a/zarr.json", document((16,), (1,)))
+    seen: list[bytes | None] = []
+
+    async def look(operation: str, key: str) -> None:
+        if operation == "write":
+            seen.append(await asyncio.to_thread(mine.get, "a/c/0"))
+            seen.append(await asyncio.to_thread(mine.get, "b/zarr.json"))
+
+    with mine.transaction():
+        mine.set("a/c/0", b"new")
+        mine.set("b/zarr.json", document((16,), (1,)))
+        storage.before = look
+    storage.before = None
+    assert seen == [b"new", document((16,), (1,))] * 2
+
+
+def test_listing_a_node_that_the_transaction_makes() -> None:
+    store = ShardedStore(fresh_memory(), chunks_per_shard=(2,))
+    with store.transaction():
+        array = zarr.create_array(store, name="ct", shape=(8,), chunks=(2,), dtype="i4")
+        array[:] = 1
+        zarr.create_array(store, name="ct2", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
+        assert array.nchunks_initialized == 4
+    assert array.nchunks_initialized == 4

@@ -133,7 +133,7 @@ def test_what_is_no_file_is_no_object(s: SyncStorage, tmp_path: Path) -> None:
     for condition in (UNCONDITIONAL, IF_ABSENT):
         with pytest.raises(StorageError, match="directory"):
             s.put("a", b"1", condition)
-    with pytest.raises(StorageError, match="above it is an object"):
+    with pytest.raises(StorageError, match="above it is a file"):
         s.put("a/b/c", b"1")
     assert files_below(tmp_path / "root") == ["a", "a/b", "pipe"]
 

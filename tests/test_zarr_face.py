@@ -1,0 +1,156 @@
+"""The zarr store and its pipeline, where zarr's own suites do not look."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.sync import sync
+
+import shardstore
+from shardstore._sync import run_sync
+from shardstore.adapters import zarr_pipeline
+from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
+from shardstore.format.json_text import dumps
+from shardstore.model.generation import UNCONDITIONAL
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrap_trace import TraceStorage
+
+VALUES = np.arange(1, 65, dtype="i4")
+
+
+def memory() -> MemoryStorage:
+    return MemoryStorage(f"/face-{uuid.uuid4().hex}")
+
+
+def commits_of_an_assignment(store: shardstore.ShardedStore) -> int:
+    array = zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i4", overwrite=True)
+    store.counters.reset()
+    array[...] = VALUES
+    return store.counters.commits
+
+
+def test_the_pipeline_is_there_although_the_configuration_was_reset() -> None:
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        store = shardstore.open(memory(), chunks_per_shard=(32,))
+    zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"})
+    assert commits_of_an_assignment(store) == 2
+    assert isinstance(zarr.open_array(store, path="a")._async_array.codec_pipeline, ShardedCodecPipeline)
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_the_pipeline_can_be_switched_off(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+    with zarr.config.set({"codec_pipeline.path": plain}):
+        if by == "environment":
+            monkeypatch.setenv("SHARDSTORE_PIPELINE", "0")
+        store = shardstore.open(memory(), chunks_per_shard=(32,), pipeline=by != "option")
+        array = zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i4")
+        assert zarr.config.get("codec_pipeline.path") == plain
+        assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
+        array[...] = VALUES
+        np.testing.assert_array_equal(array[...], VALUES)
+
+
+def test_arrays_of_other_stores_keep_the_pipeline_that_was_configured() -> None:
+    shardstore.open(memory())
+    array = zarr.create_array(zarr.storage.MemoryStore(), shape=(4,), chunks=(2,), dtype="i4")
+    assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
+    array[...] = [1, 2, 3, 4]
+    assert array[2] == 3
+
+
+def test_selections_and_assignments_past_the_memory_bound_go_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing, a shard is one commit however large it is; reading, it is split, so that it does not have to be held whole."""
+    monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 64)
+    trace = TraceStorage(memory())
+    store = shardstore.open(trace, chunks_per_shard=(32,))
+    assert commits_of_an_assignment(store) == 2
+    array = zarr.open_array(store, path="a")
+    trace.reset()
+    np.testing.assert_array_equal(array[...], VALUES)
+    largest = max(event.nbytes for event in trace.events if event.op == "read" and event.key.startswith("a/c/"))
+    assert largest < 32 * 16 + 100  # an index, or the chunks of a wave; never the shard
+    array[5:50] = -1
+    expected = VALUES.copy()
+    expected[5:50] = -1
+    np.testing.assert_array_equal(array[...], expected)
+
+
+def test_asking_whether_anything_is_there_reads_few_indices() -> None:
+    trace = TraceStorage(memory())
+    store = shardstore.open(trace, chunks_per_shard=(2,), metadata_ttl=1000.0)
+    zarr.create_array(store, name="a", shape=(400,), chunks=(1,), dtype="i4")[...] = 1
+    trace.reset()
+    assert not sync(store.is_empty("a/c"))
+    assert trace.summary().requests <= 10
+    assert sync(store.is_empty("b"))
+
+
+def consolidated(store: Any) -> Any:
+    found = zarr.open_group(store, mode="r").metadata.consolidated_metadata
+    assert found is not None
+    return found
+
+
+def test_a_group_stays_writable_when_its_consolidated_metadata_is_out_of_date() -> None:
+    storage = memory()
+    store = shardstore.open(storage, chunks_per_shard=(2,))
+    group = zarr.open_group(store, mode="w")
+    group.create_array("a", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
+    group.create_array("g/b", shape=(8,), chunks=(2,), dtype="i4")[:] = 2
+    zarr.consolidate_metadata(store)
+    group.create_array("a", shape=(8,), chunks=(4,), dtype="i4", overwrite=True)[:] = 3
+    zarr.open_group(store, mode="r+").attrs["x"] = 1
+    assert consolidated(store).metadata["a"].chunk_grid.chunk_shape == (2,)  # as it was consolidated, and so with plain zarr-python
+    assert zarr.open_array(store, path="a").chunks == (4,)
+    zarr.consolidate_metadata(store)
+    shown = consolidated(store)
+    assert shown.metadata["a"].chunk_grid.chunk_shape == (4,)
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(storage, chunks_per_shard=None), path="g/b")[...], [2] * 8)
+
+
+@pytest.mark.parametrize("update", ["attributes", "resize", "consolidate"])
+def test_native_arrays_in_other_spellings_can_be_updated(update: str) -> None:
+    """tensorstore, zarrs and zarr-python leave out, or fill in, different parts of the same configuration."""
+    storage = memory()
+    inner = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "blosc", "configuration": {"cname": "lz4", "clevel": 5, "shuffle": "noshuffle", "blocksize": 0}},
+    ]
+    sharding = {
+        "chunk_shape": [2],
+        "codecs": inner,
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [8],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    raw = shardstore.ShardingTransformer(storage, chunks_per_shard=None)
+    # Written past the view: a client of it could not create a sharded array itself.
+    run_sync(storage.write("zarr.json", [b'{"zarr_format": 3, "node_type": "group"}'], 40, UNCONDITIONAL))
+    data = dumps(document)
+    run_sync(storage.write("x/zarr.json", [data], len(data), UNCONDITIONAL))
+    store = shardstore.open(storage)
+    array = zarr.open_array(store, path="x", mode="r+")
+    array[...] = np.arange(8)
+    match update:
+        case "attributes":
+            array.attrs["q"] = 1
+        case "resize":
+            array.resize((12,))
+        case "consolidate":
+            zarr.consolidate_metadata(store)
+    assert store.chunks_per_shard("x") == (2,)
+    np.testing.assert_array_equal(zarr.open_array(store, path="x")[:8], np.arange(8))
+    assert raw.get("x/c/3") is not None

@@ -37,7 +37,7 @@ class EngineOptions:
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
     max_memory: int = 256 * 2**20
-    """Chunk bytes that commits and transactions hold in memory at once."""
+    """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16
     """Shards that are committed at once."""
     copy_window_bytes: int = 64 * 2**20

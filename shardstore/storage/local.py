@@ -123,7 +123,7 @@ class LocalStorage:
     def _path(self, key: str) -> str | None:
         """Where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
         segments = key.split("/")
-        if is_reserved(segments[-1]) or "\0" in key or any(segment in ("", ".", "..") for segment in segments):
+        if "\0" in key or any(segment in ("", ".", "..") or is_reserved(segment) for segment in segments):
             return None
         return os.path.join(self.root, *segments)
 

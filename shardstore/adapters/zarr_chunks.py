@@ -8,9 +8,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import SupportsSyncCodec
+from zarr.codecs import BloscCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from shardstore.errors import Corruption
+from shardstore.format.blosc_header import check_blosc_header
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
@@ -120,7 +122,9 @@ class ChunkCodec:
         """
         value: Any = entry.spec.prototype.buffer.from_bytes(data)
         try:
-            for codec, spec in reversed(self._steps(entry.spec)):
+            for i, (codec, spec) in reversed(list(enumerate(self._steps(entry.spec)))):
+                if isinstance(codec, BloscCodec):
+                    check_blosc_header(_view(value), self._nbytes_before(i, entry.spec))
                 value = codec._decode_sync(value, spec)
         except MemoryError:
             raise
@@ -130,6 +134,18 @@ class ChunkCodec:
         if decoded.shape != entry.spec.shape:
             raise _undecodable(entry.key, len(data), f"it has shape {decoded.shape}, {entry.spec.shape} was expected")
         return decoded
+
+    def _nbytes_before(self, number: int, spec: ArraySpec) -> int | None:
+        """The bytes that the codec of this number gets when a chunk is encoded; ``None`` where that depends on the elements."""
+        dtype = spec.dtype.to_native_dtype()
+        if dtype.hasobject:
+            return None
+        nbytes = prod(spec.shape) * dtype.itemsize
+        for codec, before in self._steps(spec)[:number]:
+            if not codec.is_fixed_size:
+                return None
+            nbytes = codec.compute_encoded_size(nbytes, before)
+        return nbytes
 
     def encode(self, entry: Entry, array: NDBuffer) -> memoryview | None:
         """The bytes of one chunk; ``None`` where a codec drops it."""

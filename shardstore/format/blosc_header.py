@@ -1,0 +1,34 @@
+"""The header of a Blosc 1 buffer, checked before the library sees it.
+
+::
+
+    | version | versionlz | flags | typesize | nbytes: int32 | blocksize: int32 | cbytes: int32 | blocks ... |
+
+``cbytes`` is the length of the whole buffer, ``nbytes`` that of what it decodes to; little-endian. The library believes
+both: a buffer that was cut, or whose numbers were changed, makes it read behind the end (and the process crash), or
+allocate up to 2 GiB. Specification: c-blosc, README_CHUNK_FORMAT.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from shardstore.errors import Corruption
+from shardstore.model.ranges import BytesLike
+
+_HEADER = struct.Struct("<BBBBiii")
+
+
+def check_blosc_header(data: BytesLike, decoded_nbytes: int | None) -> None:
+    """Refuse a buffer whose header contradicts its length, or the ``decoded_nbytes`` that are expected, if they are known.
+
+    Raises:
+        Corruption: it is cut, extended, or of another size.
+    """
+    if len(data) < _HEADER.size:
+        raise Corruption(f"a Blosc buffer has a header of {_HEADER.size} bytes, this one has {len(data)} in all")
+    _, _, _, _, nbytes, _, cbytes = _HEADER.unpack_from(data)
+    if cbytes != len(data):
+        raise Corruption(f"the Blosc header says {cbytes} bytes, there are {len(data)}")
+    if nbytes < 0 or (decoded_nbytes is not None and nbytes != decoded_nbytes):
+        raise Corruption(f"the Blosc header says {nbytes} decoded bytes, {decoded_nbytes} were expected")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 from fsspec.asyn import get_loop
@@ -37,9 +38,48 @@ def run_sync(coroutine: Coroutine[object, object, T]) -> T:
 async def run_async(coroutine: Coroutine[object, object, T]) -> T:
     """Await a coroutine that runs on the IO loop, from any event loop."""
     loop = get_loop()
-    if _running_loop() is loop:
+    here = asyncio.get_running_loop()
+    if here is loop:
         return await coroutine
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+    ended: asyncio.Future[T] = here.create_future()
+    tasks: list[asyncio.Task[T]] = []
+
+    def start() -> None:
+        task = loop.create_task(coroutine)
+        tasks.append(task)
+        task.add_done_callback(lambda task: _call(here, _hand_over, task, ended))
+
+    loop.call_soon_threadsafe(start)
+    cancelled: asyncio.CancelledError | None = None
+    while not ended.done():
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError as exc:
+            # Ask the coroutine to end, and wait until it has: it may still use what the caller gave it.
+            cancelled = exc
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+    if cancelled is not None:
+        if not ended.cancelled():
+            ended.exception()
+        raise cancelled
+    return ended.result()
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    with suppress(RuntimeError):  # the caller's loop has been closed: nobody waits any more
+        loop.call_soon_threadsafe(function, *arguments)
+
+
+def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
+    """The outcome of a task, to a future of another loop; called on that loop."""
+    if ended.done():
+        return
+    if task.cancelled():
+        ended.cancel()
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
 
 
 async def iterate(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:

@@ -30,7 +30,7 @@ class ShardingTransformer:
     """A store of presented keys over shards, synchronous and thread-safe.
 
     Keys are those of a Zarr v3 hierarchy without sharding: ``ct/zarr.json``, ``ct/c/0/3/1``. Takes the same arguments as
-    ``shardstore.open``.
+    ``shardstore.open``, but for ``pipeline``.
     """
 
     def __init__(self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
@@ -68,7 +68,7 @@ class ShardingTransformer:
 
     def set(self, key: str, value: BytesLike) -> None:
         """Store a value; durable on return."""
-        self._update([(key, SetValue(value))])
+        self._update([(key, SetValue(bytes(value)))])  # a copy of what could change, where it is not bytes already
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, BytesLike]]) -> None:
         """Store bytes from ``start`` of each key's value; one commit a shard.
@@ -86,7 +86,7 @@ class ShardingTransformer:
             mine.sort()
             if any(before[1] > after[0] for before, after in pairwise(mine)):
                 raise InvalidInput(f"the ranges to set of {key!r} overlap")
-        self._update([(key, Patch(start, value)) for key, start, value in sorted(updates, key=lambda u: u[1])])
+        self._update([(key, Patch(start, bytes(value))) for key, start, value in sorted(updates, key=lambda u: u[1])])
 
     def erase(self, key: str) -> None:
         """Erase a value; nothing happens where there is none."""

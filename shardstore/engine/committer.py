@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shardstore.engine.actions import Action, apply_actions, needs_old_value
@@ -18,7 +19,7 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
 from shardstore.engine.retrying import Conflicts
-from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
@@ -68,6 +69,7 @@ class Committer:
         self._counters = counters
         self._conflicts = conflicts
         self._windows = MemoryBudget(options.max_memory)
+        self._unborn: dict[str, Generation] = {}  # shards of arrays whose documents a transaction has yet to write
         self._warned = False
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
@@ -97,7 +99,11 @@ class Committer:
         key = shard.key
         if isinstance(plan, WriteShard):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            generation = await self._storage.write(key, body, plan.nbytes, UNCONDITIONAL)
+            condition = self._condition(None) if shard.node.is_unborn else UNCONDITIONAL
+            try:
+                generation = await self._storage.write(key, body, plan.nbytes, condition)
+            except ConditionFailed as exc:
+                raise _not_alone(shard) from exc
             self._remember(shard, generation, plan)
         else:
             await self._storage.delete(key, UNCONDITIONAL)
@@ -112,6 +118,8 @@ class Committer:
         while True:
             if not from_cache:
                 cached = await self._load(shard)
+            if cached is not None and shard.node.is_unborn:
+                raise _not_alone(shard)
             try:
                 refused: Refused = {}
                 updates = await self._resolve(shard, cached, actions, refused)
@@ -281,14 +289,35 @@ class Committer:
         self._warned = True
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    async def withdraw_unborn(self) -> None:
+        """Remove the shards that were written of arrays that could not be created after all, where they are still ours."""
+        unborn, self._unborn = self._unborn, {}
+        for key, generation in unborn.items():
+            self._indices.drop(key)
+            with suppress(ConditionFailed):
+                await self._storage.delete(key, IfGeneration(generation))
+
+    def forget_unborn(self) -> None:
+        """The arrays have been created: what was written of them stays."""
+        self._unborn = {}
+
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> None:
         self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index))
+        if shard.node.is_unborn:
+            self._unborn[shard.key] = generation
 
     def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
         return Corruption(
             f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
             f"{cause}. Write or erase that chunk first, or in the same batch"
         )
+
+
+def _not_alone(shard: Shard) -> Conflict:
+    return Conflict(
+        f"another client wrote shard {shard.key!r} of array {shard.node.path!r} while a transaction was creating that array; the "
+        "transaction's own shards of it are withdrawn: try again"
+    )
 
 
 def _apply(shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], refused: Refused) -> dict[int, BytesLike | None]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.options import EngineOptions
+from shardstore.engine.reader import same_shards
 from shardstore.engine.retrying import Conflicts
 from shardstore.engine.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.translation import Translation
 from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, Storage
 
@@ -90,7 +91,21 @@ class Documents:
         current = None if erased_first else await self.read(path)
         stored = dumps(await self._translation.array(path, document, current, nothing_there=erased_first))
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
-        return PlannedArray(stored, await self._condition(current), node)
+        before = None if current is None else current.node.layout
+        is_unborn = node.layout is not None and (before is None or not same_shards(node.layout, before))
+        return PlannedArray(stored, await self._condition(current), replace(node, is_unborn=is_unborn))
+
+    async def check_planned(self, planned: PlannedArray) -> None:
+        """Is what the array was planned from still there? Asked before its chunks are written.
+
+        Raises:
+            Conflict: another client changed the document meanwhile; nothing of the array was written.
+        """
+        path = planned.node.path
+        current = await self.read(path)
+        expected = planned.condition.generation if isinstance(planned.condition, IfGeneration) else None
+        if (None if current is None else current.generation) != expected and not isinstance(planned.condition, Unconditional):
+            raise Conflict(f"another client wrote the metadata of array {path!r} during the transaction: try again")
 
     async def write_planned(self, planned: PlannedArray) -> None:
         """Store a planned document, if what it was planned from is still there.
@@ -103,8 +118,8 @@ class Documents:
             generation = await self._storage.write(metadata_key(path), [planned.stored], len(planned.stored), planned.condition)
         except ConditionFailed as exc:
             raise Conflict(
-                f"another client wrote the metadata of array {path!r} during the transaction: chunks of the transaction are stored, "
-                "its metadata is not; write the array again"
+                f"another client wrote the metadata of array {path!r} during the transaction; the transaction's shards of a new array "
+                "are withdrawn: try again"
             ) from exc
         self._stored(path, planned.stored, generation)
 

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from shardstore.engine.actions import Action, EraseValue, Patch, SetIfMissing, SetValue, apply_actions
 from shardstore.engine.committer import Committer
@@ -27,6 +29,7 @@ from shardstore.engine.retrying import Conflicts, Sleep
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit
+from shardstore.engine.uninterrupted import uninterrupted
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError
@@ -36,6 +39,24 @@ from shardstore.storage.base import Storage
 from shardstore.storage.wrap_count import CountingStorage
 
 logger = logging.getLogger(__name__)
+
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+def _weakly(
+    method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
+) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
+    """The method without a reference to its engine: an engine that nobody uses is to go at once, with its threads."""
+    reference = weakref.WeakMethod(method)
+
+    async def run(requests: Sequence[Request]) -> Sequence[Result | Exception]:
+        bound = reference()
+        assert bound is not None  # whoever waits for the batch holds the engine
+        return await bound(requests)
+
+    return run
 
 
 class Engine:
@@ -54,21 +75,23 @@ class Engine:
         self.counters = Counters()
         self.storage: Storage = CountingStorage(storage, self.counters)
 
+        attempts, counters = self.options.commit_attempts, self.counters
+
         def conflicts() -> Conflicts:
-            return Conflicts(self.options.commit_attempts, self.counters, sleep, rng)
+            return Conflicts(attempts, counters, sleep, rng)
 
         self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
         self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, conflicts)
         self._reader = Reader(self.storage, self.hierarchy, self._indices, limits, self.counters)
-        committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, conflicts)
-        self._writer = Writer(committer, self.options.commit_concurrency)
+        self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, conflicts)
+        self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, conflicts)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
-        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(self.get_many)
-        self._updates: TickBatch[KeyUpdate, None] = TickBatch(self.update_many)
+        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
+        self._updates: TickBatch[KeyUpdate, None] = TickBatch(_weakly(self.update_many))
         self._overlay: Overlay | None = None
         self._committing: Overlay | None = None
         self._commit_ended = asyncio.Event()
@@ -104,15 +127,19 @@ class Engine:
         return self._overlay or self._committing
 
     async def update(self, update: KeyUpdate) -> None:
-        """One update, durable on return; gathered with others of the same tick."""
+        """One update, durable on return; gathered with others of the same tick. Carried out even when it is cancelled."""
         check_key(update[0])
-        await self._updates.submit(update)
+        await uninterrupted(self._updates.submit(update))
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``.
 
-        While a transaction is being committed, others wait: what they write is not part of it.
+        While a transaction is being committed, others wait: what they write is not part of it. Carried out even when it is
+        cancelled.
         """
+        return await uninterrupted(self._update_many(updates))
+
+    async def _update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         await self._commit_ended.wait()
         if self._overlay is None:
             return await self._values.update_many(updates)
@@ -120,7 +147,8 @@ class Engine:
 
     async def _hold_back(self, key: str, action: Action) -> Exception | None:
         overlay = self._overlay
-        assert overlay is not None
+        if overlay is None:  # it ended while an earlier update of the same batch was looked at
+            return (await self._update_many([(key, action)]))[0]
         try:
             check_key(key)
             match action:
@@ -134,7 +162,7 @@ class Engine:
                 raise InvalidInput(f"the metadata document {key!r} can only be set whole")
             (old,) = await self.get_many([(key, EVERYTHING)])
             if self._overlay is not overlay:  # it ended meanwhile: then this is no part of it
-                return (await self.update_many([(key, action)]))[0]
+                return (await self._update_many([(key, action)]))[0]
             if isinstance(old, ShardStoreError):
                 raise old
             if isinstance(action, SetIfMissing):
@@ -169,13 +197,13 @@ class Engine:
     async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
         """Every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
         prefix = check_prefix(prefix)
-        overlay = self._held
+        held = None if self._held is None else self._held.snapshot()  # a commit may end while the storage is listed
         async for value in self._listing.values(prefix):
-            if overlay is None or not overlay.decides(value.key):
+            if held is None or not held.decides(value.key):
                 yield value
-        if overlay is not None:
-            for key in overlay.held():
-                if key.startswith(prefix) and (nbytes := overlay.nbytes(key)) is not None:
+        if held is not None:
+            for key, nbytes in held.sizes.items():
+                if key.startswith(prefix) and nbytes is not None:
                     yield ListedValue(key, nbytes)
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
@@ -237,7 +265,8 @@ class Engine:
         self._committing = overlay  # still what this process reads
         self._commit_ended.clear()
         try:
-            await OverlayCommit(overlay, self._values, self._documents, self.hierarchy, self._erasing, self.options).run()
+            commit = OverlayCommit(overlay, self._values, self._documents, self.hierarchy, self._erasing, self._committer, self.options)
+            await uninterrupted(commit.run())
         finally:
             self._committing = None
             self._commit_ended.set()

@@ -40,6 +40,8 @@ class Node:
     plain: PlainArray | None = None
     reason: str = ""
     """Why it passes through, in words."""
+    is_unborn: bool = False
+    """An open transaction creates it: no other client may have written anything of it."""
 
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
         """The chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
@@ -145,9 +147,14 @@ class Hierarchy:
         for known in [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]:
             self.forget(known)
 
+    def distrust(self, path: str) -> None:
+        """Something happened that may mean that the document has changed: it is read again before it is believed."""
+        if (node := self._nodes.get(path)) is not None:
+            self._nodes[path] = replace(node, validated_at=NEVER)
+
     def export(self) -> list[Node]:
         """Arrays and their generations, to travel with a pickle; at the other end they count as stale."""
-        return [replace(n, validated_at=NEVER) for n in self._nodes.values() if n.kind in ("sharded", "array")]
+        return [replace(n, validated_at=NEVER) for n in self._nodes.copy().values() if n.kind in ("sharded", "array")]
 
     def restore(self, nodes: Iterable[Node]) -> None:
         for node in nodes:

@@ -230,7 +230,7 @@ class Reader:
                 coalesced = coalesce([r for _, _, r in wanted], self._limits)
                 reads.append(Read(shard.key, coalesced.requests, cached.generation))
                 plans.append((shard, cached, wanted, coalesced.of_request.tolist()))
-        outcomes = await self._storage.read(reads) if reads else []
+        outcomes = await self._read_with_metadata([shard for shard, *_ in plans], reads) if reads else []
         changed: list[ShardRead] = []
         for (shard, _, wanted, of_request), read, outcome in zip(plans, reads, outcomes, strict=True):
             match outcome:
@@ -238,7 +238,9 @@ class Reader:
                     for i, _, _ in wanted:
                         values[i] = error
                 case Absent() | Changed():
+                    # Rewritten, or perhaps of another array by now: its layout is checked again beside its new index.
                     self._indices.drop(shard.key)
+                    self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
                 case Found():
                     for (i, slot, wanted_range), number in zip(wanted, of_request, strict=True):

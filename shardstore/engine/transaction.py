@@ -33,6 +33,17 @@ class Erased:
 ERASED = Erased()
 
 
+@dataclass(frozen=True, slots=True)
+class HeldKeys:
+    """What a transaction decided at one moment: the size of each key's value, ``None`` where it is erased, and erased prefixes."""
+
+    sizes: dict[str, int | None]
+    erased_prefixes: tuple[str, ...]
+
+    def decides(self, key: str) -> bool:
+        return key in self.sizes or any(key.startswith(prefix) for prefix in self.erased_prefixes)
+
+
 class Overlay:
     """The writes of one open transaction, as a layer over what is stored. Used on one event loop only."""
 
@@ -110,6 +121,9 @@ class Overlay:
     def held(self) -> Iterator[str]:
         """Keys with a value or an erasure of their own."""
         return iter(list(self._values))
+
+    def snapshot(self) -> HeldKeys:
+        return HeldKeys({key: self.nbytes(key) for key in self._values}, tuple(self._erased_prefixes))
 
     @property
     def erased_prefixes(self) -> list[str]:

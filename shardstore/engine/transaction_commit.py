@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
+from shardstore.engine.committer import Committer
 from shardstore.engine.documents import Documents, PlannedArray
 from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
@@ -22,6 +23,7 @@ class OverlayCommit:
         documents: Documents,
         hierarchy: Hierarchy,
         erasing: Erasing,
+        committer: Committer,
         options: EngineOptions,
     ) -> None:
         self._overlay = overlay
@@ -29,6 +31,7 @@ class OverlayCommit:
         self._documents = documents
         self._hierarchy = hierarchy
         self._erasing = erasing
+        self._committer = committer
         self._options = options
         self._stored = 0
         self._erased: list[str] = []
@@ -42,13 +45,17 @@ class OverlayCommit:
             for prefix in self._overlay.erased_prefixes:
                 await self._erasing.erase_prefix(prefix)
                 self._erased.append(prefix)
+            for array in planned.values():
+                await self._documents.check_planned(array)
             with self._hierarchy.pending(array.node for array in planned.values()):
                 await self._commit_values([key for key in keys if metadata_path(key) is None])
             for array in planned.values():
                 await self._documents.write_planned(array)
                 self._stored += 1
+            self._committer.forget_unborn()
             await self._commit_wave([key for key in documents if key not in planned])
         except Exception as exc:
+            await self._committer.withdraw_unborn()
             exc.add_note(
                 f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
                 "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")

@@ -531,3 +531,56 @@ def test_documents_of_one_batch_are_written_at_once() -> None:
         assert most > 10
 
     play(scenario)
+
+
+def test_a_shard_that_was_replaced_is_not_read_in_the_layout_of_before() -> None:
+    """Another array may have taken its place, whose index has as many slots and a right checksum."""
+
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        def square(per_shard: tuple[int, int]) -> Engine:
+            return Engine(storage.inner, EngineOptions(chunks_per_shard=per_shard))
+
+        columns, rows = square((2, 1)), square((1, 2))
+        await columns.update(("b/zarr.json", SetValue(document((2, 2), (1, 1)))))
+        keys = [f"b/c/{i}/{j}" for i in range(2) for j in range(2)]
+        assert await columns.update_many([(key, SetValue(b"old" + key.encode())) for key in keys]) == [None] * 4
+        assert await get(mine, keys[0]) == b"old" + keys[0].encode()
+        await rows.erase_prefix("b/")
+        await rows.update(("b/zarr.json", SetValue(document((2, 2), (1, 1)))))
+        assert await rows.update_many([(key, SetValue(b"new" + key.encode())) for key in keys]) == [None] * 4
+        # `mine` knows the array for a thousand seconds, and yet:
+        assert [await get(mine, key) for key in keys] == [b"new" + key.encode() for key in keys]
+
+    play(scenario)
+
+
+def test_a_cached_index_is_not_believed_longer_than_its_layout() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"0")
+        storage.seen.clear()
+        assert await get(mine, "a/c/0") == b"0"
+        assert sorted(storage.seen) == [("read", "a/c/0"), ("read", "a/zarr.json")]  # in one round: see the counted tests
+
+    play(scenario, metadata_ttl=0.0)
+
+
+def test_a_cancelled_write_has_stopped_using_the_callers_memory() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        buffer = bytearray(b"mine")
+
+        async def slow(operation: str, key: str) -> None:
+            if operation == "write":
+                await asyncio.sleep(0.05)
+
+        storage.before = slow
+        for updates in (["a/c/0"], ["notes.txt"], ["a/c/1", "a/c/2", "a/c/3", "a/c/4"]):
+            buffer[:] = b"mine"
+            task = asyncio.ensure_future(mine.update_many([(key, SetValue(memoryview(buffer))) for key in updates]))
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            buffer[:] = b"next"
+            assert [await get(other, key) for key in updates] == [b"mine"] * len(updates)
+
+    play(scenario)

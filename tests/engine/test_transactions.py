@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import zarr
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
-from shardstore import InvalidInput, ShardedStore, ShardingTransformer
+from shardstore import Conflict, InvalidInput, ShardedStore, ShardingTransformer
+from shardstore._sync import run_sync
+from shardstore.engine.actions import SetIfMissing, SetValue
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 
@@ -188,3 +191,103 @@ def test_listing_a_node_that_the_transaction_makes() -> None:
         zarr.create_array(store, name="ct2", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
         assert array.nchunks_initialized == 4
     assert array.nchunks_initialized == 4
+
+
+def test_a_transaction_that_meets_anothers_new_array_harms_neither() -> None:
+    """The other creates and fills the array at some moment of the commit; whichever it is, its values stay right."""
+    for moment in range(1, 12):
+        storage = HookedStorage(fresh_memory())
+        mine = ShardingTransformer(storage, chunks_per_shard=(4, 1))
+        other = ShardingTransformer(storage.inner, chunks_per_shard=(1, 4))
+        keys = [f"x/c/{i}/{j}" for i in range(4) for j in range(4)]
+        calls = 0
+
+        def fill(other: ShardingTransformer = other, keys: list[str] = keys) -> bool:
+            try:
+                other.set("x/zarr.json", document((4, 4), (1, 1)))
+                for key in keys:
+                    other.set(key, b"theirs" + key.encode())
+            except (InvalidInput, Conflict):
+                return False  # refused: there are shards of the transaction already
+            return True
+
+        filled: list[bool] = []
+
+        async def race(
+            operation: str,
+            key: str,
+            moment: int = moment,
+            fill: Callable[[], bool] = fill,
+            filled: list[bool] = filled,
+            storage: HookedStorage = storage,
+        ) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == moment:
+                storage.before = None
+                filled.append(await asyncio.to_thread(fill))
+
+        try:
+            with mine.transaction():
+                mine.set("x/zarr.json", document((4, 4), (1, 1)))
+                for key in keys:
+                    mine.set(key, b"mine" + key.encode())
+                storage.before = race
+            succeeded = True
+        except (Conflict, InvalidInput):  # the latter where it sees shards of the other before it has begun
+            succeeded = False
+        storage.before = None
+        reader = ShardingTransformer(storage.inner)
+        values = {reader.get(key) for key in keys}
+        ours, theirs = {b"mine" + key.encode() for key in keys}, {b"theirs" + key.encode() for key in keys}
+        if succeeded:
+            assert values == ours, moment
+        else:
+            assert values == (theirs if filled == [True] else {None}), moment
+        assert filled or moment > 6
+
+
+def test_a_batch_that_overlaps_the_end_of_a_transaction() -> None:
+    storage, mine, other = open_hooked()
+    engine = mine._engine
+
+    async def overlap() -> list[Exception | None]:
+        await engine.begin()
+        batch = asyncio.ensure_future(engine.update_many([("x", SetIfMissing(b"1")), ("y", SetValue(b"2"))]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await engine.commit()
+        return await batch
+
+    assert run_sync(overlap()) == [None, None]
+    assert (other.get("x"), other.get("y")) == (b"1", b"2")
+    assert storage.count("write") == 2
+
+
+def test_a_listing_that_overlaps_the_commit_misses_nothing() -> None:
+    _, mine, _ = open_hooked()
+    mine.set("a/zarr.json", document((16,), (1,)))
+    for i in range(16):
+        mine.set(f"a/c/{i}", b"old")
+    engine = mine._engine
+
+    async def overlap(pauses: int) -> list[str]:
+        async def list_slowly() -> list[str]:
+            found = []
+            async for value in engine.list("a/c/"):
+                found.append(value.key)
+                await asyncio.sleep(0)
+            return found
+
+        await engine.begin()
+        await engine.erase_prefix("a/c/")
+        await engine.update_many([(f"a/c/{i}", SetValue(b"new")) for i in range(16)])
+        commit = asyncio.ensure_future(engine.commit())
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        found = await list_slowly()
+        await commit
+        return found
+
+    for pauses in range(0, 60, 3):
+        assert sorted(run_sync(overlap(pauses))) == sorted(f"a/c/{i}" for i in range(16)), pauses

@@ -43,7 +43,7 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-test
 	@touch $@
 
 demo: $(VENV)/.installed-test
-	$(BIN)/python examples/demo.py $(URL) $(DEMOARGS)
+	$(BIN)/python examples/demo.py $(if $(URL),"$(URL)") $(DEMOARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TESTARGS)

@@ -37,6 +37,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
 import shardstore
+from shardstore.errors import ShardStoreError
 from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage
 
@@ -167,6 +168,7 @@ def new_place(url: str | None, storage_options: dict[str, Any], *, keep: bool) -
     if "://" not in base:
         base = str(Path(base).absolute())
     place = Place(f"{base}/shardstore-demo-{uuid.uuid4().hex[:8]}", storage_options)
+    open_storage(place.url, storage_options)  # first of all: it says in one line what is wrong with a URL
     try:
         yield place
     finally:
@@ -304,6 +306,7 @@ def main() -> None:
 
     volume = read_nifti(VOLUME)
     print(f"{VOLUME.name}: {' × '.join(map(str, volume.shape))} voxels, {volume.dtype}, {volume.nbytes / 1e6:.1f} MB")
+    print(f"shardstore {shardstore.__version__}, zarr-python {zarr.__version__}")
 
     with new_place(arguments.url, arguments.storage_options, keep=arguments.keep) as place:
         print(f"chunks of {CHUNKS}, shards of {CHUNKS_PER_SHARD} chunks, below {place.url}\n")
@@ -321,4 +324,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ShardStoreError as error:
+        sys.exit(f"demo: {error}")

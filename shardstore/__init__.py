@@ -1,4 +1,4 @@
-"""shardstore: packs many Zarr chunks into shard objects, on any storage that fsspec knows.
+"""shardstore: packs many Zarr chunks into shard objects, on local disks, S3 and in memory.
 
 ``open`` gives a store for zarr-python; ``ShardingTransformer`` one without it. Importing this imports neither zarr nor
 s3fs: what needs them is loaded when it is asked for.
@@ -67,11 +67,11 @@ def open(
     storage_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> ShardedStore:
-    """Open a store for zarr-python, wherever an fsspec URL leads.
+    """Open a store for zarr-python.
 
     Args:
-        url: any fsspec URL or chain, a path, an fsspec filesystem with a path as ``(fs, path)``, or a
-            ``shardstore.storage.base.Storage``.
+        url: a path, a URL with ``file://``, ``memory://`` or ``s3://``, an fsspec filesystem of those kinds with a path as
+            ``(fs, path)``, or a ``shardstore.storage.base.Storage``. Other kinds come with later versions.
         read_only: refuse every write.
         chunks_per_shard: which arrays are sharded when they are created: ``"auto"`` (about 64 MiB decoded a shard, at most
             4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each

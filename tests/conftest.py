@@ -9,8 +9,19 @@ from typing import Any
 
 import pytest
 
-# s3fs and moto must never find somebody's real account.
-os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1", AWS_EC2_METADATA_DISABLED="true")
+# The tests are to see this machine's settings as little as possible: no account, profile, proxy or option of somebody's.
+for name in [name for name in os.environ if name.startswith(("AWS_", "SHARDSTORE_PIPELINE", "FSSPEC_", "ZARR_"))]:
+    del os.environ[name]
+os.environ.update(
+    AWS_ACCESS_KEY_ID="test",
+    AWS_SECRET_ACCESS_KEY="test",
+    AWS_DEFAULT_REGION="us-east-1",
+    AWS_EC2_METADATA_DISABLED="true",
+    AWS_CONFIG_FILE=os.devnull,
+    AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+    NO_PROXY="127.0.0.1,localhost",
+    no_proxy="127.0.0.1,localhost",
+)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ travels by its recipe: pickled, or into a forked child, it makes an engine anew.
 
 from __future__ import annotations
 
+import difflib
 import os
 import threading
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from weakref import WeakValueDictionary
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.storage.base import Storage
 from shardstore.storage.open import open_storage
@@ -91,9 +92,15 @@ class Handle:
             if (given := options.pop(name, only)) != only:
                 raise Unsupported(f"{name}={given!r} is not supported by this version: only {only!r}")
         fsync = options.pop("fsync", True)
+        check_flag("fsync", fsync)
+        if storage_options is not None and not isinstance(storage_options, dict):
+            raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
-            raise InvalidInput(f"option {unknown[0]!r} is not known; there are {', '.join(sorted(known | {'fsync', *_LATER_OPTIONS}))}")
+            names = sorted(known | {"fsync", "read_only", "storage_options", *_LATER_OPTIONS})
+            close = difflib.get_close_matches(unknown[0], names, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
         handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync))

@@ -53,11 +53,16 @@ class EngineOptions:
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if self.strategy != "rewrite":
             raise InvalidInput(f"strategy {self.strategy!r} is not known: this version has 'rewrite'")
-        if self.metadata_ttl < 0:
-            raise InvalidInput(f"metadata_ttl {self.metadata_ttl} is negative")
+        ttl: object = self.metadata_ttl
+        if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
+            raise InvalidInput(f"metadata_ttl {ttl!r} is not a number of seconds")
         for name in ("request_bytes", "max_memory", "commit_concurrency", "copy_window_bytes", "commit_attempts"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} has to be at least 1, not {getattr(self, name)}")
+            _check_count(name, getattr(self, name), 1)
+        _check_count("index_cache_bytes", self.index_cache_bytes, 0)
+        if self.gap_bytes is not None:
+            _check_count("gap_bytes", self.gap_bytes, 0)
+        for name in ("index_checksum", "require_atomic"):
+            check_flag(name, getattr(self, name))
 
     @property
     def index_codecs(self) -> IndexCodecs:
@@ -73,3 +78,18 @@ class EngineOptions:
         if gap is None:
             gap = {"memory": 0, "local": 32 * 2**10}.get(kind, 512 * 2**10)
         return ReadLimits(gap, self.request_bytes)
+
+
+def _check_count(name: str, value: object, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InvalidInput(f"{name} {value!r} is not a whole number of at least {minimum}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what would be taken for true or false in silence.
+
+    Raises:
+        InvalidInput: it is neither ``True`` nor ``False``.
+    """
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} {value!r} is neither True nor False")

@@ -73,7 +73,7 @@ def _checked(decided: object, info: ArrayInfo) -> tuple[int, ...]:
     if len(decided) != len(info.shape):
         raise InvalidInput(
             f"chunks_per_shard {tuple(decided)} has {len(decided)} dimensions, array {info.path!r} has {len(info.shape)}: give one number "
-            f"a dimension, or a mapping such as {{'{info.path or '*'}': ({', '.join(['2'] * len(info.shape))},), '*': 'auto'}}"
+            f"a dimension, or a mapping from path patterns, such as {{{info.path or '*'!r}: 'auto', '*': {tuple(decided)}}}"
         )
     if prod(decided) > MAX_SLOTS:
         raise InvalidInput(f"chunks_per_shard {tuple(decided)} for array {info.path!r} puts more than {MAX_SLOTS} chunks into a shard")

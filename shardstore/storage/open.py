@@ -90,12 +90,11 @@ def _check_protocols(url: str, protocols: list[str]) -> None:
     for protocol in protocols:
         if not protocol or protocol in known or _is_drive(protocol):
             continue
-        close = difflib.get_close_matches(protocol, known, 1)
+        close = difflib.get_close_matches(protocol.lower(), [*_LOCAL, "memory", *_S3], 1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise InvalidInput(
-            f"the protocol {protocol!r} of {_without_secrets(url)!r} is not known to fsspec: {hint}"
-            "install the package that brings it (s3fs for s3, gcsfs for gs, adlfs for abfs). "
-            f"Known are {', '.join(sorted(known))}"
+            f"the protocol {protocol!r} of {_without_secrets(url)!r} is not known: {hint}"
+            "This version stores in paths, file://, memory:// and s3://"
         )
 
 

@@ -72,7 +72,7 @@ def test_missing_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("url", ["sss://bucket/x", "simplecach::s3://bucket/x", "foo::s3://bucket/x", "simplecache::foo://bucket/x"])
 def test_unknown_protocols(url: str) -> None:
-    with pytest.raises(InvalidInput, match=r"not known to fsspec.*memory"):
+    with pytest.raises(InvalidInput, match=r"is not known: .*memory"):
         open_storage(url)
 
 

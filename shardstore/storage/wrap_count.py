@@ -8,9 +8,7 @@ from typing import Protocol
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
-from shardstore.storage.capabilities import Capabilities
-
-_KEYS_A_REQUEST = 1000  # of a listing or a multiple delete, as on S3
+from shardstore.storage.wrapper import KEYS_A_REQUEST, StorageWrapper
 
 
 class RequestCounters(Protocol):
@@ -21,62 +19,47 @@ class RequestCounters(Protocol):
     bytes_written: int
 
 
-class CountingStorage:
+class CountingStorage(StorageWrapper):
     """Forwards to ``inner``; a range of a read counts as one request, as it does on an object store."""
 
     def __init__(self, inner: Storage, counters: RequestCounters) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._counters = counters
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def kind(self) -> str:
-        return self._inner.kind
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
-
-    async def probe(self) -> Capabilities:
-        return await self._inner.probe()
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         self._counters.requests += sum(max(1, len(read.ranges)) for read in reads)
-        outcomes = await self._inner.read(reads)
+        outcomes = await self.inner.read(reads)
         self._counters.bytes_read += sum(len(b) for o in outcomes if isinstance(o, Found) for b in o.buffers)
         return outcomes
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         self._counters.requests += 1
-        generation = await self._inner.write(key, body, nbytes, condition)
+        generation = await self.inner.write(key, body, nbytes, condition)
         self._counters.bytes_written += nbytes
         return generation
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         self._counters.requests += 1
-        generation = await self._inner.compose(key, source, segments, condition)
+        generation = await self.inner.compose(key, source, segments, condition)
         self._counters.bytes_written += sum(s.nbytes for s in segments if not isinstance(s, Copy))
         return generation
 
     async def delete(self, key: str, condition: Condition) -> bool:
         self._counters.requests += 1
-        return await self._inner.delete(key, condition)
+        return await self.inner.delete(key, condition)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        self._counters.requests += -(-len(keys) // _KEYS_A_REQUEST)
-        await self._inner.delete_many(keys)
+        self._counters.requests += -(-len(keys) // KEYS_A_REQUEST)
+        await self.inner.delete_many(keys)
 
     async def stat(self, key: str) -> ObjectInfo | None:
         self._counters.requests += 1
-        return await self._inner.stat(key)
+        return await self.inner.stat(key)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         listed = 0
-        async for found in self._inner.list(prefix):
-            if listed % _KEYS_A_REQUEST == 0:
+        async for found in self.inner.list(prefix):
+            if listed % KEYS_A_REQUEST == 0:
                 self._counters.requests += 1
             listed += 1
             yield found
@@ -85,7 +68,4 @@ class CountingStorage:
 
     async def list_dir(self, prefix: str) -> DirListing:
         self._counters.requests += 1
-        return await self._inner.list_dir(prefix)
-
-    async def close(self) -> None:
-        await self._inner.close()
+        return await self.inner.list_dir(prefix)

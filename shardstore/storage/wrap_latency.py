@@ -9,14 +9,12 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
 from shardstore.storage.bound import Bound
-from shardstore.storage.capabilities import Capabilities
-
-_KEYS_A_REQUEST = 1000
+from shardstore.storage.wrapper import KEYS_A_REQUEST, StorageWrapper
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class LatencyStorage:
+class LatencyStorage(StorageWrapper):
     """Forwards to ``inner``; every request first takes ``seconds``, and its bytes their time at ``bandwidth`` bytes a second.
 
     At most ``concurrency`` requests are under way at once; each of them has the whole bandwidth. ``sleep`` is called for each.
@@ -25,7 +23,7 @@ class LatencyStorage:
     def __init__(
         self, inner: Storage, seconds: float, bandwidth: float | None = None, concurrency: int = 64, sleep: Sleep = asyncio.sleep
     ) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.seconds = seconds
         self.bandwidth = bandwidth
         self.sleep = sleep
@@ -45,21 +43,6 @@ class LatencyStorage:
         await asyncio.gather(*(self._request(nbytes) for nbytes in sizes))
 
     # -- the protocol --------------------------------------------------------------------------------------------------
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    async def probe(self) -> Capabilities:
-        return await self.inner.probe()
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes = await self.inner.read(reads)
@@ -83,7 +66,7 @@ class LatencyStorage:
         return await self.inner.delete(key, condition)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        await self._requests([0] * -(-len(keys) // _KEYS_A_REQUEST))
+        await self._requests([0] * -(-len(keys) // KEYS_A_REQUEST))
         await self.inner.delete_many(keys)
 
     async def stat(self, key: str) -> ObjectInfo | None:
@@ -94,7 +77,7 @@ class LatencyStorage:
         await self._request()
         listed = 0
         async for info in self.inner.list(prefix):
-            if listed and listed % _KEYS_A_REQUEST == 0:
+            if listed and listed % KEYS_A_REQUEST == 0:
                 await self._request()
             listed += 1
             yield info
@@ -102,6 +85,3 @@ class LatencyStorage:
     async def list_dir(self, prefix: str) -> DirListing:
         await self._request()
         return await self.inner.list_dir(prefix)
-
-    async def close(self) -> None:
-        await self.inner.close()

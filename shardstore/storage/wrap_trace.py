@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
-from shardstore.storage.capabilities import Capabilities
-
-_KEYS_A_REQUEST = 1000  # of a listing or a multiple delete, as on S3
+from shardstore.storage.wrapper import KEYS_A_REQUEST, StorageWrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +66,11 @@ class TracedBlock:
         return summarised(self.events)
 
 
-class TraceStorage:
+class TraceStorage(StorageWrapper):
     """Forwards everything to ``inner`` and records it in ``events``. A pickle starts with no events."""
 
     def __init__(self, inner: Storage) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.events: list[Event] = []
         self._blocks: list[TracedBlock] = []
         self._rounds = 0
@@ -115,21 +113,6 @@ class TraceStorage:
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.inner.capabilities
-
-    async def probe(self) -> Capabilities:
-        return await self.inner.probe()
-
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         with self._lock:
             self._rounds += 1
@@ -170,7 +153,7 @@ class TraceStorage:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         if keys:
-            self._record(Event("delete_many", keys[0], self._rounds, requests=-(-len(keys) // _KEYS_A_REQUEST)))
+            self._record(Event("delete_many", keys[0], self._rounds, requests=-(-len(keys) // KEYS_A_REQUEST)))
         await self.inner.delete_many(keys)
 
     async def stat(self, key: str) -> ObjectInfo | None:
@@ -184,13 +167,10 @@ class TraceStorage:
                 listed += 1
                 yield info
         finally:
-            self._record(Event("list", prefix, self._rounds, requests=max(1, -(-listed // _KEYS_A_REQUEST))))
+            self._record(Event("list", prefix, self._rounds, requests=max(1, -(-listed // KEYS_A_REQUEST))))
 
     async def list_dir(self, prefix: str) -> DirListing:
         listing = await self.inner.list_dir(prefix)
         shown = len(listing.objects) + len(listing.prefixes)
-        self._record(Event("list_dir", prefix, self._rounds, requests=max(1, -(-shown // _KEYS_A_REQUEST))))
+        self._record(Event("list_dir", prefix, self._rounds, requests=max(1, -(-shown // KEYS_A_REQUEST))))
         return listing
-
-    async def close(self) -> None:
-        await self.inner.close()

@@ -12,6 +12,7 @@ from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrapper import StorageWrapper
 
 _numbers = itertools.count()
 
@@ -23,11 +24,11 @@ def fresh_memory() -> MemoryStorage:
     return MemoryStorage(f"/engine-test-{next(_numbers)}")
 
 
-class HookedStorage:
+class HookedStorage(StorageWrapper):
     """Calls ``before(operation, key)`` ahead of every operation, and notes it in ``seen``."""
 
     def __init__(self, inner: MemoryStorage) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.seen: list[tuple[str, str]] = []
         self.before: Hook | None = None
         self.capabilities_override: Capabilities | None = None
@@ -39,14 +40,6 @@ class HookedStorage:
 
     def count(self, operation: str, ending: str = "") -> int:
         return sum(1 for op, key in self.seen if op == operation and key.endswith(ending))
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def kind(self) -> str:
-        return self.inner.kind
 
     @property
     def capabilities(self) -> Capabilities:
@@ -89,9 +82,6 @@ class HookedStorage:
     async def list_dir(self, prefix: str) -> DirListing:
         await self._note("list_dir", prefix)
         return await self.inner.list_dir(prefix)
-
-    async def close(self) -> None:
-        await self.inner.close()
 
 
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:

@@ -1,0 +1,33 @@
+"""What every wrapper of a storage forwards unchanged."""
+
+from __future__ import annotations
+
+from shardstore.storage.base import Storage
+from shardstore.storage.capabilities import Capabilities
+
+KEYS_A_REQUEST = 1000  # that a listing returns, or a multiple delete takes, for one request; as on S3
+
+
+class StorageWrapper:
+    """The same place as ``inner``, with the same abilities; subclasses act on the operations."""
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    async def probe(self) -> Capabilities:
+        return await self.inner.probe()
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -167,19 +167,13 @@ class Engine:
                 raise old
             if isinstance(action, SetIfMissing):
                 if old is None:
-                    self._set_if_missing(overlay, key, action)
+                    # Erased by the transaction itself, nothing of others is in the way at the commit.
+                    overlay.set(key, action.data, only_if_missing=not overlay.decides(key))
             elif (new := apply_actions([action], old, key)) is not None:
                 overlay.set(key, new)
         except ShardStoreError as exc:
             return exc
         return None
-
-    @staticmethod
-    def _set_if_missing(overlay: Overlay, key: str, action: SetIfMissing) -> None:
-        if overlay.decides(key):  # erased by the transaction itself: nothing of others is in the way
-            overlay.set(key, action.data)
-        else:
-            overlay.set_if_missing(key, action.data)
 
     async def exists(self, key: str) -> bool:
         """Whether the key has a value; for a chunk its shard's index tells."""

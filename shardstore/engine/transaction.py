@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+from shardstore.errors import StorageError
 from shardstore.model.ranges import BytesLike
 
 
@@ -16,13 +17,6 @@ class Spilled:
 
     offset: int
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyIfMissing:
-    """The value was set on condition that there was none: the condition holds again when it is committed."""
-
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +44,41 @@ class Overlay:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._in_memory = 0
-        self._values: dict[str, bytes | Spilled | OnlyIfMissing | Erased] = {}
+        self._values: dict[str, bytes | Spilled | Erased] = {}
+        self._conditional: set[str] = set()
         self._erased_prefixes: list[str] = []
         self._file: IO[bytes] | None = None
 
-    def set(self, key: str, data: BytesLike) -> None:
-        self._forget(key)
-        data = bytes(data)
-        if self._in_memory + len(data) <= self._memory_bytes:
-            self._values[key] = data
-            self._in_memory += len(data)
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="shardstore-transaction-")  # noqa: SIM115  # closed with the overlay
-        offset = self._file.seek(0, 2)
-        self._file.write(data)
-        self._values[key] = Spilled(offset, len(data))
+    def set(self, key: str, data: BytesLike, *, only_if_missing: bool = False) -> None:
+        """Hold a value back. ``only_if_missing``: on condition that there is none, which holds again at the commit.
 
-    def set_if_missing(self, key: str, data: BytesLike) -> None:
-        """For a key that neither the transaction nor, at this moment, the storage has a value for."""
+        Raises:
+            StorageError: the temporary file cannot take it; what was held back before is as it was.
+        """
+        kept = self._kept(bytes(data))
         self._forget(key)
-        self._values[key] = OnlyIfMissing(bytes(data))
+        self._values[key] = kept
+        if isinstance(kept, bytes):
+            self._in_memory += len(kept)
+        if only_if_missing:
+            self._conditional.add(key)
+
+    def _kept(self, data: bytes) -> bytes | Spilled:
+        if self._in_memory + len(data) <= self._memory_bytes:
+            return data
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="shardstore-transaction-")  # noqa: SIM115  # closed with the overlay
+            offset = self._file.seek(0, 2)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as exc:
+            raise StorageError(f"a transaction cannot hold back {len(data)} bytes more in {tempfile.gettempdir()}: {exc}") from exc
+        return Spilled(offset, len(data))
 
     def only_if_missing(self, key: str) -> bool:
-        return isinstance(self._values.get(key), OnlyIfMissing)
+        """Whether the value was set on condition that there was none."""
+        return key in self._conditional
 
     def erase(self, key: str) -> None:
         self._forget(key)
@@ -86,6 +91,7 @@ class Overlay:
         self._erased_prefixes.append(prefix)
 
     def _forget(self, key: str) -> None:
+        self._conditional.discard(key)
         value = self._values.pop(key, None)
         if isinstance(value, bytes):
             self._in_memory -= len(value)
@@ -104,8 +110,6 @@ class Overlay:
             return None
         if isinstance(value, bytes):
             return value
-        if isinstance(value, OnlyIfMissing):
-            return value.data
         assert self._file is not None
         self._file.seek(value.offset)
         return self._file.read(value.nbytes)
@@ -114,8 +118,6 @@ class Overlay:
         value = self._values.get(key, ERASED)
         if isinstance(value, Erased):
             return None
-        if isinstance(value, OnlyIfMissing):
-            return len(value.data)
         return len(value) if isinstance(value, bytes) else value.nbytes
 
     def held(self) -> Iterator[str]:

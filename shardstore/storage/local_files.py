@@ -34,6 +34,10 @@ READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
+# What file systems without hard links answer to link(2): FAT, some FUSE and network ones.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
 def is_reserved(name: str) -> bool:
     """Whether ``name`` is that of a lock or temporary file: never an object."""
     return name.startswith(".") and name.endswith((LOCK_SUFFIX, TEMP_SUFFIX))
@@ -269,7 +273,12 @@ class TemporaryFile:
                     os.link(self._temp, self._path)  # fails where a writer that takes no locks was faster
                 except FileExistsError as exc:
                     raise ConditionFailed(f"{self._key!r} exists") from exc
-                os.unlink(self._temp)
+                except OSError as exc:
+                    if exc.errno not in _NO_HARD_LINKS:
+                        raise
+                    os.replace(self._temp, self._path)  # it was absent, and who writes through shardstore waits for the lock
+                else:
+                    os.unlink(self._temp)
             else:
                 os.replace(self._temp, self._path)
             self._temp = ""

@@ -12,7 +12,7 @@ import zarr
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
-from shardstore import Conflict, InvalidInput, ShardedStore, ShardingTransformer
+from shardstore import Conflict, InvalidInput, ShardedStore, ShardingTransformer, StorageError
 from shardstore._sync import run_sync
 from shardstore.engine.actions import SetIfMissing, SetValue
 from tests.engine.hooked import HookedStorage, document, fresh_memory
@@ -291,3 +291,18 @@ def test_a_listing_that_overlaps_the_commit_misses_nothing() -> None:
 
     for pauses in range(0, 60, 3):
         assert sorted(run_sync(overlap(pauses))) == sorted(f"a/c/{i}" for i in range(16)), pauses
+
+
+def test_a_full_disk_loses_nothing_that_was_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, mine, other = open_hooked(max_memory=4)
+
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with mine.transaction():
+        mine.set("k", b"kept")
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+        with pytest.raises(StorageError, match="No space left"):
+            mine.set("k", b"too long to keep")
+        assert mine.get("k") == b"kept"
+    assert other.get("k") == b"kept"

@@ -387,3 +387,15 @@ def test_pickles_and_equality(storage: LocalStorage, s: SyncStorage) -> None:
     assert hash(copy) == hash(storage)
     assert SyncStorage(copy).get("a") == b"1"
     assert LocalStorage(storage.root, fsync=True) != storage
+
+
+def test_creating_where_the_file_system_has_no_hard_links(s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    s.put("a/b", b"1", IF_ABSENT)
+    assert s.get("a/b") == b"1"
+    with pytest.raises(ConditionFailed):
+        s.put("a/b", b"2", IF_ABSENT)
+    assert s.get("a/b") == b"1"

@@ -148,7 +148,7 @@ class Handle:
         return {"recipe": self.recipe, "nodes": self.engine.hierarchy.export()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["recipe"], state["nodes"])  # type: ignore[misc]
+        Handle.__init__(self, state["recipe"], state["nodes"])
 
     def begin(self) -> None:
         run_sync(self.engine.begin())

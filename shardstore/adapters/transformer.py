@@ -48,6 +48,7 @@ class ShardingTransformer:
 
     @property
     def url(self) -> str:
+        """Where the store is, without credentials."""
         return self._handle.url
 
     def get(self, key: str) -> bytes | None:

@@ -95,6 +95,8 @@ class ShardedCodecPipeline(CodecPipeline):
 
     # -- what zarr asks when it makes a pipeline -------------------------------------------------------------------
 
+    # Both of these return whichever pipeline is right for the array, which need not be of this class as zarr's types have it.
+
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: Any, store: Store) -> CodecPipeline:  # type: ignore[override]
         from shardstore.adapters.zarr_store import ShardedStore

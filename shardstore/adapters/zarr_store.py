@@ -76,6 +76,7 @@ class ShardedStore(Store):
 
     @property
     def url(self) -> str:
+        """Where the store is, without credentials."""
         return self._handle.url
 
     def layout(self, path: str) -> ArrayLayout | None:
@@ -96,6 +97,7 @@ class ShardedStore(Store):
         return transaction(self._handle)
 
     def with_read_only(self, read_only: bool = False) -> ShardedStore:
+        """The same store, on the same engine, with another answer to whether it may be written."""
         store = type(self).__new__(type(self))
         Store.__init__(store, read_only=read_only)
         store._handle = self._handle
@@ -137,6 +139,12 @@ class ShardedStore(Store):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ZarrByteRequest | None = None) -> Buffer | None:
+        """The value of a presented key, or the part of it; ``None`` where there is none. Ranges are clipped to the value.
+
+        Raises:
+            Corruption: the shard, its index or the chunk's entry is damaged.
+            InvalidInput: the key climbs out of the store.
+        """
         await self._ensure_open()
         return _buffer(await run_async(self.engine.get((key, byte_request(byte_range)))), prototype)
 
@@ -183,10 +191,16 @@ class ShardedStore(Store):
             yield [(i, _buffer(value, prototype)) for i, value in enumerate(values)]
 
     async def exists(self, key: str) -> bool:
+        """Whether the key has a value; of a chunk its shard's index tells, and nothing else is read."""
         await self._ensure_open()
         return await run_async(self.engine.exists(key))
 
     async def getsize(self, key: str) -> int:
+        """The size of a value in bytes: of a chunk as it is encoded, of a document as it is presented.
+
+        Raises:
+            NotFound: there is no such key.
+        """
         await self._ensure_open()
         nbytes = await run_async(self.engine.size(key))
         if nbytes is None:
@@ -201,7 +215,13 @@ class ShardedStore(Store):
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Durable on return."""
+        """Store a value; durable on return.
+
+        Raises:
+            InvalidInput: a document would change what existing chunks mean, or asks for shards itself; nothing was changed.
+            Conflict: other writers were faster too many times in a row; nothing was stored.
+            Corruption: a chunk of the shard that would be kept is damaged; nothing was stored.
+        """
         await self._ensure_writable()
         await run_async(self.engine.update((key, SetValue(self._bytes(value)))))
 
@@ -216,6 +236,7 @@ class ShardedStore(Store):
         _raise_first(await run_async(self.engine.update_many(updates)))
 
     async def delete(self, key: str) -> None:
+        """Erase a value; nothing happens where there is none. A shard left without chunks is removed."""
         await self._ensure_writable()
         await run_async(self.engine.update((key, ERASE)))
 
@@ -227,6 +248,7 @@ class ShardedStore(Store):
     # -- listing ---------------------------------------------------------------------------------------------------
 
     def list(self) -> AsyncIterator[str]:
+        """Every presented key, in no particular order."""
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
@@ -238,6 +260,7 @@ class ShardedStore(Store):
             yield value.key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """The names directly below a path, exactly: below an array's own level the indices of its shards are read."""
         await self._ensure_open()
         directory = _directory(prefix)
         listed = await run_async(self.engine.list_dir(directory))

@@ -17,7 +17,7 @@ from shardstore.errors import Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
-from shardstore.plan.reads import ReadLimits, coalesce
+from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
 
 _PINNED_TRIES = 4
@@ -216,7 +216,7 @@ class Reader:
 
     async def _second_round(self, shards: Sequence[tuple[ShardRead, CachedIndex]], values: list[Value]) -> list[ShardRead]:
         reads: list[Read] = []
-        plans: list[tuple[ShardRead, CachedIndex, list[tuple[int, int, ByteRange]], list[int]]] = []
+        plans: list[tuple[ShardRead, list[tuple[int, int, ByteRange]], CoalescedReads]] = []
         for shard, cached in shards:
             wanted: list[tuple[int, int, ByteRange]] = []
             for i, slot, request in shard.wanted:
@@ -229,10 +229,10 @@ class Reader:
             if wanted:
                 coalesced = coalesce([r for _, _, r in wanted], self._limits)
                 reads.append(Read(shard.key, coalesced.requests, cached.generation))
-                plans.append((shard, cached, wanted, coalesced.of_request.tolist()))
+                plans.append((shard, wanted, coalesced))
         outcomes = await self._read_with_metadata([shard for shard, *_ in plans], reads) if reads else []
         changed: list[ShardRead] = []
-        for (shard, _, wanted, of_request), read, outcome in zip(plans, reads, outcomes, strict=True):
+        for (shard, wanted, coalesced), outcome in zip(plans, outcomes, strict=True):
             match outcome:
                 case Failed(error):
                     for i, _, _ in wanted:
@@ -243,8 +243,9 @@ class Reader:
                     self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
                 case Found():
-                    for (i, slot, wanted_range), number in zip(wanted, of_request, strict=True):
-                        values[i] = self._slice(shard, slot, outcome.buffers[number], read.ranges[number].start, wanted_range)  # type: ignore[union-attr]
+                    for (i, slot, wanted_range), number in zip(wanted, coalesced.of_request.tolist(), strict=True):
+                        start = coalesced.requests[number].start
+                        values[i] = self._slice(shard, slot, outcome.buffers[number], start, wanted_range)
         return changed
 
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardstore._sync import run_sync
@@ -15,8 +17,10 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.storage.base import Found, Read
 from shardstore.storage.capabilities import Capabilities
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
@@ -582,5 +586,77 @@ def test_a_cancelled_write_has_stopped_using_the_callers_memory() -> None:
                 await task
             buffer[:] = b"next"
             assert [await get(other, key) for key in updates] == [b"mine"] * len(updates)
+
+    play(scenario)
+
+
+def test_a_write_that_heals_is_not_refused_for_one_that_cannot_be_done() -> None:
+    """Two callers meet in one commit of a damaged shard: one replaces the damaged chunk, the other does not."""
+
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"00", c1=b"11")
+        (found,) = await storage.inner.read([Read("a/c/0", (EVERYTHING,))])
+        assert isinstance(found, Found)
+        index_format = IndexFormat((4,))
+        entries = np.array([[0, 2], [500, 2], [EMPTY, EMPTY], [EMPTY, EMPTY]], dtype=np.uint64)
+        damaged = b"0011" + index_format.encode(ShardIndex(entries))
+        await storage.inner.write("a/c/0", [damaged], len(damaged), UNCONDITIONAL)
+        started, go_on = asyncio.Event(), asyncio.Event()
+
+        async def hold(operation: str, key: str) -> None:
+            if operation == "read" and key == "a/c/0" and not started.is_set():
+                started.set()
+                await go_on.wait()
+
+        storage.before = hold
+        first = asyncio.ensure_future(mine.update(("a/c/3", SetValue(b"33"))))
+        await started.wait()
+        later = [asyncio.ensure_future(mine.update((f"a/c/{i}", SetValue(b"new")))) for i in (2, 1)]
+        await asyncio.sleep(0)
+        go_on.set()
+        results = await asyncio.gather(first, *later, return_exceptions=True)
+        assert isinstance(results[0], Corruption)
+        assert results[2] is None
+        assert await get(other, "a/c/1") == b"new"
+        assert await get(other, "a/c/0") == b"00"
+
+    play(scenario)
+
+
+def test_a_stored_object_is_not_taken_for_a_chunk_of_an_array_that_has_just_been_created() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        assert await get(mine, "b/c/0") is None  # remembered: there is no array
+        await other.update(("b/zarr.json", SetValue(document((16,), (1,)))))
+        await put_in(other, "b", {0: b"zero", 1: b"one"})
+        assert await get(mine, "b/c/0") == b"zero"
+        assert await get(mine, "b/c/1") == b"one"
+
+    play(scenario)
+
+
+def test_nodes_are_deleted_from_the_leaves_up() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        group = b'{"zarr_format": 3, "node_type": "group"}'
+        for path in ("g", "g/h", "g/h/i", "g/a"):
+            await mine.update((f"{path}/zarr.json", SetValue(group)))
+        storage.seen.clear()
+        await mine.erase_prefix("g/")
+        deleted = [key.removesuffix("/zarr.json") for op, key in storage.seen if op == "delete"]
+        assert len(deleted) == 4
+        assert all(deleted.index(path) > deleted.index(below) for path in deleted for below in deleted if below.startswith(path + "/"))
+
+    play(scenario)
+
+
+def test_consolidated_metadata_is_stored_as_the_arrays_are() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        shown = json.loads(await get(mine, "a/zarr.json") or b"")
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": {"a": shown}}
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated}
+        await mine.update(("zarr.json", SetValue(json.dumps(group).encode())))
+        (found,) = await storage.inner.read([Read("zarr.json", (EVERYTHING,))])
+        assert isinstance(found, Found)
+        assert json.loads(bytes(found.buffers[0]))["consolidated_metadata"]["metadata"]["a"]["codecs"][0]["name"] == "sharding_indexed"
+        assert json.loads(await get(other, "zarr.json") or b"") == group
 
     play(scenario)

@@ -13,7 +13,7 @@ from shardstore.engine.actions import Action, simplified
 from shardstore.engine.committer import Committer, Refused, Shard, SlotActions
 from shardstore.engine.hierarchy import ChunkTarget
 from shardstore.engine.reader import StaleLayout
-from shardstore.errors import Corruption, ShardStoreError
+from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat
 
 
@@ -94,12 +94,6 @@ class Writer:
         result: Refused | BaseException
         try:
             result = await self._committer.commit(shard, {slot: simplified(actions) for slot, actions in merged.items()})
-        except Corruption as exc:
-            if len(submissions) > 1:  # one of them may replace what is damaged
-                for submission in submissions:
-                    await self._commit_together(shard, [submission])
-                return
-            result = exc
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  # handed to everyone who waits
             result = exc
         for submission in submissions:

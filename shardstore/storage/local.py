@@ -164,7 +164,7 @@ class LocalStorage:
         file = await self._write_hop(key, "writing", lambda: TemporaryFile(path, key, self.fsync))
         try:
             async for group in groups(body, nbytes, _GROUP_BYTES, key):
-                await self._write_hop(key, "writing", lambda views=group: file.append(views))  # type: ignore[misc]
+                await self._write_hop(key, "writing", lambda views=group: file.append(views))  # type: ignore[misc]  # mypy cannot infer a default
             return await self._write_hop(key, "writing", lambda: file.publish(condition))
         finally:
             await self._write_hop(key, "writing", file.close)

@@ -151,6 +151,21 @@ class Storage(Protocol):
         """
         ...
 
+    async def copy(self, source: str, target: str) -> Generation | None:
+        """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; ``None``: no source.
+
+        Without sending its bytes through this process where the kind can. Durable and visible when this returns.
+        """
+        ...
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        """Move all objects below ``source/`` to ``target/`` in one step; ``False``, and nothing was done, where the kind cannot.
+
+        Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` where there is something below ``target``
+        already, or an object at it. The caller sees to it that nobody writes below ``source`` meanwhile.
+        """
+        ...
+
     async def delete(self, key: str, condition: Condition) -> bool:
         """Remove the object; ``False`` where there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
         ...

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from typing import TypeVar
 
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
 from shardstore.model.ranges import BytesLike
 from shardstore.storage import local_walk
@@ -39,6 +41,7 @@ _WRITE_WORKERS = 16
 _READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
 _GROUP_BYTES = 1 << 20
 _LISTED_A_HOP = 1000
+_COPY_ATTEMPTS = 3
 
 
 class LocalStorage:
@@ -210,6 +213,46 @@ class LocalStorage:
                 file.close()
         finally:
             os.close(old)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        old, new = self._path(source), self._path_to_write(target)
+        if old is None:
+            return None
+        return await self._write_hop(target, f"copying {source!r} to", lambda: self._copy(old, new, source, target))
+
+    def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
+        """Our own writers replace files, so that the open one stays what it is; only who writes in place makes this try again."""
+        for _ in range(_COPY_ATTEMPTS):
+            if stat_file(old) is None:
+                return None
+            try:
+                fd = os.open(old, READ_FLAGS)
+            except FileNotFoundError:
+                return None
+            try:
+                status = os.fstat(fd)
+                if not stat_modes.S_ISREG(status.st_mode):
+                    return None
+                with closing(TemporaryFile(new, target, self.fsync)) as file:
+                    try:
+                        file.copy(fd, 0, status.st_size)
+                    except EOFError:
+                        continue
+                    if same_bytes(status, os.fstat(fd)):
+                        return file.publish(UNCONDITIONAL)
+            finally:
+                os.close(fd)
+        raise StorageError(f"{source!r} cannot be copied: it is being written in place; copy it when that is done")
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        if target.startswith(f"{source}/"):
+            raise InvalidInput(f"what lies below {source!r} cannot be moved to {target!r}, inside of itself")
+        old, new = self._path(source), self._path_to_write(target)
+        if old is None:
+            return False
+        return await self._write_hop(
+            target, f"renaming {source!r} to", lambda: local_walk.rename_directory(old, new, self.root, self.fsync)
+        )
 
     async def delete(self, key: str, condition: Condition) -> bool:
         if isinstance(condition, IfAbsent):

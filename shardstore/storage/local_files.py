@@ -26,7 +26,7 @@ TEMP_SUFFIX = ".shardstore-tmp"
 
 _COPY_BUFFER_BYTES = 1 << 20
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
-_PARENT_ATTEMPTS = 20
+PARENT_ATTEMPTS = 20  # others may remove empty directories while this process makes them
 _READ_ATTEMPTS = 3
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
@@ -180,7 +180,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _fsync_directory(path: str) -> None:
+def fsync_directory(path: str) -> None:
+    """Make the names in a directory survive the loss of power."""
     if os.name != "posix":
         return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -206,12 +207,12 @@ class TemporaryFile:
         self._fd = self._create()
 
     def _create(self) -> int:
-        for attempt in range(_PARENT_ATTEMPTS):
+        for attempt in range(PARENT_ATTEMPTS):
             try:
                 return os.open(self._temp, _CREATE_FLAGS, 0o666)
             except FileNotFoundError:
                 # The first write here; or someone deleted the last object here and pruned the directory again.
-                if attempt == _PARENT_ATTEMPTS - 1:
+                if attempt == PARENT_ATTEMPTS - 1:
                     raise
                 self._make_parents()
         raise AssertionError("unreachable")
@@ -288,9 +289,9 @@ class TemporaryFile:
             return generation_of(os.fstat(self._fd))
 
     def _sync_names(self) -> None:
-        _fsync_directory(self._parent)
+        fsync_directory(self._parent)
         for made in self._new_parents:
-            _fsync_directory(os.path.dirname(made))
+            fsync_directory(os.path.dirname(made))
 
     def close(self) -> None:
         """Let go; what was not published is removed."""
@@ -331,7 +332,7 @@ def delete_file(path: str, key: str, condition: Condition, root: str, fsync: boo
             check(path, key, condition)
             os.unlink(path)
             if fsync:
-                _fsync_directory(os.path.dirname(path))
+                fsync_directory(os.path.dirname(path))
     except FileNotFoundError:
         return False
     prune(os.path.dirname(path), root)

@@ -1,14 +1,18 @@
-"""Listing local directories as an object store would list keys, with one directory in memory a level."""
+"""Local directories as the prefixes of an object store: listed, with one directory in memory a level, and renamed."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as stat_modes
 from collections.abc import Iterator
 from contextlib import suppress
 
-from shardstore.storage.base import DirListing, ObjectInfo
-from shardstore.storage.local_files import generation_of, is_reserved, is_stale
+from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.local_files import PARENT_ATTEMPTS, fsync_directory, generation_of, is_reserved, is_stale, prune
+
+# What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 def _entries(directory: str, name_prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
@@ -72,6 +76,68 @@ def list_directory(root: str, prefix: str) -> DirListing:
             if info is not None:
                 objects.append(info)
     return DirListing(tuple(objects), tuple(prefixes))
+
+
+def rename_directory(source: str, target: str, root: str, fsync: bool) -> bool:
+    """Make the directory ``source`` the directory ``target``; ``False``, and nothing is changed, where that takes more than a rename.
+
+    The locks of single objects are not taken. A writer that is at work below ``source`` finds its temporary file gone and fails,
+    and nothing of it is stored; its hidden files travel along, and hinder nobody.
+
+    Raises:
+        ConditionFailed: there is an object or a hidden file at ``target`` or below it.
+    """
+    # A link would be moved, not what it leads to, and lead elsewhere from its new place.
+    if os.path.islink(source) or not os.path.isdir(source):
+        return False
+    if not _remove_empty(target) and os.path.lexists(target):
+        raise ConditionFailed(f"there is something at {target} already")
+    parent = os.path.dirname(target)
+    made = [directory for directory in _above(parent, root) if not os.path.isdir(directory)]
+    for attempt in range(PARENT_ATTEMPTS):
+        os.makedirs(parent, exist_ok=True)
+        try:
+            os.rename(source, target)
+            break
+        except FileNotFoundError:  # the source is gone, or the new parents were empty and somebody removed them
+            if os.path.isdir(source) and attempt < PARENT_ATTEMPTS - 1:
+                continue
+            prune(parent, root)
+            return False
+        except OSError as exc:
+            prune(parent, root)
+            if exc.errno == errno.EXDEV:  # another file system is mounted in between
+                return False
+            if exc.errno in _IN_THE_WAY:
+                raise ConditionFailed(f"another writer was faster: there is something at {target} now") from exc
+            raise
+    if fsync:
+        for directory in {parent, os.path.dirname(source), *map(os.path.dirname, made)}:
+            fsync_directory(directory)
+    prune(os.path.dirname(source), root)
+    return True
+
+
+def _above(directory: str, root: str) -> Iterator[str]:
+    """``directory`` and the directories above it, the root included, the deepest first."""
+    while len(directory) > len(root):
+        yield directory
+        directory = os.path.dirname(directory)
+    yield root
+
+
+def _remove_empty(directory: str) -> bool:
+    """Remove a directory that holds nothing but such directories; whether that is so."""
+    if os.path.islink(directory):
+        return False
+    try:
+        with os.scandir(directory) as entries:
+            if not all(entry.is_dir(follow_symlinks=False) and _remove_empty(entry.path) for entry in entries):
+                return False
+        os.rmdir(directory)
+    except OSError:  # not there, no directory, or no longer empty: renaming tells
+        return False
+    return True
 
 
 def sweep(root: str, older_than_seconds: float) -> int:

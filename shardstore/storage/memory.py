@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from shardstore.errors import InvalidInput, StorageError
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import BytesLike, resolve
 from shardstore.storage.base import (
     ABSENT,
@@ -144,11 +144,15 @@ class MemoryStorage:
         with _lock:
             self._check(key, condition)
             generation = _generation(file, len(data))
-            self._files[path] = file
-            # fsspec keeps empty directories that someone made in a list; a name in both would be a directory to it.
-            while path in MemoryFileSystem.pseudo_dirs:
-                MemoryFileSystem.pseudo_dirs.remove(path)
+            self._place(path, file)
         return generation
+
+    def _place(self, path: str, file: MemoryFile) -> None:
+        """Put ``file`` at ``path``; call with the lock held."""
+        self._files[path] = file
+        # fsspec keeps empty directories that someone made in a list; a name in both would be a directory to it.
+        while path in MemoryFileSystem.pseudo_dirs:
+            MemoryFileSystem.pseudo_dirs.remove(path)
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         if not key:
@@ -171,6 +175,24 @@ class MemoryStorage:
             else:
                 pieces.append(byte_view(segment.data))
         return self._replace(key, b"".join(pieces), condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        found = self._snapshot(source)
+        return None if found is None else self._replace(target, found[1], UNCONDITIONAL)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        if target.startswith(f"{source}/"):
+            raise InvalidInput(f"what lies below {source!r} cannot be moved to {target!r}, inside of itself")
+        old, new = f"{self.path}/{source}/", f"{self.path}/{target}"
+        with _lock:
+            if any(path == new or path.startswith(f"{new}/") for path in self._files):
+                raise ConditionFailed(f"{target!r} exists in {self.url}")
+            moving = [path for path in self._files if path.startswith(old)]
+            for path in moving:
+                file = self._files.pop(path)
+                file.path = f"{new}/{path[len(old) :]}"  # where committing it would put it
+                self._place(file.path, file)
+        return bool(moving)
 
     async def delete(self, key: str, condition: Condition) -> bool:
         if isinstance(condition, IfAbsent):

@@ -7,48 +7,26 @@ several versions, and remembers listings. A generation is an ETag.
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.model.ranges import ByteRequest, BytesLike, resolve
-from shardstore.storage.base import (
-    ABSENT,
-    CHANGED,
-    Absent,
-    Changed,
-    ConditionFailed,
-    DirListing,
-    Failed,
-    Found,
-    ObjectInfo,
-    Read,
-    ReadOutcome,
-    Segment,
-)
+from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.storage import conditions
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
 from shardstore.storage.s3_client import RequestFailed, S3Client, canonical_etag, generation_of, translated
+from shardstore.storage.s3_copy import copy_object
 from shardstore.storage.s3_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
-from shardstore.storage.s3_ranges import checked_part, is_empty, range_header
+from shardstore.storage.s3_ranges import checked_part, range_header
 from shardstore.storage.s3_upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20
 
 _KEYS_A_DELETE = 1000
 _READ_ATTEMPTS = 3
-_NOTHING = memoryview(b"")
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One range of one version."""
-
-    generation: Generation
-    nbytes: int
-    data: memoryview
 
 
 class S3Storage:
@@ -89,6 +67,11 @@ class S3Storage:
         return "s3"
 
     @property
+    def endpoint(self) -> str:
+        """Which server the bucket is on: its name alone does not say."""
+        return self._client.endpoint
+
+    @property
     def _facts(self) -> ServerFacts:
         return facts_of(self._client)
 
@@ -106,55 +89,17 @@ class S3Storage:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await asyncio.gather(*(self._read_one(read) for read in reads))
+        return await read_all(self, reads)
 
-    async def _read_one(self, read: Read) -> ReadOutcome:
-        try:
-            for _ in range(_READ_ATTEMPTS):
-                outcome = await self._read_version(read)
-                if not isinstance(outcome, Changed) or read.generation is not None:
-                    break
-        except ShardStoreError as exc:
-            return Failed(exc)
-        return outcome
-
-    async def _read_version(self, read: Read) -> ReadOutcome:
-        """All ranges of one version: the one asked for, or the one that the first answer shows."""
-        asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
-        if not asked:
-            return await self._read_nothing(read)
-        generation = read.generation
-        parts: list[_Part | Absent | Changed] = []
-        if generation is None:
-            first = await self._get(read.key, read.ranges[asked[0]], None)
-            if not isinstance(first, _Part):
-                return first
-            generation = first.generation
-            parts.append(first)
-        rest = asked[len(parts) :]
-        parts += await asyncio.gather(*(self._get(read.key, read.ranges[i], generation) for i in rest))
-        buffers = [_NOTHING] * len(read.ranges)
-        nbytes = 0
-        for i, part in zip(asked, parts, strict=True):
-            if not isinstance(part, _Part):
-                return part if read.generation is not None else CHANGED
-            buffers[i] = part.data
-            nbytes = part.nbytes
-        return Found(generation, nbytes, tuple(buffers))
-
-    async def _read_nothing(self, read: Read) -> ReadOutcome:
-        part = await self._look_up(read.key, read.generation)
-        return Found(part.generation, part.nbytes, (_NOTHING,) * len(read.ranges)) if isinstance(part, _Part) else part
-
-    async def _look_up(self, key: str, generation: Generation | None) -> _Part | Absent | Changed:
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
         head = await self._client.head(key)
         if head is None:
             return ABSENT
         if generation is not None and head.generation != generation:
             return CHANGED
-        return _Part(head.generation, head.nbytes, _NOTHING)
+        return Part(head.generation, head.nbytes, NOTHING)
 
-    async def _get(self, key: str, request: ByteRequest, generation: Generation | None) -> _Part | Absent | Changed:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
         """One range by one request; of ``generation`` only, where it is given."""
         parameters: dict[str, str] = {"Key": self._client.full_key(key)}
         if (header := range_header(request)) is not None:
@@ -169,13 +114,13 @@ class S3Storage:
             if exc.status == 412:
                 return CHANGED
             if exc.status == 416:
-                return await self._past_the_end(key, request, generation)
+                return await past_the_end(self, key, request, generation)
             raise
         found = generation_of(response, key)
         if generation is not None and found != generation:  # the server ignored If-Match
             return CHANGED
         view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), data, key)
-        return _Part(found, nbytes, view)
+        return Part(found, nbytes, view)
 
     async def _get_body(self, key: str, parameters: dict[str, str]) -> tuple[dict[str, Any], bytes]:
         """Answer and body; asks again where the connection breaks within the body, which s3fs's retries do not cover."""
@@ -191,23 +136,15 @@ class S3Storage:
                     if attempt == _READ_ATTEMPTS:
                         raise translated(exc, "reading", repr(key), self._client.bucket) from exc
 
-    async def _past_the_end(self, key: str, request: ByteRequest, generation: Generation | None) -> _Part | Absent | Changed:
-        """The range starts at or after the end, or the object is empty; HEAD tells which version that is true of."""
-        part = await self._look_up(key, generation)
-        if not isinstance(part, _Part):
-            return part
-        wanted = resolve(request, part.nbytes)
-        if wanted.start == wanted.end:
-            return part
-        if generation is None:  # it grew in between
-            return CHANGED
-        raise StorageError(f"reading {key!r}: the server says that {range_header(request)!r} is past the end, of {part.nbytes} bytes")
-
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        if not self._honours(condition, await self.probe() if not isinstance(condition, Unconditional) else self.capabilities):
-            await self._check_first(key, condition)
+        if not isinstance(condition, Unconditional) and not conditions.honours(condition, await self.probe()):
+            if not self._facts.warned:
+                self._facts.warned = True
+                conditions.warn_not_honoured(self._client.endpoint, self.url)
+            head = await self._client.head(key)
+            conditions.check(condition, None if head is None else head.generation, key, self.url)
             condition = Unconditional()
         store = put if nbytes <= self.multipart_bytes else put_large
         try:
@@ -215,35 +152,17 @@ class S3Storage:
         finally:
             self._client.forget_listing(key)
 
-    def _honours(self, condition: Condition, capabilities: Capabilities) -> bool:
-        match condition:
-            case IfAbsent():
-                return capabilities.create_if_absent
-            case IfGeneration():
-                return capabilities.compare_and_swap
-            case Unconditional():
-                return True
-
-    async def _check_first(self, key: str, condition: Condition) -> None:
-        """Check, for a server that does not: what was true a while ago is still refused, what changes in between is lost."""
-        facts = self._facts
-        if not facts.warned:
-            facts.warned = True
-            warnings.warn(
-                f"{self._client.endpoint} does not honour conditional writes: writers that share an object of {self.url} can lose "
-                "each other's updates. Let one writer at a time write there",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        head = await self._client.head(key)
-        holds = head is None if isinstance(condition, IfAbsent) else head is not None
-        if isinstance(condition, IfGeneration):
-            holds = head is not None and head.generation == condition.generation
-        if not holds:
-            raise ConditionFailed(f"{key!r} in {self.url} is not what the write's condition asks for")
-
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         raise Unsupported(f"composing {key!r}: on S3 the bytes to keep have to be read and written")
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        try:
+            return await copy_object(self._client, source, target)
+        finally:
+            self._client.forget_listing(target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
         if isinstance(condition, IfAbsent):

@@ -77,10 +77,14 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
         status = int(code)
     if status in (401, 403) or (status is None and isinstance(exc, PermissionError)):
         return AccessDenied(
-            f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of absent ones too"
+            f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of absent ones too; "
+            "public buckets may need storage_options={'anon': True}, others {'requester_pays': True}"
         )
     if code == "NoSuchBucket":
-        error = RequestFailed(f"{action} {where}: the bucket {bucket!r} does not exist")
+        error = RequestFailed(
+            f"{action} {where}: the bucket {bucket!r} does not exist there. Create it, or correct its name; where it is on another server "
+            "than AWS's, give that as storage_options={'endpoint_url': …}"
+        )
     else:
         error = RequestFailed(f"{action} {where} failed: {code or type(exc).__name__}: {exc}")
     error.status, error.code = status, code
@@ -114,7 +118,8 @@ class S3Client:
     async def unbounded_call(self, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
         """One request, by a caller that holds a slot of ``bound``."""
         try:
-            response: dict[str, Any] = await self.fs._call_s3(method, Bucket=self.bucket, **parameters)
+            # Who pays goes with every request: not all versions of s3fs add it to all calls. Operations that do not know it do without.
+            response: dict[str, Any] = await self.fs._call_s3(method, self.fs.req_kw, Bucket=self.bucket, **parameters)
         except Exception as exc:
             raise translated(exc, action, where, self.bucket) from exc
         return response

@@ -49,7 +49,7 @@ def checked_part(request: ByteRequest, status: int, content_range: str | None, d
     if status != 206 or matched is None:
         raise StorageError(f"reading {key!r}: the server answered {status}, Content-Range {content_range!r}, to {range_header(request)!r}")
     start, last, nbytes = (int(group) for group in matched.groups())
-    if resolve(request, nbytes) != ByteRange(start, last + 1):
+    if start > last or resolve(request, nbytes) != ByteRange(start, last + 1):
         raise StorageError(f"reading {key!r}: the server answered with {content_range!r} to {range_header(request)!r}")
     if len(data) != last + 1 - start:
         raise StorageError(f"reading {key!r}: the server announced {content_range!r} but sent {len(data)} bytes")

@@ -44,6 +44,15 @@ class CountingStorage(StorageWrapper):
         self._counters.bytes_written += sum(s.nbytes for s in segments if not isinstance(s, Copy))
         return generation
 
+    async def copy(self, source: str, target: str) -> Generation | None:
+        self._counters.requests += 1
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        renamed = await self.inner.rename_prefix(source, target)
+        self._counters.requests += renamed  # a kind that cannot asks nobody
+        return renamed
+
     async def delete(self, key: str, condition: Condition) -> bool:
         self._counters.requests += 1
         return await self.inner.delete(key, condition)

@@ -61,6 +61,16 @@ class LatencyStorage(StorageWrapper):
         await self._request(sum(segment.nbytes for segment in segments if not isinstance(segment, Copy)))
         return await self.inner.compose(key, source, segments, condition)
 
+    async def copy(self, source: str, target: str) -> Generation | None:
+        await self._request()
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        renamed = await self.inner.rename_prefix(source, target)
+        if renamed:  # a kind that cannot asks nobody
+            await self._request()
+        return renamed
+
     async def delete(self, key: str, condition: Condition) -> bool:
         await self._request()
         return await self.inner.delete(key, condition)

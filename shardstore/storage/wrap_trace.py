@@ -18,17 +18,17 @@ class Event:
     """One operation; of a read, one range."""
 
     op: str
-    """``read``, ``write``, ``compose``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or ``stat``."""
+    """``read``, ``write``, ``compose``, ``copy``, ``rename_prefix``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or ``stat``."""
     key: str
-    """The key or prefix; of ``delete_many`` the first key."""
+    """The key or prefix; of ``delete_many`` the first key, of ``copy`` and ``rename_prefix`` the target."""
     round: int
     """The number of ``read`` calls before this one ended up here, itself included."""
     range: ByteRequest | None = None
     """The range as it was asked for; of reads only."""
     nbytes: int = 0
-    """Bytes that went through: read, or written, without those that ``compose`` copied."""
+    """Bytes that went through: read, or written, without those that the storage copied."""
     copied_nbytes: int = 0
-    """Bytes that ``compose`` copied."""
+    """Bytes that ``compose`` copied; ``copy`` does not say how many it did."""
     requests: int = 1
     """How many requests this is on an object store."""
 
@@ -146,6 +146,16 @@ class TraceStorage(StorageWrapper):
         finally:
             self._record(Event("compose", key, self._rounds, nbytes=sent, copied_nbytes=copied))
         return generation
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        self._record(Event("copy", target, self._rounds))
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        renamed = await self.inner.rename_prefix(source, target)
+        if renamed:  # a kind that cannot asks nobody
+            self._record(Event("rename_prefix", target, self._rounds))
+        return renamed
 
     async def delete(self, key: str, condition: Condition) -> bool:
         self._record(Event("delete", key, self._rounds))

@@ -75,6 +75,12 @@ class SyncStorage:
         assert isinstance(outcome, Found), outcome
         return bytes(outcome.buffers[0])
 
+    def copy(self, source: str, target: str) -> Generation | None:
+        return on_io_loop(self.storage.copy(source, target))
+
+    def rename_prefix(self, source: str, target: str) -> bool:
+        return on_io_loop(self.storage.rename_prefix(source, target))
+
     def delete(self, key: str, condition: Condition = UNCONDITIONAL) -> bool:
         return on_io_loop(self.storage.delete(key, condition))
 
@@ -393,6 +399,94 @@ class StorageSuite:
         assert s.infos() == [ObjectInfo("a", 46, new)]
         s.compose("a", new, [], UNCONDITIONAL)
         assert s.get("a") == b""
+
+    # -- copying and renaming ------------------------------------------------------------------------------------------
+
+    def test_copy(self, s: SyncStorage) -> None:
+        assert s.copy("nothing", "b") is None
+        assert s.keys() == []
+        old = s.put("a/x", DATA)
+        new = s.copy("a/x", "b/c/y")
+        assert new is not None
+        assert s.infos() == [ObjectInfo("a/x", len(DATA), old), ObjectInfo("b/c/y", len(DATA), new)]
+        assert s.get("b/c/y") == DATA
+        assert s.copy("a", "d") is None
+        assert s.copy("a/x/z", "d") is None
+        s.put("a/x", b"")
+        newer = s.copy("a/x", "b/c/y")
+        assert newer not in (None, new)
+        assert (s.get("b/c/y"), s.keys()) == (b"", ["a/x", "b/c/y"])
+
+    def test_a_copy_is_an_object_of_its_own(self, s: SyncStorage) -> None:
+        s.put("a", b"old")
+        copied = s.copy("a", "b")
+        assert copied is not None
+        s.put("a", b"new")
+        assert s.get("b") == b"old"
+        if on_io_loop(s.storage.probe()).compare_and_swap:
+            with pytest.raises(ConditionFailed):
+                s.put("b", b"2", IfGeneration(MADE_UP))
+            s.put("b", b"2", IfGeneration(copied))
+        s.delete("a")
+        assert s.get("b") is not None
+
+    def test_copies_have_the_bytes_of_one_version(self, s: SyncStorage) -> None:
+        s.put("a", b"0" * 4096)
+
+        async def write() -> None:
+            for i in range(20):
+                await s.storage.write("a", [b"%d" % (i % 10) * 4096], 4096, UNCONDITIONAL)
+
+        async def copy(writer: asyncio.Task[None], i: int) -> int:
+            copies = 0
+            while not writer.done() or not copies:
+                copies += 1
+                assert await s.storage.copy("a", f"b{i}") is not None
+                (found,) = await s.storage.read([Read(f"b{i}", (EVERYTHING,))])
+                assert isinstance(found, Found)
+                assert len(set(bytes(found.buffers[0]))) == 1
+                assert found.nbytes == 4096
+            return copies
+
+        async def race() -> None:
+            writer = asyncio.ensure_future(write())
+            await asyncio.gather(*(copy(writer, i) for i in range(3)))
+            await writer
+
+        on_io_loop(race())
+
+    def test_rename_prefix(self, s: SyncStorage) -> None:
+        keys = ["a.x", "a/c/0/1", "a/c/1", "a/zarr.json", "ab/c", "b"]
+        for key in keys:
+            s.put(key, key.encode())
+        before = s.infos()
+        if not s.rename_prefix("a", "n/m"):
+            assert s.infos() == before
+            return
+        moved = {key: "n/m/" + key.removeprefix("a/") if key.startswith("a/") else key for key in keys}
+        assert s.keys() == sorted(moved.values())
+        for old, new in moved.items():
+            assert s.get(new) == old.encode()
+        assert s.children("a/") == ([], [])
+        s.put("a/new", b"1")
+        assert s.rename_prefix("n/m/c", "a/c") is True
+        assert s.get("a/c/0/1") == b"a/c/0/1"
+        assert s.children("n/m/") == (["n/m/zarr.json"], [])
+
+    def test_rename_prefix_overwrites_nothing(self, s: SyncStorage) -> None:
+        for key in ("a/x", "b/y", "c", "first/x"):
+            s.put(key, b"1")
+        can = s.rename_prefix("first", "second")
+        before = s.infos()
+        assert s.rename_prefix("nothing", "d") is False
+        assert s.rename_prefix("c", "d") is False
+        for target, refusal in (("b", ConditionFailed), ("c", ConditionFailed), ("a", ConditionFailed), ("a/b", InvalidInput)):
+            if can:
+                with pytest.raises(refusal):
+                    s.rename_prefix("a", target)
+            else:
+                assert s.rename_prefix("a", target) is False
+            assert s.infos() == before
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 

@@ -25,18 +25,27 @@ def fresh_memory() -> MemoryStorage:
 
 
 class HookedStorage(StorageWrapper):
-    """Calls ``before(operation, key)`` ahead of every operation, and notes it in ``seen``."""
+    """Calls ``before(operation, key)`` ahead of every operation, ``after`` behind every one that changes something; notes it in ``seen``.
+
+    Without ``renames`` it is of a kind that cannot rename prefixes.
+    """
 
     def __init__(self, inner: MemoryStorage) -> None:
         super().__init__(inner)
         self.seen: list[tuple[str, str]] = []
         self.before: Hook | None = None
+        self.after: Hook | None = None
+        self.renames = True
         self.capabilities_override: Capabilities | None = None
 
     async def _note(self, operation: str, key: str) -> None:
         self.seen.append((operation, key))
         if self.before is not None:
             await self.before(operation, key)
+
+    async def _done(self, operation: str, key: str) -> None:
+        if self.after is not None:
+            await self.after(operation, key)
 
     def count(self, operation: str, ending: str = "") -> int:
         return sum(1 for op, key in self.seen if op == operation and key.endswith(ending))
@@ -55,20 +64,42 @@ class HookedStorage(StorageWrapper):
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         await self._note("write", key)
-        return await self.inner.write(key, body, nbytes, condition)
+        generation = await self.inner.write(key, body, nbytes, condition)
+        await self._done("write", key)
+        return generation
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         await self._note("compose", key)
-        return await self.inner.compose(key, source, segments, condition)
+        generation = await self.inner.compose(key, source, segments, condition)
+        await self._done("compose", key)
+        return generation
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        await self._note("copy", target)
+        generation = await self.inner.copy(source, target)
+        await self._done("copy", target)
+        return generation
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        if not self.renames:
+            return False
+        await self._note("rename_prefix", target)
+        renamed = await self.inner.rename_prefix(source, target)
+        await self._done("rename_prefix", target)
+        return renamed
 
     async def delete(self, key: str, condition: Condition) -> bool:
         await self._note("delete", key)
-        return await self.inner.delete(key, condition)
+        deleted = await self.inner.delete(key, condition)
+        await self._done("delete", key)
+        return deleted
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
             await self._note("delete", key)
         await self.inner.delete_many(keys)
+        for key in keys:
+            await self._done("delete", key)
 
     async def stat(self, key: str) -> ObjectInfo | None:
         await self._note("stat", key)

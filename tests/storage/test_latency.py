@@ -61,6 +61,12 @@ def test_requests_take_their_time(s: SyncStorage, sleeps: Sleeps) -> None:
     s.delete("a")
     s.delete_many(*(str(i) for i in range(1001)))
     assert sleeps.seconds == [0.5] * 6
+    s.put("a/x", b"")
+    sleeps.seconds.clear()
+    s.copy("a/x", "a/y")
+    s.rename_prefix("a", "b")
+    s.rename_prefix("a", "c")  # there is nothing any more
+    assert sleeps.seconds == [0.5] * 2
 
 
 def test_ranges_are_concurrent_within_the_bound(s: SyncStorage, sleeps: Sleeps) -> None:

@@ -271,6 +271,157 @@ def test_compose_without_copy_file_range(s: SyncStorage, monkeypatch: pytest.Mon
     assert s.get("a") == data[5:3_000_005] + b"!"
 
 
+# -- copying and renaming ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, errno.EXDEV])
+def test_copies(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None) -> None:
+    if error is not None:
+
+        def fails(*_: object) -> int:
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(os, "copy_file_range", fails)
+    data = os.urandom(3_000_001)
+    s.put("a", data)
+    s.copy("a", "n/b")
+    assert files_below(tmp_path / "root") == ["a", "n", "n/b"]
+    assert (tmp_path / "root/n/b").read_bytes() == data
+    os.mkfifo(tmp_path / "root/pipe")
+    assert s.copy("pipe", "c") is None
+    assert s.copy("../root/a", "c") is None
+    for key in ("../c", "a/../c", "c/"):
+        with pytest.raises(InvalidInput):
+            s.copy("a", key)
+        with pytest.raises(InvalidInput):
+            s.rename_prefix("n", key)
+    assert s.rename_prefix("../root/n", "c") is False
+    with pytest.raises(StorageError, match=r"copying 'a' to 'n'.*directory"):
+        s.copy("a", "n")
+
+
+def test_a_file_that_is_written_in_place_is_copied_whole_or_not_at_all(
+    s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s.put("a", b"0" * 100)
+    original = local_files.TemporaryFile.copy
+    changes = [b"1" * 100]
+
+    def copy(self: local_files.TemporaryFile, source: int, offset: int, nbytes: int) -> None:
+        original(self, source, offset, nbytes)
+        if changes:
+            (tmp_path / "root/a").write_bytes(changes.pop())
+
+    monkeypatch.setattr(local_files.TemporaryFile, "copy", copy)
+    s.copy("a", "b")
+    assert s.get("b") == b"1" * 100
+    changes += [b"%d" % i * (50 + i) for i in range(3)]  # shorter: the copy ends before its time
+    with pytest.raises(StorageError, match="written in place"):
+        s.copy("a", "c")
+    assert files_below(tmp_path / "root") == ["a", "b"]
+
+
+def test_durable_copies_and_renames_sync_what_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = SyncStorage(LocalStorage(tmp_path, fsync=False))
+    quiet.put("a/b/c", b"1")
+    quiet.put("a/x", b"1")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recording(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    quiet.copy("a/x", "a/y")
+    quiet.rename_prefix("a/b", "n/b")
+    assert synced == []
+    s = SyncStorage(LocalStorage(tmp_path))
+    s.copy("a/x", "a/z")
+    assert synced[0].endswith(".shardstore-tmp")
+    assert synced[1:] == [f"{tmp_path}/a"]
+    synced.clear()
+    s.rename_prefix("n/b", "m/o/p")
+    assert set(synced) == {str(tmp_path), f"{tmp_path}/m", f"{tmp_path}/m/o", f"{tmp_path}/n"}
+    assert files_below(tmp_path) == ["a", "a/x", "a/y", "a/z", "m", "m/o", "m/o/p", "m/o/p/c"]
+
+
+def test_renames_take_hidden_files_along_and_leave_no_directories(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a/b/c/x", b"1")
+    for name in (".x.shardstore-lock", ".x.host-1.abc.shardstore-tmp"):
+        (tmp_path / "root/a/b/c" / name).write_bytes(b"")
+    (tmp_path / "root/n/empty/dirs").mkdir(parents=True)
+    assert s.rename_prefix("a/b", "n") is True
+    assert s.keys() == ["n/c/x"]
+    s.put("n/c/x", b"2")  # who left the lock is gone
+    assert files_below(tmp_path / "root") == ["n", "n/c", "n/c/.x.host-1.abc.shardstore-tmp", "n/c/x"]
+
+
+def test_a_writer_that_is_at_work_while_its_directory_is_renamed_is_told(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("a/x", b"old")
+
+    async def body() -> AsyncIterator[BytesLike]:
+        yield b"ne"
+        assert await s.storage.rename_prefix("a", "b")
+        yield b"w"
+
+    with pytest.raises(StorageError, match="writing 'a/x' failed"):
+        s.write("a/x", body(), 3)
+    assert s.keys() == ["b/x"]
+    assert s.get("b/x") == b"old"
+
+
+def test_what_is_in_the_way_of_a_rename(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    s.put("a/x", b"1")
+    s.put("file", b"1")
+    (root / "link").symlink_to(root / "a")
+    (root / "nowhere").symlink_to(root / "absent")
+    (root / "hidden").mkdir()
+    (root / "hidden/.x.host-1.abc.shardstore-tmp").write_bytes(b"")
+    before = files_below(root)
+    for target in ("file", "link", "nowhere", "hidden"):
+        with pytest.raises(ConditionFailed):
+            s.rename_prefix("a", target)
+    with pytest.raises(StorageError, match="above it is a file"):
+        s.rename_prefix("a", "file/b")
+    assert s.rename_prefix("link", "b") is False  # its contents are to be moved, which the link does not hold
+    assert files_below(root) == before
+
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "rename", fails)
+    number = errno.EXDEV
+    assert s.rename_prefix("a", "new/b") is False
+    number = errno.ENOTEMPTY
+    with pytest.raises(ConditionFailed, match="faster"):
+        s.rename_prefix("a", "new/b")
+    number = errno.EACCES
+    with pytest.raises(AccessDenied):
+        s.rename_prefix("a", "new/b")
+    assert files_below(root) == before
+
+
+def test_parents_that_are_removed_while_they_are_needed(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    s.put("a/x", b"1")
+    original = os.rename
+    removals = 2
+
+    def rename(source: str, target: str) -> None:
+        nonlocal removals
+        if removals:
+            removals -= 1
+            os.rmdir(os.path.dirname(target))
+        original(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert s.rename_prefix("a", "new/b") is True
+    removals = 1000
+    assert s.rename_prefix("new/b", "other/c") is False
+    assert files_below(tmp_path / "root") == ["new", "new/b", "new/b/x"]
+
+
 # -- locks -------------------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,32 @@ def test_an_object_where_an_empty_directory_was(storage: MemoryStorage, s: SyncS
         assert file.read() == b"1"
 
 
+def test_renamed_objects_are_those_of_fsspec(storage: MemoryStorage, s: SyncStorage) -> None:
+    fs = fsspec.filesystem("memory")
+    root = storage.path
+    s.put("a/b/c", b"123")
+    generation = s.infos()[0].generation
+    fs.makedirs(f"{root}/n/b/c")
+    assert s.rename_prefix("a", "n") is True
+    assert fs.find(root) == [f"{root}/n/b/c"]
+    assert fs.isfile(f"{root}/n/b/c")
+    assert s.infos()[0].generation == generation
+    with fs.open(f"{root}/n/b/c", "ab") as file:
+        file.write(b"4")
+    fs.store[f"{root}/n/b/c"].commit()
+    assert fs.find(root) == [f"{root}/n/b/c"]
+    assert s.get("n/b/c") == b"1234"
+
+
+def test_copies_share_their_bytes(s: SyncStorage) -> None:
+    data = bytes(1000)
+    s.write("a", [data], len(data), UNCONDITIONAL)
+    s.copy("a", "b")
+    found = s.read("b", EVERYTHING)
+    assert isinstance(found, Found)
+    assert found.buffers[0].obj is data
+
+
 def test_reads_share_the_stored_bytes(s: SyncStorage) -> None:
     data = bytes(1000)
     s.write("a", [data], len(data), UNCONDITIONAL)

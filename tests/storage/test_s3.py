@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import s3fs
 
-from shardstore.errors import AccessDenied, StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import AccessDenied, Conflict, StorageError, Unsupported, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
-from shardstore.storage import s3_upload
+from shardstore.storage import s3_copy, s3_upload
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read
 from shardstore.storage.open import open_storage
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.s3_client import WRITE_ID
 from shardstore.storage.s3_probe import facts_of, forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
@@ -411,6 +412,231 @@ def test_a_cancelled_upload_leaves_nothing(storage: S3Storage, large: SyncStorag
     on_io_loop(cancel())
     assert "abort_multipart_upload" in calls.methods
     assert unfinished_uploads(storage) == 0
+
+
+# -- copying -----------------------------------------------------------------------------------------------------------
+
+
+class Refusal(Exception):
+    """As s3fs raises it: botocore's answer is attached."""
+
+    def __init__(self, code: str, status: int) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+def test_a_copy_is_one_request_and_keeps_metadata(storage: S3Storage, s: SyncStorage, calls: Calls) -> None:
+    bucket, _, prefix = storage.path.partition("/")
+    headers = {"ContentType": "image/x", "CacheControl": "no-cache", "Metadata": {"who": "me"}}
+    storage.fs.call_s3("put_object", Bucket=bucket, Key=f"{prefix}/a b+é", Body=b"1", **headers)
+    calls.made.clear()
+    copied = s.copy("a b+é", "d/b")
+    assert calls.methods == ["copy_object"]
+    head = storage.fs.call_s3("head_object", Bucket=bucket, Key=f"{prefix}/d/b")
+    assert (head["ETag"], head["ContentType"], head["CacheControl"], head["Metadata"]["who"]) == (
+        copied and copied.token,
+        "image/x",
+        "no-cache",
+        "me",
+    )
+    assert s.copy("d/b", "d/b") == copied
+    assert storage.fs.ls(f"{storage.path}/d", detail=False) == [f"{storage.path}/d/b"]
+    s.copy("d/b", "d/c")
+    assert storage.fs.ls(f"{storage.path}/d", detail=False) == [
+        f"{storage.path}/d/b",
+        f"{storage.path}/d/c",
+    ]
+
+
+def test_the_write_id_of_the_source_confirms_no_other_write(s: SyncStorage, calls: Calls) -> None:
+    """A write whose answer is lost while a copy takes its key: the id that comes with the copy is not that write's."""
+    s.put("a", b"source")
+    first = s.put("b", b"1")
+
+    def race(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "put_object":
+            calls.before = lambda _method, given: given
+            raise TimeoutError("no answer")
+        return parameters
+
+    calls.before = race
+    copied = s.copy("a", "b")
+    with pytest.raises((WriteOutcomeUnknown, ConditionFailed)):
+        s.put("b", b"2", IfGeneration(first))
+    assert (s.get("b"), s.infos("b")[0].generation) == (b"source", copied)
+
+
+def test_a_copy_that_is_not_confirmed_is_an_error(s: SyncStorage, calls: Calls) -> None:
+    s.put("a", b"1")
+    calls.after = lambda method, _parameters, response: {} if method == "copy_object" else response
+    with pytest.raises(StorageError, match="does not say that it was copied"):
+        s.copy("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("SlowDown", 503, "copying 'a' to 'b' failed: SlowDown"),
+        ("InvalidRequest", 400, "copying 'a' to 'b' failed: InvalidRequest"),
+        ("NoSuchBucket", 404, "the bucket .* does not exist"),
+        ("AccessDenied", 403, "denied access"),
+    ],
+)
+def test_errors_of_copies(s: SyncStorage, calls: Calls, code: str, status: int, message: str) -> None:
+    s.put("a", b"1")
+
+    def refuse(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "copy_object":
+            raise Refusal(code, status)
+        return parameters
+
+    calls.before = refuse
+    with pytest.raises(StorageError, match=message):
+        s.copy("a", "b")
+    assert s.keys() == ["a"]
+
+
+@pytest.fixture
+def parted(s: SyncStorage, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> SyncStorage:
+    """A server whose CopyObject takes little, and an object ``a`` that is longer."""
+    monkeypatch.setattr(s3_copy, "_MAX_COPY_BYTES", PART)
+    monkeypatch.setattr(s3_copy, "_MIN_PART_BYTES", PART)
+    s.put("a", bytes(range(256)) * (2 * PART // 256) + b"tail")
+
+    def like_aws(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "copy_object":
+            raise Refusal("InvalidRequest", 400)
+        return parameters
+
+    calls.before = like_aws
+    calls.made.clear()
+    return s
+
+
+def test_a_copy_in_parts(storage: S3Storage, parted: SyncStorage, calls: Calls) -> None:
+    copied = parted.copy("a", "b")
+    assert copied is not None
+    before = ["copy_object", "head_object", "head_object", "create_multipart_upload"]
+    assert calls.methods == [*before, *["upload_part_copy"] * 3, "head_object", "complete_multipart_upload"]
+    ranges = sorted(parameters["CopySourceRange"] for method, parameters in calls.made if method == "upload_part_copy")
+    assert ranges == [f"bytes=0-{PART - 1}", f"bytes={2 * PART}-{2 * PART + 3}", f"bytes={PART}-{2 * PART - 1}"]
+    assert parted.get("b") == parted.get("a")
+    assert parted.infos("b")[0].generation == copied
+    assert parted.copy("nothing", "c") is None
+
+
+def test_a_copy_in_parts_keeps_metadata(storage: S3Storage, parted: SyncStorage, calls: Calls) -> None:
+    bucket, _, prefix = storage.path.partition("/")
+    storage.fs.call_s3(
+        "put_object", Bucket=bucket, Key=f"{prefix}/a", Body=bytes(PART + 1), ContentType="image/x", Metadata={"who": "me", WRITE_ID: "old"}
+    )
+    parted.copy("a", "b")
+    head = storage.fs.call_s3("head_object", Bucket=bucket, Key=f"{prefix}/b")
+    assert (head["ContentType"], head["Metadata"]["who"], head["ContentLength"]) == ("image/x", "me", PART + 1)
+    assert head["Metadata"][WRITE_ID] != "old"
+
+
+def test_a_source_that_is_replaced_between_its_parts(storage: S3Storage, parted: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """moto ignores the condition on the parts, as Ceph does: that the source has changed is seen behind them."""
+    new = b"n" * (2 * PART + 1)
+    recorded = storage.fs._call_s3
+    replaced = False
+
+    async def call(method: str, *lists: Any, **parameters: Any) -> Any:
+        nonlocal replaced
+        if method == "upload_part_copy" and not replaced:
+            replaced = True
+            await storage.write("a", [new], len(new), UNCONDITIONAL)
+        return await recorded(method, *lists, **parameters)
+
+    monkeypatch.setattr(storage.fs, "_call_s3", call)
+    copied = parted.copy("a", "b")
+    assert parted.get("b") == new
+    assert parted.infos("b")[0].generation == copied
+    assert unfinished_uploads(storage) == 0
+
+
+def test_a_source_that_keeps_changing(storage: S3Storage, parted: SyncStorage, calls: Calls) -> None:
+    def another_version(method: str, _parameters: dict[str, Any], response: Any) -> Any:
+        if method == "upload_part_copy":
+            calls.after = next_head
+        return response
+
+    def next_head(method: str, parameters: dict[str, Any], response: Any) -> Any:
+        if method == "head_object":
+            calls.after = another_version
+            return {**response, "ETag": '"another"'}
+        return response
+
+    calls.after = another_version
+    with pytest.raises(Conflict, match="kept changing"):
+        parted.copy("a", "b")
+    assert calls.methods.count("create_multipart_upload") == 5
+    assert unfinished_uploads(storage) == 0
+    assert parted.keys() == ["a"]
+
+
+def test_a_server_that_refuses_parts_of_another_version(storage: S3Storage, parted: SyncStorage, calls: Calls) -> None:
+    before = calls.before
+
+    def refuse(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "upload_part_copy" and calls.methods.count("create_multipart_upload") == 1:
+            assert parameters["CopySourceIfMatch"].startswith('"')
+            raise Refusal("PreconditionFailed", 412)
+        return before(method, parameters)  # type: ignore[no-any-return]
+
+    calls.before = refuse
+    assert parted.copy("a", "b") is not None
+    assert calls.methods.count("create_multipart_upload") == 2
+    assert parted.get("b") == parted.get("a")
+    assert unfinished_uploads(storage) == 0
+
+
+@pytest.mark.parametrize("failing", ["upload_part_copy", "head_object", "complete_multipart_upload"])
+def test_a_failing_copy_in_parts_leaves_nothing(storage: S3Storage, parted: SyncStorage, calls: Calls, failing: str) -> None:
+    before = calls.before
+
+    def fail(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == failing and "upload_part_copy" in calls.methods:
+            raise Refusal("InternalError", 400)
+        return before(method, parameters)  # type: ignore[no-any-return]
+
+    calls.before = fail
+    with pytest.raises(StorageError, match="InternalError"):
+        parted.copy("a", "b")
+    calls.before = before
+    assert unfinished_uploads(storage) == 0
+    assert parted.keys() == ["a"]
+
+
+def test_a_completed_copy_whose_answer_is_lost(parted: SyncStorage, calls: Calls) -> None:
+    def lose(method: str, _parameters: dict[str, Any], response: Any) -> Any:
+        if method == "complete_multipart_upload":
+            raise TimeoutError("no answer")
+        return response
+
+    calls.after = lose
+    copied = parted.copy("a", "b")
+    assert parted.infos("b")[0].generation == copied
+    before = calls.before
+
+    def never(method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        if method == "complete_multipart_upload":
+            raise TimeoutError("no answer")
+        return before(method, parameters)  # type: ignore[no-any-return]
+
+    calls.before = never
+    with pytest.raises(WriteOutcomeUnknown, match="'c'"):
+        parted.copy("a", "c")
+
+
+def test_a_completed_copy_without_an_etag(parted: SyncStorage, calls: Calls) -> None:
+    def like_ceph(method: str, _parameters: dict[str, Any], response: Any) -> Any:
+        return {k: v for k, v in response.items() if k != "ETag"} if method == "complete_multipart_upload" else response
+
+    calls.after = like_ceph
+    copied = parted.copy("a", "b")
+    assert parted.infos("b")[0].generation == copied
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

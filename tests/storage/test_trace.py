@@ -53,6 +53,16 @@ def test_writes_count_what_was_sent(storage: TraceStorage, s: SyncStorage) -> No
     assert storage.summary() == Summary(requests=4, bytes_read=0, bytes_written=12, bytes_copied=5, rounds=0)
 
 
+def test_copies_and_renames_count_as_one_request(storage: TraceStorage, s: SyncStorage) -> None:
+    s.put("a/x", b"0123456789")
+    storage.reset()
+    s.copy("a/x", "a/y")
+    s.rename_prefix("a", "b")
+    s.rename_prefix("a", "c")  # there is nothing any more
+    assert storage.events == [Event("copy", "a/y", 0), Event("rename_prefix", "b", 0)]
+    assert storage.summary() == Summary(requests=2, bytes_read=0, bytes_written=0, bytes_copied=0, rounds=0)
+
+
 def test_keys_count_by_the_thousand(storage: TraceStorage, s: SyncStorage) -> None:
     assert s.keys() == []
     assert s.children() == ([], [])

@@ -1,0 +1,48 @@
+"""Conditions of writes: which of them a storage honours, and what is done where it does not."""
+
+from __future__ import annotations
+
+import warnings
+
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.storage.base import ConditionFailed
+from shardstore.storage.capabilities import Capabilities
+
+
+def honours(condition: Condition, capabilities: Capabilities) -> bool:
+    """Whether a write on ``condition`` is atomic in a storage of these capabilities."""
+    match condition:
+        case IfAbsent():
+            return capabilities.create_if_absent
+        case IfGeneration():
+            return capabilities.compare_and_swap
+        case Unconditional():
+            return True
+
+
+def check(condition: Condition, found: Generation | None, key: str, url: str) -> None:
+    """Raise ``ConditionFailed`` where ``condition`` does not hold for the version that was ``found``; ``None``: no object."""
+    match condition:
+        case IfAbsent():
+            holds = found is None
+        case IfGeneration(generation):
+            holds = found == generation
+        case Unconditional():
+            holds = True
+    if not holds:
+        raise failed(key, url)
+
+
+def failed(key: str, url: str) -> ConditionFailed:
+    """The error of a write whose condition does not hold."""
+    return ConditionFailed(f"{key!r} in {url} is not what the write's condition asks for")
+
+
+def warn_not_honoured(endpoint: str, url: str) -> None:
+    """Say that conditions are only checked first: what was true a while ago is still refused, what changes in between is lost."""
+    warnings.warn(
+        f"{endpoint} does not honour conditional writes: writers that share an object of {url} can lose "
+        "each other's updates. Let one writer at a time write there",
+        RuntimeWarning,
+        stacklevel=3,
+    )

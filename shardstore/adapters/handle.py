@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
+from shardstore.engine.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.storage.base import Storage
@@ -23,16 +23,19 @@ from shardstore.storage.open import open_storage
 
 _lock = threading.Lock()
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_siblings: WeakValueDictionary[tuple[str, str], Siblings] = WeakValueDictionary()  # by kind and url of the storage
 _fork_count = 0
 
+_LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
 _LATER_OPTIONS = {"stored": "codec", "present": "v3"}  # whose other values come with later versions
 
 
 def _after_fork() -> None:
     """Engines hold futures and locks of the parent's event loop, which does not run in the child."""
-    global _lock, _engines, _fork_count
+    global _lock, _engines, _siblings, _fork_count
     _lock = threading.Lock()
     _engines = WeakValueDictionary()
+    _siblings = WeakValueDictionary()
     _fork_count += 1
 
 
@@ -51,9 +54,12 @@ class Recipe:
 
     def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
-        if not isinstance(self.target, str):
+        options: object = _canonical(self.storage_options or {})
+        if isinstance(self.target, tuple):
+            options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
+        elif not isinstance(self.target, str):
             return None
-        return repr((storage.kind, storage.url, _canonical(self.storage_options or {}), self.options, self.fsync))
+        return repr((storage.kind, storage.url, options, self.options, self.fsync))
 
 
 def _canonical(value: Any) -> Any:
@@ -122,6 +128,11 @@ class Handle:
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
             engine = Engine(storage, self.recipe.options)
+            place = storage.kind, storage.url
+            siblings = _siblings.get(place)
+            if siblings is None:
+                siblings = _siblings[place] = Siblings()
+            engine.hierarchy.join(siblings)
             if self._identity is not None:
                 _engines[self._identity] = engine
         engine.hierarchy.restore(self._nodes)

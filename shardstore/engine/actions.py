@@ -16,11 +16,19 @@ class SetValue:
     data: BytesLike
 
 
+@dataclass(slots=True)
+class Creation:
+    """Whether a ``SetIfMissing`` found nothing in its way; to be believed once the update has ended without an error."""
+
+    happened: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class SetIfMissing:
-    """The chunk becomes these bytes where it does not exist."""
+    """The chunk becomes these bytes where it does not exist; ``creation``, where given, tells whether that was so."""
 
     data: BytesLike
+    creation: Creation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,9 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) ->
         match action:
             case SetValue(data):
                 value = data
-            case SetIfMissing(data):
+            case SetIfMissing(data, creation):
+                if creation is not None:
+                    creation.happened = value is None  # set again where a conflict makes this be planned again
                 value = data if value is None else value
             case EraseValue():
                 value = None
@@ -72,7 +82,14 @@ def needs_old_value(actions: Sequence[Action]) -> bool:
     return isinstance(actions[0], SetIfMissing | Patch)
 
 
+def tells_creation(actions: Sequence[Action]) -> bool:
+    """Whether someone wants to know what an action found, even if a later one makes it irrelevant."""
+    return any(isinstance(action, SetIfMissing) and action.creation is not None for action in actions)
+
+
 def simplified(actions: list[Action]) -> list[Action]:
     """Without what a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
+    if tells_creation(actions):
+        return actions
     last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)
     return actions[last:]

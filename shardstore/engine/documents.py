@@ -134,6 +134,7 @@ class Documents:
         ):
             self._indices.drop_prefix(join(path, ""))
         self._hierarchy.put(node)
+        self._hierarchy.announce(path)
 
     async def check(self, path: str, data: BytesLike) -> None:
         """Raise what ``write`` would raise now; nothing is stored."""
@@ -166,6 +167,7 @@ class Documents:
             if objects is not None:
                 await self._storage.delete_many(objects.without)
             self._hierarchy.forget(path)
+            self._hierarchy.announce(path)
             return
 
     async def _condition(self, current: StoredDocument | None) -> Condition:

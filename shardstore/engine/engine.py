@@ -14,16 +14,19 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from shardstore.engine.actions import Action, EraseValue, Patch, SetIfMissing, SetValue, apply_actions
+from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, apply_actions
 from shardstore.engine.committer import Committer
+from shardstore.engine.consolidated import stale_consolidated
 from shardstore.engine.counters import Counters
 from shardstore.engine.documents import Documents
 from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import check_key, check_prefix, metadata_key, metadata_path
-from shardstore.engine.listing import ListedDir, ListedValue, Listing
+from shardstore.engine.listing import ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
+from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reader import Reader, Value
 from shardstore.engine.retrying import Conflicts, Sleep
 from shardstore.engine.tick_batch import TickBatch
@@ -34,7 +37,7 @@ from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.model.ranges import EVERYTHING, resolve
+from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import Storage
 from shardstore.storage.wrap_count import CountingStorage
 
@@ -166,6 +169,8 @@ class Engine:
             if isinstance(old, ShardStoreError):
                 raise old
             if isinstance(action, SetIfMissing):
+                if action.creation is not None:
+                    action.creation.happened = old is None
                 if old is None:
                     # Erased by the transaction itself, nothing of others is in the way at the commit.
                     overlay.set(key, action.data, only_if_missing=not overlay.decides(key))
@@ -174,6 +179,20 @@ class Engine:
         except ShardStoreError as exc:
             return exc
         return None
+
+    async def create(self, key: str, data: BytesLike) -> bool:
+        """Store a value where there is none; ``False``, and nothing was changed, where there is one."""
+        creation = Creation()
+        await self.update((key, SetIfMissing(data, creation)))
+        return creation.happened
+
+    async def pin(self, key: str) -> OpenValue | None:
+        """One version of a value, to be read piece by piece; ``None`` where there is none."""
+        check_key(key)
+        if (overlay := self._held) is not None and overlay.decides(key):
+            held = overlay.get(key)
+            return None if held is None else HeldValue(held)
+        return await pin(key, self.storage, self.hierarchy, self._reader, self._values)
 
     async def exists(self, key: str) -> bool:
         """Whether the key has a value; for a chunk its shard's index tells."""
@@ -207,12 +226,7 @@ class Engine:
             prefix += "/"
         if self._held is None:
             return await self._listing.directory(prefix, approximate=approximate)
-        keys: dict[str, None] = {}
-        prefixes: dict[str, None] = {}
-        async for value in self.list(prefix):
-            name, slash, _ = value.key[len(prefix) :].partition("/")
-            (prefixes if slash else keys)[prefix + name + slash] = None
-        return ListedDir(tuple(keys), tuple(prefixes))
+        return await directly_below(prefix, self.list(prefix))
 
     async def size_prefix(self, prefix: str) -> int:
         """The bytes of all values whose keys start with ``prefix``: chunks, documents as presented, other objects."""
@@ -235,6 +249,20 @@ class Engine:
         else:
             await self._erasing.erase_prefix(prefix)
 
+    # -- whole nodes -----------------------------------------------------------------------------------------------
+
+    async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        """Copy everything at or below the path ``source`` as it is stored; see ``moving.copy_nodes``. May be cancelled."""
+        return await copy_nodes(self, source, self, target, overwrite=overwrite)
+
+    async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        """Move everything at or below the path ``source`` as it is stored; see ``moving.move_between``. May be cancelled."""
+        return await move_nodes(self, source, target, overwrite=overwrite)
+
+    async def stale_consolidated(self, path: str) -> Sequence[str]:
+        """The groups above ``path`` whose consolidated metadata does not say what is there now; ask after it was copied or moved."""
+        return await stale_consolidated(self.storage, path)
+
     # -- transactions ----------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
@@ -247,6 +275,23 @@ class Engine:
         if self._overlay is not None:
             raise InvalidInput(f"a transaction is open already on {self.storage.url}: they do not nest")
         self._overlay = Overlay(self.options.max_memory)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether writes are being held back."""
+        return self._held is not None
+
+    async def no_transaction(self) -> None:
+        """Wait for a commit that is under way.
+
+        Raises:
+            InvalidInput: a transaction is open.
+        """
+        await self._commit_ended.wait()
+        if self._overlay is not None:
+            raise InvalidInput(
+                f"whole nodes cannot be copied or moved while a transaction is open on {self.storage.url}: commit it or roll it back first"
+            )
 
     async def commit(self) -> None:
         """Carry out what was held back: erasures, then chunks with one commit a shard, then metadata.
@@ -284,6 +329,11 @@ class Engine:
         if overlay is not None and overlay.decides(key):
             return overlay.nbytes(key) is not None
         return await self.hierarchy.node(path, fresh=True) is not None
+
+    async def is_inside_array(self, path: str) -> bool:
+        """Whether ``path`` lies among the chunk keys of a sharded array: what is below it is part of an array, no node."""
+        within = await self._listing.array_prefix(check_prefix(path.strip("/") + "/"))
+        return within is not None and bool(within.rest)
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
         """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""

@@ -8,10 +8,12 @@ older than the time to live. For reads the remembered layout is checked again to
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
+from weakref import WeakSet
 
 from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption, NotFound
@@ -102,6 +104,23 @@ def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
     return f"{path}/{encoded}" if path else encoded
 
 
+class Siblings:
+    """The hierarchies of this process that look at one place. Engines with other options do not share what they know."""
+
+    def __init__(self) -> None:
+        self._members: WeakSet[Hierarchy] = WeakSet()
+        self._lock = threading.Lock()  # engines are made in any thread
+
+    def add(self, member: Hierarchy) -> None:
+        with self._lock:
+            self._members.add(member)
+
+    def of(self, member: Hierarchy) -> list[Hierarchy]:
+        """The others."""
+        with self._lock:
+            return [other for other in self._members if other is not member]
+
+
 class Hierarchy:
     """The nodes of one store, as far as they have been asked for. Used on one event loop only."""
 
@@ -113,6 +132,7 @@ class Hierarchy:
         self._absent: dict[str, float] = {}  # path -> when; for reads only
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
+        self._siblings = Siblings()
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -142,10 +162,32 @@ class Hierarchy:
         self._vanished.pop(path, None)
 
     def forget_below(self, path: str) -> None:
-        """Forget a node and everything inside it."""
-        inside = path + "/" if path else ""
-        for known in [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]:
+        """Forget a node and everything inside it, because this process has removed it."""
+        for known in self._known_below(path):
             self.forget(known)
+        for other in self._siblings.of(self):
+            for known in other._known_below(path):
+                other._ask_again(known)
+
+    def _known_below(self, path: str) -> list[str]:
+        inside = path + "/" if path else ""
+        return [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]
+
+    # -- others in this process ------------------------------------------------------------------------------------
+
+    def join(self, siblings: Siblings) -> None:
+        """Tell the others from now on what this one changes, and be told."""
+        siblings.add(self)
+        self._siblings = siblings
+
+    def announce(self, path: str) -> None:
+        """This process has just written or erased the document of ``path``."""
+        for other in self._siblings.of(self):
+            other._ask_again(path)
+
+    def _ask_again(self, path: str) -> None:
+        self._absent.pop(path, None)
+        self.distrust(path)
 
     def distrust(self, path: str) -> None:
         """Something happened that may mean that the document has changed: it is read again before it is believed."""
@@ -246,7 +288,7 @@ class Hierarchy:
         """What each key means. One round of metadata requests as a rule, none where all that matters is known and fresh.
 
         Raises:
-            NotFound: (writes) the key is a chunk of an array that was sharded and that another client has deleted.
+            NotFound: (writes) the key is a chunk of an array that was sharded and that has been deleted or moved.
         """
         targets: list[Target | None] = [None] * len(keys)
         undecided: list[tuple[int, list[tuple[str, str]]]] = []
@@ -313,7 +355,7 @@ class Hierarchy:
                 continue
             if for_write:
                 raise NotFound(
-                    f"array {path!r} was sharded and another client has deleted it: create it again, or open what is there now, "
+                    f"array {path!r} was sharded and has been deleted or moved: create it again, or open what is there now, "
                     "before writing its chunks"
                 )
             return True

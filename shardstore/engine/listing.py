@@ -13,7 +13,7 @@ from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunks_of, plan_prefix
-from shardstore.storage.base import ObjectInfo, Storage
+from shardstore.storage.base import DirListing, ObjectInfo, Storage
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
@@ -30,10 +30,14 @@ class ListedValue:
 
 @dataclass(frozen=True, slots=True)
 class ListedDir:
-    """Full keys, and prefixes ending in ``/``, directly below a prefix."""
+    """Values with their full keys, and prefixes ending in ``/``, directly below a prefix."""
 
-    keys: tuple[str, ...]
+    values: tuple[ListedValue, ...]
     prefixes: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(value.key for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Listing:
         async for found, shard in self.stored(stored_prefix):
             if shard is None:
                 if found.key.startswith(prefix):
-                    yield ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
+                    yield _listed(found)
                 continue
             shards.append(shard)
             if len(shards) >= at_once:
@@ -167,22 +171,14 @@ class Listing:
         listed = await self._storage.list_dir(prefix) if within is None or within.rest == "" else None
         if within is None:
             assert listed is not None
-            return ListedDir(tuple(o.key for o in listed.objects), listed.prefixes)
+            return ListedDir(_as_presented(listed), listed.prefixes)
         if approximate and (possible := await self._possible_prefixes(within, prefix)) is not None:
             return possible
         layout = within.node.layout
         if listed is not None and layout is not None and layout.ndim and layout.key_encoding == ChunkKeyEncoding("default", "/"):
             # Right below the array there is only "c/", whatever chunks exist.
-            return ListedDir(tuple(o.key for o in listed.objects), listed.prefixes)
-        keys: dict[str, None] = {}
-        prefixes: dict[str, None] = {}
-        async for value in self.values(prefix):
-            name, slash, _ = value.key[len(prefix) :].partition("/")
-            if slash:
-                prefixes[prefix + name + "/"] = None
-            else:
-                keys[value.key] = None
-        return ListedDir(tuple(keys), tuple(prefixes))
+            return ListedDir(_as_presented(listed), listed.prefixes)
+        return await directly_below(prefix, self.values(prefix))
 
     async def _possible_prefixes(self, within: ArrayPrefix, prefix: str) -> ListedDir | None:
         """For a prefix between an array and its last dimension: all that the shards there could hold, clipped to the grid."""
@@ -204,7 +200,29 @@ class Listing:
                 continue
             first = int(name) * per_shard
             prefixes.update((f"{prefix}{i}/", None) for i in range(first, min(first + per_shard, extent)))
-        return ListedDir(tuple(o.key for o in listed.objects), (*prefixes, *others))
+        return ListedDir(_as_presented(listed), (*prefixes, *others))
+
+
+async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> ListedDir:
+    """What of all values below ``prefix`` lies directly below it."""
+    here: list[ListedValue] = []
+    prefixes: dict[str, None] = {}
+    async for value in values:
+        name, slash, _ = value.key[len(prefix) :].partition("/")
+        if slash:
+            prefixes[prefix + name + "/"] = None
+        else:
+            here.append(value)
+    return ListedDir(tuple(here), tuple(prefixes))
+
+
+def _listed(found: ObjectInfo) -> ListedValue:
+    """An object that is presented as it is, or a document, whose presented size only reading it would tell."""
+    return ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
+
+
+def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:
+    return tuple(map(_listed, listed.objects))
 
 
 def _laid_out_by(node: Node | None, shard: ShardRead) -> ShardRead | None:

@@ -16,6 +16,7 @@ from shardstore.engine.keys import metadata_key
 from shardstore.errors import Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
+from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
@@ -86,9 +87,15 @@ class Reader:
         return [self.decode_index(shard, outcome) for shard, outcome in zip(shards, outcomes, strict=True)]
 
     async def chunk_nbytes(self, shard: ShardRead) -> int | None:
-        """The encoded size of the one chunk that is wanted of a shard, as its index has it now; ``None``: there is none.
+        """The encoded size of the one chunk that is wanted of a shard; ``None``: there is none. Raises as ``chunk_place``."""
+        found = await self.chunk_place(shard)
+        return None if found is None else found[1].nbytes
+
+    async def chunk_place(self, shard: ShardRead) -> tuple[Generation, ChunkLocation] | None:
+        """Where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
 
         Raises:
+            Corruption: the index is damaged, or the chunk's entry in it.
             StaleLayout: the array turned out to be laid out otherwise.
         """
         (index,) = await self.load_indices([shard])
@@ -99,7 +106,7 @@ class Reader:
         where = None if index is None else self._where(shard, index, slot)
         if isinstance(where, ShardStoreError):
             raise where
-        return None if where is None else where.nbytes
+        return None if where is None or index is None else (index.generation, where)
 
     def decode_index(self, shard: ShardRead, outcome: ReadOutcome) -> CachedIndex | ShardStoreError | None:
         """The index that a read of it gave; remembered."""

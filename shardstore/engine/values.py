@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions
+from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions, tells_creation
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget, Target
 from shardstore.engine.keys import check_key, metadata_path, possible_owners
@@ -188,10 +188,25 @@ class Values:
         for consolidated in (False, True):
             now = [i for i in set_first if _holds_consolidated(updates[i][1]) is consolidated]
             await self._update_documents(now, updates, errors)
-        await self._update_values(others, updates, errors)
+        self._refuse_chunks(others, updates, errors, [i for i in set_first if errors[i] is not None])
+        await self._update_values([i for i in others if errors[i] is None], updates, errors)
         erased_last = [i for i in documents if isinstance(updates[i][1], EraseValue)]
         await self._update_documents(sorted(erased_last, key=lambda i: -updates[i][0].count("/")), updates, errors)
         return errors
+
+    @staticmethod
+    def _refuse_chunks(others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
+        """Chunks that came with a document that was not stored are meant for that document, not for the one that is there."""
+        refused = {metadata_path(updates[i][0]): i for i in failed}
+        if not refused:
+            return
+        for i in others:
+            key, action = updates[i]
+            document = next((refused[path] for path, _ in possible_owners(key) if path in refused), None)
+            if document is not None and not isinstance(action, EraseValue):
+                error = InvalidInput(f"{key!r} was not written: {updates[document][0]!r}, which came with it, was refused")
+                error.__cause__ = errors[document]
+                errors[i] = error
 
     @staticmethod
     def _split(updates: Sequence[KeyUpdate]) -> tuple[list[int], list[int]]:
@@ -219,8 +234,10 @@ class Values:
             match action:
                 case SetValue(data):
                     await self._documents.write(path, data)
-                case SetIfMissing(data):
-                    await self._documents.write(path, data, only_if_absent=True)
+                case SetIfMissing(data, creation):
+                    created = await self._documents.write(path, data, only_if_absent=True)
+                    if creation is not None:
+                        creation.happened = created
                 case EraseValue():
                     await self._documents.erase(path)
                 case _:
@@ -287,10 +304,11 @@ class Values:
                 f"{key!r} is not written, because the object that is there may be a shard: the metadata that would tell cannot be read "
                 f"({target.unreadable}). Restore the metadata first, or delete the node"
             )
-        if isinstance(actions[-1], SetValue):
-            await self._storage.write(key, [actions[-1].data], len(actions[-1].data), UNCONDITIONAL)
+        last = None if tells_creation(actions) else actions[-1]
+        if isinstance(last, SetValue):
+            await self._storage.write(key, [last.data], len(last.data), UNCONDITIONAL)
             return
-        if isinstance(actions[-1], EraseValue):
+        if isinstance(last, EraseValue):
             await self._storage.delete(key, UNCONDITIONAL)
             return
         capabilities = await self._storage.probe()

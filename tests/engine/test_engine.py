@@ -304,7 +304,7 @@ def test_a_deleted_array_is_not_written_to_as_loose_objects() -> None:
         await put(mine, c0=b"0")
         await other.erase_prefix("a/")
         for _ in range(2):
-            with pytest.raises(NotFound, match="array 'a' was sharded and another client has deleted it"):
+            with pytest.raises(NotFound, match="array 'a' was sharded and has been deleted or moved"):
                 await put(mine, c1=b"1")
         assert await get(mine, "a/c/1") is None
         assert await storage.inner.stat("a/c/1") is None
@@ -658,5 +658,49 @@ def test_consolidated_metadata_is_stored_as_the_arrays_are() -> None:
         assert isinstance(found, Found)
         assert json.loads(bytes(found.buffers[0]))["consolidated_metadata"]["metadata"]["a"]["codecs"][0]["name"] == "sharding_indexed"
         assert json.loads(await get(other, "zarr.json") or b"") == group
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("action", [SetValue(b"new"), Patch(0, b"new")])
+def test_chunks_are_not_written_where_their_document_was_refused(action: SetValue | Patch) -> None:
+    """They were encoded for another array than the one that is there."""
+
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        await put(mine, c0=b"old")
+        wrong = document((16,), (1,)).replace(b"int32", b"float64").replace(b"uint8", b"float64")
+        errors = await mine.update_many(
+            [("a/c/0", action), ("a/c/9", action), ("b/c/0", SetValue(b"free")), ("a/zarr.json", SetValue(wrong))]
+        )
+        assert [type(error) for error in errors] == [InvalidInput, InvalidInput, type(None), InvalidInput]
+        assert "came with it, was refused" in str(errors[0])
+        assert await get(mine, "a/c/0") == b"old"
+        assert await get(mine, "a/c/9") is None
+        assert await get(mine, "b/c/0") == b"free"
+        assert await mine.update_many([("a/c/0", ERASE), ("a/zarr.json", SetValue(wrong))]) != [None, None]
+        assert await get(mine, "a/c/0") is None, "what is erased is gone whatever its document is"
+
+    play(scenario)
+
+
+def test_creating_tells_whether_there_was_something() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        for key in ("a/c/0", "plain", "g/zarr.json"):
+            data = b'{"zarr_format": 3, "node_type": "group"}'
+            made = await asyncio.gather(*(engine.create(key, data) for engine in (mine, other, mine, other)))
+            assert sum(made) == 1, key
+            assert await get(mine, key) == data
+            assert await mine.create(key, b"{}") is False
+        # One that is overwritten in the same batch has been created all the same.
+        created, _ = await asyncio.gather(mine.create("a/c/5", b"1"), mine.update(("a/c/5", SetValue(b"2"))))
+        assert created is True
+        assert await get(mine, "a/c/5") == b"2"
+        created, _ = await asyncio.gather(mine.create("plain2", b"1"), mine.update(("plain2", SetValue(b"2"))))
+        assert created is True
+        await mine.begin()
+        assert await mine.create("a/c/5", b"3") is False
+        assert await mine.create("a/c/6", b"3") is True
+        await mine.commit()
+        assert await get(other, "a/c/6") == b"3"
 
     play(scenario)

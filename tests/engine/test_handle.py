@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from shardstore import InvalidInput, ShardingTransformer, Unsupported
+from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
+from shardstore.engine.actions import SetValue
+from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.wrap_trace import TraceStorage
 from tests.engine.hooked import document, fresh_memory
 
@@ -85,3 +90,41 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
 def test_options_that_cannot_be_right(option: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ShardingTransformer(fresh_memory(), **option)
+
+
+def test_engines_with_other_options_tell_each_other_what_they_change() -> None:
+    """The time to live is long, and nothing but their siblings tells them."""
+    url = f"memory://{uuid.uuid4().hex}"
+    one = Handle.make(url, None, {"chunks_per_shard": (2,), "metadata_ttl": 1000.0})
+    two = Handle.make(url, None, {"chunks_per_shard": (4,), "metadata_ttl": 1000.0})
+    assert one.engine is not two.engine
+
+    def value(handle: Handle, key: str) -> bytes | None:
+        found = run_sync(handle.engine.get((key, EVERYTHING)))
+        return None if found is None else bytes(found)
+
+    def put(handle: Handle, **values: bytes) -> None:
+        errors = run_sync(handle.engine.update_many([(key.replace("_", "/"), SetValue(data)) for key, data in values.items()]))
+        assert errors == [None] * len(values)
+
+    assert value(two, "a/c/3") is None, "from now on it is known that there is no such array"
+    put(one, **{"a/zarr.json": document((16,), (1,)), "a/c/3": b"old"})
+    assert value(two, "a/c/3") == b"old"
+
+    run_sync(one.engine.erase_prefix("a/"))
+    put(two, **{"a/zarr.json": document((16,), (1,)), "a/c/3": b"new", "a/c/0": b"zero"})
+    for key, expected in (("a/c/3", b"new"), ("a/c/0", b"zero"), ("a/c/1", None)):
+        assert value(one, key) == expected
+    put(one, **{"a/c/1": b"one"})
+    assert [value(two, f"a/c/{i}") for i in range(4)] == [b"zero", b"one", None, b"new"]
+    layout = run_sync(one.engine.layout("a"))
+    assert layout is not None
+    assert layout.index_format.chunks_per_shard == (4,)
+
+
+def test_a_filesystem_with_a_path_names_the_same_engine_each_time() -> None:
+    fs = fsspec.filesystem("memory")
+    path = uuid.uuid4().hex
+    one, two = Handle.make((fs, path), None, {}), Handle.make((fsspec.filesystem("memory"), path), None, {})
+    assert one.engine is two.engine
+    assert Handle.make((fs, path), None, {"metadata_ttl": 3.0}).engine is not one.engine

@@ -1,0 +1,65 @@
+"""Which groups' consolidated metadata does not say what is there, after nodes were copied, moved or removed."""
+
+from __future__ import annotations
+
+from shardstore.engine.keys import ancestors, check_key, join, metadata_key
+from shardstore.errors import Corruption
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Failed, Found, Read, Storage
+
+
+async def stale_consolidated(storage: Storage, path: str) -> list[str]:
+    """The groups above ``path`` whose consolidated metadata does not say what is at ``path`` now, the outermost first.
+
+    Ask after a node was copied, moved or removed, for its old path and its new one: whoever opens such a group by its consolidated
+    metadata sees what was. To consolidate it again is up to the user.
+    """
+    if not path:
+        return []
+    above = [(group, rest) for group, rest in ancestors(check_key(path)) if rest]
+    of_groups = [[metadata_key(group), join(group, ".zmetadata")] for group, _ in above]
+    of_node = [metadata_key(path), join(path, ".zarray"), join(path, ".zgroup")]
+    keys = [*(key for keys in of_groups for key in keys), *of_node]
+    outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in keys])
+    documents: dict[str, JsonObject | None] = {}
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        documents[key] = _document(outcome.buffers[0]) if isinstance(outcome, Found) else None
+    v3, is_v2 = documents[of_node[0]], documents[of_node[1]] is not None or documents[of_node[2]] is not None
+    stale: list[str] = []
+    for (group, rest), (inline, separate) in zip(above, of_groups, strict=True):
+        named = _consolidated(documents[inline])
+        if named is not None and _says_otherwise(named, rest, v3):
+            stale.append(group)
+            continue
+        named = _consolidated({"consolidated_metadata": documents[separate]})
+        if named is not None and is_v2 != any(name.startswith(f"{rest}/.z") for name in named):
+            stale.append(group)
+    return stale
+
+
+def _document(data: memoryview) -> JsonObject:
+    try:
+        return loads_object(data)
+    except Corruption:
+        return {}  # something is there; what is none of this function's business
+
+
+def _consolidated(document: JsonObject | None) -> JsonObject | None:
+    consolidated = None if document is None else document.get("consolidated_metadata")
+    named = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    return named if isinstance(named, dict) else None
+
+
+def _says_otherwise(named: JsonObject, rest: str, document: JsonObject | None) -> bool:
+    """Whether a group's consolidated metadata does not have ``document`` (``None``: no node) at the path ``rest``."""
+    if document is None:
+        return any(name == rest or name.startswith(f"{rest}/") for name in named)
+    said = named.get(rest)
+    return not isinstance(said, dict) or _alone(said) != _alone(document)
+
+
+def _alone(document: JsonObject) -> JsonObject:
+    return {name: value for name, value in document.items() if name != "consolidated_metadata"}

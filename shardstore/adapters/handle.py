@@ -59,7 +59,8 @@ class Recipe:
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
         elif not isinstance(self.target, str):
             return None
-        return repr((storage.kind, storage.url, options, self.options, self.fsync))
+        # Two roots can look alike without their credentials, queries and the like.
+        return repr((storage.kind, getattr(storage, "identity", storage.url), options, self.options, self.fsync))
 
 
 def _canonical(value: Any) -> Any:

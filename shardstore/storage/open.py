@@ -6,39 +6,54 @@ import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import fsspec.asyn
 import fsspec.core
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
-from fsspec.registry import available_protocols
+from fsspec.registry import available_protocols, get_filesystem_class, registry
 from fsspec.spec import AbstractFileSystem
 
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported
+from shardstore.storage import open_options
 from shardstore.storage.base import Storage
+from shardstore.storage.gcs import GCSStorage
+from shardstore.storage.generic import GenericStorage
+from shardstore.storage.generic_links import is_any, is_one, without_dirs
+from shardstore.storage.http import HTTPStorage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.redaction import redacted
 from shardstore.storage.s3 import S3Storage
 
-_LOCAL = ("file", "local")
-_S3 = ("s3", "s3a")
+_LOCAL = frozenset({"file", "local"})
+_MEMORY = frozenset({"memory"})
+_S3 = frozenset({"s3", "s3a"})
+_GCS = frozenset({"gs", "gcs"})
+_HTTP = frozenset({"http", "https"})
 
-# Options of fsspec itself that change nothing here; others would be ignored in silence if they were let through.
-_HARMLESS_OPTIONS = frozenset(
-    {"asynchronous", "auto_mkdir", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths"}
-)
+_OURS = "sharded"
+"""The protocol under which fsspec knows views of stores; registered by ``adapters.filesystem``."""
+
+_EXTRAS = dict.fromkeys(_S3, "s3") | dict.fromkeys(_GCS, "gcs") | dict.fromkeys(_HTTP, "http")
 
 
 def open_storage(target: object, storage_options: Mapping[str, Any] | None = None, *, fsync: bool = True) -> Storage:
     """The storage that ``target`` names.
 
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
-    storage, which is returned as it is. ``fsync`` concerns local files only.
+    storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
+    that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` concerns local
+    files only.
 
     Raises:
-        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options with an object that has its own.
-        Unsupported: this version has no storage of that kind, or a package that it needs is missing.
+        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
+            of a store.
+        Unsupported: a package that it needs is missing.
+        StorageError: what the target reads through, an archive or a set of references, cannot be opened.
     """
     options = dict(storage_options or {})
     if isinstance(target, str):
@@ -47,7 +62,7 @@ def open_storage(target: object, storage_options: Mapping[str, Any] | None = Non
         path = os.fsdecode(target)
         if "://" in path:  # path objects of packages that know URLs
             return _open_url(path, options, fsync)
-        _refuse_options(path, options)
+        open_options.refuse(path, options)
         return LocalStorage(path, fsync)
     if options:
         raise InvalidInput(f"storage_options go with a URL; a {type(target).__name__} has options of its own")
@@ -73,7 +88,7 @@ def _protocols(url: str) -> list[str]:
         protocol, separator, _ = link.partition("://")
         if separator and "/" not in protocol:
             found.append(protocol)
-        elif i < len(links) - 1 or (link in available_protocols() and len(links) > 1):
+        elif (i < len(links) - 1 and "/" not in link) or (link in available_protocols() and len(links) > 1):
             found.append(link)  # a link without a path, as in "simplecache::s3://…"
         else:
             found.append("")
@@ -86,90 +101,126 @@ def _is_drive(protocol: str) -> bool:
 
 def _check_protocols(url: str, protocols: list[str]) -> None:
     """Every link must be known: fsspec would take ``foo::s3://bucket`` for a local path."""
-    known = available_protocols()
+    known = {*available_protocols(), *registry}
     for protocol in protocols:
         if not protocol or protocol in known or _is_drive(protocol):
             continue
-        close = difflib.get_close_matches(protocol.lower(), [*_LOCAL, "memory", *_S3], 1, cutoff=0.5)
+        close = difflib.get_close_matches(protocol.lower(), [p for p in known if p != _OURS], 1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise InvalidInput(
-            f"the protocol {protocol!r} of {_without_secrets(url)!r} is not known: {hint}"
-            "This version stores in paths, file://, memory:// and s3://"
+            f"the protocol {protocol!r} of {redacted(url)!r} is not known: {hint}Any that fsspec knows will do, such as file://, "
+            "memory://, s3://, gs://, https://; a package that brings another has to be installed"
         )
 
 
-def _without_secrets(url: str) -> str:
-    """``url`` without the user and password that some protocols carry in it."""
-    head, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return head + separator + host.rpartition("@")[2] + slash + path
+def _without_ours(url: str, options: dict[str, Any]) -> str:
+    """``url`` without a ``sharded::`` before it, which says what this package does in any case.
+
+    Raises:
+        InvalidInput: a view of a store stands elsewhere in the chain, where it would be sharded once more.
+    """
+    first, separator, rest = url.partition("::")
+    if first in (_OURS, f"{_OURS}://") and separator:
+        if _OURS in options:
+            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: options of the store itself are arguments of their own")
+        url = rest
+    if _OURS in _protocols(url):
+        raise InvalidInput(
+            f"{redacted(url)!r} is, or reads through, a view of a store, which shows chunks: a view of that would shard them once more. "
+            f"Leave {_OURS}:: out, or put it at the very front with the path at the end"
+        )
+    return url
 
 
 def _open_url(url: str, options: dict[str, Any], fsync: bool) -> Storage:
+    url = _without_ours(url, options)
     if not url:
         raise InvalidInput("an empty string names no target; '.' is the current directory")
     protocols = _protocols(url)
     if protocols == [""] or (len(protocols) == 1 and _is_drive(protocols[0])):
-        _refuse_options(url, options)
+        open_options.refuse(url, options)
         return LocalStorage(url, fsync)
     _check_protocols(url, protocols)
-    if len(protocols) > 1:
-        raise _unsupported(url, "::".join(protocols))
-    (protocol,) = protocols
-    if protocol in _LOCAL:
-        _refuse_options(url, _own_options(protocol, options))
-        return LocalStorage(LocalFileSystem._strip_protocol(url), fsync)
-    if protocol == "memory":
-        _refuse_options(url, _own_options(protocol, options))
-        return MemoryStorage(MemoryFileSystem._strip_protocol(url))
-    if protocol not in _S3:
-        raise _unsupported(url, protocol)
+    shown = redacted(url)
+    options_by_link = open_options.by_link(shown, [protocol or "file" for protocol in protocols], options)
+    if len(protocols) == 1:
+        (protocol,) = protocols
+        if protocol in _LOCAL:
+            open_options.refuse(shown, options_by_link[protocol])
+            return LocalStorage(LocalFileSystem._strip_protocol(url), fsync)
+        if protocol == "memory" and options_by_link[protocol].get("global_store", True):
+            open_options.refuse(shown, {k: v for k, v in options_by_link[protocol].items() if k != "global_store"})
+            return MemoryStorage(MemoryFileSystem._strip_protocol(url))
+    fs, path = _filesystem_of(url, shown, options_by_link)
+    return _open_filesystem(fs, path, fsync, url)
+
+
+def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
+    chain = list(options_by_link)
+    for protocol, options in options_by_link.items():
+        try:
+            cls = get_filesystem_class(protocol)
+        except ImportError as exc:
+            extra = _EXTRAS.get(protocol)
+            remedy = f"pip install shardstore[{extra}]" if extra else str(exc)
+            raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
+        open_options.check(shown, protocol, cls, options, chain)
     try:
-        fs, path = fsspec.core.url_to_fs(url, **options)
+        # All options by link: of those at the top fsspec drops some, "mode" among them, without a word.
+        fs, path = fsspec.core.url_to_fs(url, **{protocol: dict(options) for protocol, options in options_by_link.items()})
     except ImportError as exc:
-        raise Unsupported(f"{_without_secrets(url)!r} needs s3fs: pip install shardstore[s3]") from exc
+        raise Unsupported(f"{shown!r} needs a package that is not installed: {exc}") from exc
     except (TypeError, KeyError) as exc:
-        raise InvalidInput(f"the storage_options of {_without_secrets(url)!r} are not what s3fs takes: {exc}") from exc
-    return _open_filesystem(fs, path, fsync)
+        raise InvalidInput(f"the storage_options of {shown!r} are not what {chain[0]!r} takes: {_reason(exc)}") from exc
+    except PermissionError as exc:
+        raise AccessDenied(f"{shown!r} cannot be opened: access was denied ({_reason(exc)})") from exc
+    except ValueError as exc:
+        raise InvalidInput(f"{shown!r} cannot be opened: {_reason(exc)}") from exc
+    except Exception as exc:
+        raise StorageError(f"{shown!r} cannot be opened: {_reason(exc)}") from exc
+    # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
+    return fs, "" if url.startswith("dir::") else str(path)
 
 
-def _own_options(protocol: str, options: dict[str, Any]) -> dict[str, Any]:
-    """fsspec also takes the options of a link by its protocol."""
-    nested = options.get(protocol)
-    return {k: v for k, v in options.items() if k != protocol} | (dict(nested) if isinstance(nested, Mapping) else {})
-
-
-def _refuse_options(url: str, options: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(options) - _HARMLESS_OPTIONS):
-        raise InvalidInput(f"storage_options {', '.join(unknown)} mean nothing to {url!r}")
-
-
-def _unsupported(where: str, kind: str) -> Unsupported:
-    return Unsupported(
-        f"{_without_secrets(where)!r}: storage of the kind {kind!r} is not supported by this version; there are local paths, "
-        "file://, memory:// and s3://"
-    )
+def _reason(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {redacted(str(exc))}"
 
 
 # -- filesystems -------------------------------------------------------------------------------------------------------
 
 
-def _open_filesystem(fs: AbstractFileSystem, path: str, fsync: bool) -> Storage:
-    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-    if isinstance(fs, LocalFileSystem):
+def _open_filesystem(fs: AbstractFileSystem, path: str, fsync: bool, url: str | None = None) -> Storage:
+    if is_any(fs, frozenset({_OURS})):
+        raise InvalidInput(
+            f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
+            "shard them once more. Give the filesystem below it"
+        )
+    fs, path = without_dirs(fs, path)
+    if isinstance(fs, LocalFileSystem) and is_one(fs, _LOCAL):
         return LocalStorage(fs._strip_protocol(path), fsync)
-    if isinstance(fs, MemoryFileSystem):
-        if fs.store is not MemoryFileSystem.store:
-            raise Unsupported("memory filesystems with a store of their own are not supported: only the global one")
+    if isinstance(fs, MemoryFileSystem) and is_one(fs, _MEMORY) and fs.store is MemoryFileSystem.store:
         return MemoryStorage(fs._strip_protocol(path))
-    if not set(_S3).isdisjoint(protocols):
-        return S3Storage(on_io_loop(fs), path)
-    raise _unsupported(path, str(protocols[0]))
+    fs = on_io_loop(fs)
+    if is_one(fs, _S3) and isinstance(fs, AsyncFileSystem):
+        return S3Storage(fs, path)
+    if is_one(fs, _GCS) and isinstance(fs, AsyncFileSystem):
+        return GCSStorage(fs, path)
+    if is_one(fs, _HTTP) and isinstance(fs, AsyncFileSystem):
+        return HTTPStorage(fs, path)
+    return GenericStorage(fs, path, url)
+
+
+# Synchronous filesystems do not know which process they belong to; this is where each was first seen.
+_first_seen_in: WeakKeyDictionary[AbstractFileSystem, int] = WeakKeyDictionary()
 
 
 def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
     """``fs``, or one with the same options where it belongs to another loop, or to the process that this one was forked from."""
-    if not fs.asynchronous and fs._loop is fsspec.asyn.get_loop() and getattr(fs, "_pid", os.getpid()) == os.getpid():
+    if isinstance(fs, MemoryFileSystem):  # what it holds came with the fork, and cannot be made again
+        return fs
+    is_async = isinstance(fs, AsyncFileSystem)
+    made_in = getattr(fs, "_pid", os.getpid()) if is_async else _first_seen_in.setdefault(fs, os.getpid())
+    if made_in == os.getpid() and (not is_async or (not fs.asynchronous and fs._loop is fsspec.asyn.get_loop())):
         return fs
     options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
-    return type(fs)(*fs.storage_args, **options, asynchronous=False)
+    return type(fs)(*fs.storage_args, **options, **({"asynchronous": False} if is_async else {}))

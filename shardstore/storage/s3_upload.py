@@ -227,6 +227,7 @@ async def _put_file(write: _Write, file: IO[bytes], nbytes: int) -> dict[str, An
             method = (await client.fs.get_s3(client.bucket)).put_object
             parameters = client.fs._get_s3_method_kwargs(
                 method,
+                client.fs.req_kw,
                 Bucket=client.bucket,
                 Key=client.full_key(write.key),
                 Body=file,

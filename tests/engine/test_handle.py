@@ -128,3 +128,13 @@ def test_a_filesystem_with_a_path_names_the_same_engine_each_time() -> None:
     one, two = Handle.make((fs, path), None, {}), Handle.make((fsspec.filesystem("memory"), path), None, {})
     assert one.engine is two.engine
     assert Handle.make((fs, path), None, {"metadata_ttl": 3.0}).engine is not one.engine
+
+
+def test_places_that_only_look_alike_have_engines_of_their_own() -> None:
+    private = [fsspec.filesystem("memory", global_store=False, skip_instance_cache=True) for _ in range(2)]
+    one, two = (Handle.make((fs, "x"), None, {}) for fs in private)
+    run_sync(one.engine.update(("k", SetValue(b"mine"))))
+    assert run_sync(two.engine.get(("k", EVERYTHING))) is None
+    users = [Handle.make(f"http://{user}:secret@127.0.0.1:9/x", None, {}) for user in ("ann", "bob")]
+    assert users[0].engine is not users[1].engine
+    assert {handle.url for handle in users} == {"http://127.0.0.1:9/x"}

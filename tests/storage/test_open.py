@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.storage.generic import GenericStorage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.open import open_storage
@@ -40,9 +47,11 @@ def test_memory() -> None:
     expected = MemoryStorage("/x/y")
     for target in ("memory://x/y", "memory:///x/y", (fsspec.filesystem("memory"), "x/y"), fsspec.get_mapper("memory://x/y")):
         assert open_storage(target) == expected, target
+    assert open_storage("memory://x/y", {"memory": {"global_store": True}}) == expected
     own = fsspec.filesystem("memory", global_store=False, skip_instance_cache=True)
-    with pytest.raises(Unsupported, match="store of their own"):
-        open_storage((own, "x"))
+    storage = open_storage((own, "x"))
+    assert isinstance(storage, GenericStorage)
+    assert storage.fs is own
 
 
 def test_storages_are_returned_as_they_are() -> None:
@@ -62,12 +71,211 @@ def test_s3(s3_url: tuple[str, dict[str, Any]]) -> None:
         open_storage("s3://", options)
 
 
-def test_missing_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    for protocol in ("s3", "s3a"):
-        monkeypatch.delitem(_registry, protocol, raising=False)
-    with pytest.raises(Unsupported, match=r"pip install shardstore\[s3\]"):
-        open_storage("s3://bucket/x")
+@pytest.mark.parametrize(
+    ("url", "kind", "shown"),
+    [
+        ("gs://b/x/", "gcs", "gs://b/x"),
+        ("gcs://b/x", "gcs", "gs://b/x"),
+        ("http://host/x/", "http", "http://host/x"),
+        ("https://me:secret@host/x?sig=secret", "http", "https://host/x?…"),
+        ("simplecache::memory://x/y", "generic", "simplecache::memory://x/y"),
+        ("simplecache::https://me:secret@host/x?sig=secret", "generic", "simplecache::https://host/x?…"),
+        ("dir::memory://x/y", "memory", "memory://x/y"),
+    ],
+)
+def test_kinds(url: str, kind: str, shown: str) -> None:
+    options = {"token": "anon"} if kind == "gcs" else {}
+    storage = open_storage(url, options)
+    assert storage.kind == kind
+    assert storage.url == shown
+    assert "secret" not in repr(storage)
+
+
+def test_filesystems_of_every_kind(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    gcs = fsspec.filesystem("gs", token="anon")
+    http = fsspec.filesystem("http")
+    for target, kind in [
+        ((fsspec.filesystem("s3", **options), url), "s3"),
+        ((gcs, "b/x"), "gcs"),
+        ((http, "http://host/x"), "http"),
+        (http.get_mapper("http://host/x"), "http"),
+        ((fsspec.filesystem("simplecache", fs=gcs), "b/x"), "generic"),
+        ((AsyncFileSystemWrapper(fsspec.filesystem("memory")), "x"), "generic"),
+        (fsspec.get_mapper("simplecache::memory://x"), "generic"),
+    ]:
+        storage = open_storage(target)
+        assert storage.kind == kind
+        assert storage.url
+
+
+def test_directories_of_filesystems_are_what_they_are_of(tmp_path: Path, s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    s3 = fsspec.filesystem("s3", **options)
+    assert open_storage((DirFileSystem(url, s3), "a/b")) == open_storage(f"{url}/a/b", options)
+    assert open_storage((DirFileSystem("a", DirFileSystem(url, s3)), "/b/")) == open_storage(f"{url}/a/b", options)
+    assert open_storage((DirFileSystem(str(tmp_path), fsspec.filesystem("file")), "x")) == LocalStorage(tmp_path / "x")
+    assert open_storage((DirFileSystem("/x", fsspec.filesystem("memory")), "")) == MemoryStorage("/x")
+    assert open_storage(f"dir::file://{tmp_path}") == LocalStorage(tmp_path)
+    storage = open_storage((DirFileSystem("https://host/x", fsspec.filesystem("https")), "y"))
+    assert storage.url == "https://host/x/y"
+
+
+def test_filesystems_of_other_loops_are_made_anew(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    loop = asyncio.new_event_loop()
+    for name, path, more in [("s3", url, options), ("http", "http://host/x", {}), ("gs", "b/x", {"token": "anon"})]:
+        theirs = fsspec.filesystem(name, asynchronous=True, loop=loop, skip_instance_cache=True, **more)
+        storage: Any = open_storage((theirs, path))
+        assert storage.fs is not theirs
+        assert storage.fs.loop is fsspec.asyn.get_loop()
+        assert not storage.fs.asynchronous
+        again: Any = open_storage((storage.fs, path))
+        assert again.fs is storage.fs
+    loop.close()
+
+
+# -- chains ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sharded::memory://x/y", "sharded://::memory://x/y"])
+def test_our_own_protocol_in_front_means_the_same(url: str, tmp_path: Path) -> None:
+    assert open_storage(url) == MemoryStorage("/x/y")
+    assert open_storage(f"sharded::{tmp_path}/a b") == LocalStorage(tmp_path / "a b")
+    with pytest.raises(InvalidInput, match="arguments of their own"):
+        open_storage(url, {"sharded": {"strategy": "rewrite"}})
+    with pytest.raises(InvalidInput, match="anon mean nothing"):
+        open_storage(url, {"anon": True})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "simplecache::sharded::memory://x",
+        "sharded::sharded::memory://x",
+        "sharded://ct::memory://x",
+        "sharded://memory://x",
+        "dir::sharded",
+    ],
+)
+def test_views_of_views_are_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="view of a store"):
+        open_storage(url)
+
+
+def test_filesystems_that_read_through_a_view_are_refused() -> None:
+    class ShardedLike(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+        protocol = "sharded"
+
+    view = ShardedLike()
+    for fs in (view, DirFileSystem("/x", view), fsspec.filesystem("simplecache", fs=view), AsyncFileSystemWrapper(view)):
+        with pytest.raises(InvalidInput, match="view of a store"):
+            open_storage((fs, "x"))
+
+
+def test_options_of_links(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    url, options = s3_url
+    cache = {"cache_storage": str(tmp_path)}
+    given = {"s3": dict(options), "simplecache": dict(cache)}
+    storage = open_storage(f"simplecache::{url}", given)
+    assert isinstance(storage, GenericStorage)
+    assert storage.fs.fs.endpoint_url == options["endpoint_url"]
+    assert storage.fs.storage == [str(tmp_path)]
+    assert given == {"s3": options, "simplecache": cache}
+    storage = open_storage(f"simplecache::{url}", {"s3": options, **cache})
+    assert storage.fs.storage == [str(tmp_path)]  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInput, match=r"anon .*ignore.*under its name, as in {'s3': {'anon': …}}"):
+        open_storage(f"simplecache::{url}", {"anon": True})
+    with pytest.raises(InvalidInput, match="gs"):
+        open_storage(f"simplecache::{url}", {"s3": options, "gs": {"token": "anon"}})
+    with pytest.raises(InvalidInput, match="not a dictionary"):
+        open_storage(f"simplecache::{url}", {"s3": "anon"})
+
+
+def test_options_that_fsspec_would_drop_arrive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("x", b"1")
+    url = f"zip://::file://{tmp_path}/a.zip"
+    for options in ({"mode": "a"}, {"zip": {"mode": "a"}}):
+        with pytest.raises(InvalidInput, match="mode='a'"):
+            open_storage(url, options)
+    assert open_storage(url, {"mode": "r"}).kind == "generic"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "hint"),
+    [
+        ("s3://b/x", {"endpont_url": "x"}, "did you mean 'endpoint_url'"),
+        ("s3://b/x", {"s3": {"request_pays": True}}, "did you mean 'requester_pays'"),
+        ("s3a://b/x", {"Anon": True}, "did you mean 'anon'"),
+        ("s3://b/x", {"region_name": "eu-west-1"}, "client_kwargs={'region_name': …}"),
+        ("s3://b/x", {"zzz": 1}, "documentation"),
+        ("gs://b/x", {"projct": "p"}, "did you mean 'project'"),
+        ("https://host/x", {"header": {}}, "did you mean 'headers'"),
+        ("reference::memory://x.json", {"remote_protcol": "s3"}, "did you mean 'remote_protocol'"),
+    ],
+)
+def test_options_that_would_be_ignored(url: str, options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(hint)):
+        open_storage(url, options)
+
+
+def test_options_that_are_passed_on(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    more = {"profile": None, "client_kwargs": {"region_name": "us-east-1"}, "use_listings_cache": False, "username": "me"}
+    assert open_storage(url, {k: v for k, v in options.items() if k != "key"} | more).kind == "s3"
+    assert open_storage("http://host/x", {"headers": {}, "ssl": False, "client_kwargs": {}, "block_size": 0}).kind == "http"
+    assert open_storage("gs://b/x", {"token": "anon", "project": "p", "endpoint_url": "http://127.0.0.1:1"}).kind == "gcs"
+
+
+def test_options_of_filesystems_that_are_not_known() -> None:
+    class Foreign(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+        protocol = "foreign"
+
+        def __init__(self, known: int = 0, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+    class Strict(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+        protocol = "strict"
+
+        def __init__(self, known: int = 0) -> None:
+            super().__init__()
+
+    for cls in (Foreign, Strict):
+        fsspec.register_implementation(cls.protocol, cls, clobber=True)
+    try:
+        assert open_storage("foreign://x", {"known": 1}).url == "foreign://x"
+        with pytest.warns(UserWarning, match="knwon of 'foreign://x' are not known"):
+            open_storage("foreign://x", {"knwon": 1})
+        with pytest.raises(InvalidInput, match="knwon"):
+            open_storage("strict://x", {"knwon": 1})
+    finally:
+        for cls in (Foreign, Strict):
+            del _registry[cls.protocol]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package", "url", "remedy"),
+    [
+        ("s3", "s3fs", "s3://bucket/x", "pip install shardstore[s3]"),
+        ("s3a", "s3fs", "s3a://bucket/x", "pip install shardstore[s3]"),
+        ("gs", "gcsfs", "gs://bucket/x", "pip install shardstore[gcs]"),
+        ("https", "aiohttp", "https://host/x", "pip install shardstore[http]"),
+        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install shardstore[s3]"),
+        ("az", "adlfs", "az://container/x", "Install adlfs"),
+    ],
+)
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, url: str, remedy: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.delitem(_registry, protocol, raising=False)
+    with pytest.raises(Unsupported, match=re.escape(remedy)) as caught:
+        open_storage(url)
+    assert repr(url) in str(caught.value)
+    assert repr(protocol) in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["sss://bucket/x", "simplecach::s3://bucket/x", "foo::s3://bucket/x", "simplecache::foo://bucket/x"])
@@ -79,23 +287,26 @@ def test_unknown_protocols(url: str) -> None:
 def test_errors_name_what_was_meant_and_no_secrets() -> None:
     with pytest.raises(InvalidInput, match="did you mean 'memory'"):
         open_storage("memry://x")
-    with pytest.raises(Unsupported) as caught:
-        open_storage("ftp://user:secret@host/x")
-    assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidInput, match="did you mean 'simplecache'"):
+        open_storage("simplecach::memory://x")
+    for url in ("ftpp://user:secret@host/x", "zip://x::ftpp://user:secret@host/x", "foo::https://host/x?secret"):
+        with pytest.raises(InvalidInput) as caught:
+            open_storage(url)
+        assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [
-        ("https://host/x", "https"),
-        ("simplecache::s3://b/x", "simplecache::s3"),
-        ("zip://x::memory://a.zip", "zip::memory"),
-        ("gs://b/x", "gs"),
-    ],
-)
-def test_kinds_of_later_versions(url: str, kind: str) -> None:
-    with pytest.raises(Unsupported, match=f"'{kind}'"):
-        open_storage(url)
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "bad.zip").write_bytes(b"no archive")
+    (tmp_path / "bad.json").write_bytes(b"{")
+    for url, error, match in [
+        (f"zip://::file://{tmp_path}/nothing.zip", StorageError, "nothing.zip"),
+        (f"zip://::file://{tmp_path}/bad.zip", StorageError, "BadZipFile"),
+        (f"reference::file://{tmp_path}/bad.json", InvalidInput, "JSONDecodeError"),
+        ("ftp://user:secret@127.0.0.1:1/x", StorageError, "ftp://127.0.0.1:1/x"),
+    ]:
+        with pytest.raises(error, match=match) as caught:
+            open_storage(url)
+        assert "secret" not in str(caught.value)
 
 
 def test_windows_drives_are_no_protocols() -> None:

@@ -1,0 +1,37 @@
+"""What exceptions of any fsspec filesystem mean."""
+
+from __future__ import annotations
+
+import errno
+
+from shardstore.errors import AccessDenied, ReadOnly, ShardStoreError, StorageError, Unsupported
+from shardstore.storage.redaction import redacted
+
+ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""What filesystems raise at the path of an object that does not exist."""
+
+_READ_ONLY_WORDS = ("read-only", "read only", "readonly", "not both", "not writable")
+
+
+def read_only(action: str, key: str, url: str) -> ReadOnly:
+    return ReadOnly(
+        f"{action} {key!r}: {url} is for reading only. Write to the storage itself, or to another place and make the archive, the "
+        "references or the cache from that"
+    )
+
+
+def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool = False) -> ShardStoreError:
+    """The error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
+    if isinstance(exc, ShardStoreError):
+        return exc
+    text = redacted(str(exc))
+    reason = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    if writes and (getattr(exc, "errno", None) == errno.EROFS or any(words in text.lower() for words in _READ_ONLY_WORDS)):
+        return read_only(action, key, url)
+    if isinstance(exc, PermissionError):
+        return AccessDenied(f"{action} {key!r} in {url}: access was denied ({reason})")
+    if isinstance(exc, NotImplementedError):
+        return Unsupported(f"{action} {key!r} in {url}: this kind of filesystem cannot do that ({reason})")
+    if isinstance(exc, IsADirectoryError | NotADirectoryError | FileExistsError):
+        return StorageError(f"{action} {key!r} in {url}: a directory has this name, or a part of the path above it is a file ({reason})")
+    return StorageError(f"{action} {key!r} in {url} failed: {reason}")

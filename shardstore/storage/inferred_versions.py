@@ -1,0 +1,55 @@
+"""Names for versions of objects whose storage has none of its own: what its metadata shows, or nothing but the size.
+
+::
+
+    etag='"9a0364b9"'-100           a version, or a checksum of the content, that the storage gave
+    created=12.5,mtime=17.25-100    times and numbers that usually change with the content
+    unversioned-5f0c…-100           nothing was given: made up for one answer, so that no two are equal
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from shardstore.model.generation import Generation
+
+# Of these one is enough: a version, or a checksum of the content.
+_IDENTITIES = ("etag", "e_tag", "version_id", "generation", "md5", "content_md5", "checksum", "sha", "sha256", "hex", "crc", "ukey")
+# Of these all count together: a clock that ticks seldom says little by itself.
+_TRACES = ("mtime", "modified", "last_modified", "lastmodified", "modify", "updated", "timemodified", "date_time", "created", "ino")
+
+_UNVERSIONED = "unversioned-"
+
+
+def unversioned(nbytes: int) -> Generation:
+    """A name for what was just seen, ``nbytes`` long, of an object without a version; equal to no other."""
+    return Generation(f"{_UNVERSIONED}{uuid.uuid4().hex}-{nbytes}")
+
+
+def is_unversioned(generation: Generation) -> bool:
+    return generation.token.startswith(_UNVERSIONED)
+
+
+def agrees(asked: Generation, found: Generation) -> bool:
+    """Whether ``found`` may be the version ``asked``: the same name, or, where neither has a version, the same size."""
+    if is_unversioned(asked) and is_unversioned(found):
+        return asked.token.rpartition("-")[2] == found.token.rpartition("-")[2]
+    return asked == found
+
+
+def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
+    """The version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
+    named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
+    for name in _IDENTITIES:
+        if named.get(name) not in (None, "", b""):
+            return Generation(f"{name}={_text(named[name])}-{nbytes}")
+    traces = [f"{name}={_text(named[name])}" for name in sorted(_TRACES) if named.get(name) not in (None, "")]
+    return Generation(f"{','.join(traces)}-{nbytes}") if traces else None
+
+
+def _text(value: object) -> str:
+    """Times as seconds: a listing may show a number where the object itself shows a date."""
+    return repr(value.timestamp()) if isinstance(value, datetime) else repr(value)

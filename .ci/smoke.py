@@ -1,5 +1,6 @@
 """Run on the installed wheel, away from the checkout: is everything in it, and does it do its job?"""
 
+import importlib.metadata
 import importlib.resources
 import sys
 import tempfile
@@ -9,6 +10,8 @@ import shardstore
 heavy = {"zarr", "s3fs", "gcsfs"} & set(sys.modules)
 assert not heavy, f"importing shardstore imported {heavy}"
 assert "site-packages" in (shardstore.__file__ or ""), f"tested the checkout, not the wheel: {shardstore.__file__}"
+scripts = importlib.metadata.entry_points(group="console_scripts", name="shardstore")
+assert [script.value for script in scripts] == ["shardstore.__main__:main"], "the wheel has no command shardstore"
 assert importlib.resources.files("shardstore").joinpath("py.typed").is_file(), "py.typed is missing from the wheel"
 
 import numpy as np  # noqa: E402  (after the check above)
@@ -25,5 +28,10 @@ with tempfile.TemporaryDirectory() as directory:
     assert isinstance(native, zarr.Array)
     assert native.shards == (32, 32)
     np.testing.assert_array_equal(native[...], values)
+
+    by_url = zarr.open_group(f"sharded::file://{directory}", mode="r")["a"]  # the entry point for fsspec is in the wheel
+    assert isinstance(by_url, zarr.Array)
+    assert by_url.chunks == (8, 8)
+    np.testing.assert_array_equal(by_url[...], values)
 
 print("smoke test passed:", shardstore.__file__)

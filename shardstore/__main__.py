@@ -1,0 +1,20 @@
+"""The program ``shardstore``, and ``python -m shardstore``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    try:
+        from shardstore.cli.app import main as run
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
+            raise
+        sys.exit("error: the command line needs typer and rich: pip install 'shardstore[cli]'")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: one file a command. Needs the extra ``cli`` (typer and rich)."""

@@ -1,0 +1,208 @@
+"""``shardstore advise``: shard shapes for a way of reading."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from shardstore._sync import run_sync
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
+from shardstore.cli.output import count, print_json, progress_bar, shape, show, size
+from shardstore.cli.target import resolve
+from shardstore.engine.keys import join
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore.format.metadata_v3 import item_nbytes
+from shardstore.format.shard_index import IndexCodecs
+from shardstore.maintenance.survey import ArraySurvey, survey
+from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, parse_access
+from shardstore.plan.advice import advise as advised
+from shardstore.plan.reads import ReadLimits
+
+_ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
+_DEFAULT_KIND = "s3"
+
+
+def advise(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="An array, or a store with one array or --array.", show_default=False)
+    ] = None,
+    access: Annotated[
+        list[str] | None,
+        typer.Option("--access", "-a", metavar="PATTERN", help="What is read at once; may be repeated, with weights.", show_default=False),
+    ] = None,
+    objects: Annotated[int | None, typer.Option("--objects", "-n", metavar="N", help="At most this many objects.")] = None,
+    array: Annotated[str | None, typer.Option("--array", metavar="PATH", help="The array below URL.")] = None,
+    array_shape: Annotated[str | None, typer.Option("--shape", metavar="N,…", help="Without URL: the array's shape.")] = None,
+    chunks: Annotated[str | None, typer.Option("--chunks", metavar="N,…", help="Without URL: the chunk shape.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Without URL: the data type, such as uint16.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="The kind of storage to read from: s3, gcs, http, local.", show_default="that of URL, or s3"),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Take chunks for uncompressed, instead of looking at those that exist.")] = False,
+    most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Compare shard shapes by the requests and bytes that an access costs, and recommend one.
+
+    A PATTERN has one part a dimension: `:` for all of it, or a number of consecutive elements at a random place. A weight at
+    its end, as in `"1,:,: x10"`, says how much more often than others it is read. Expected requests are those of a reader
+    that knows the metadata and no index yet, and every chunk is taken to exist.
+
+    Examples:
+
+        shardstore advise data.zarr/ct --access "1,:,:"
+
+        shardstore advise s3://bucket/data.zarr --array ct -a "1,:,: x10" -a "64,64,64" --objects 1000
+
+        shardstore advise --shape 10000,2048,2048 --chunks 64,64,64 --dtype uint16 -a "128,128,128"
+    """
+    accesses = [parse_access(text) for text in access or ()]
+    if not accesses:
+        raise InvalidInput("no --access is given: say what is read at once, such as --access '1,:,:'")
+    present: ChunksPerShard | None = None
+    if url is None:
+        facts = _facts_without_data(array_shape, chunks, dtype)
+        limits = EngineOptions().read_limits(kind or _DEFAULT_KIND)
+    else:
+        if array_shape or chunks or dtype:
+            raise InvalidInput("--shape, --chunks and --dtype are for advice without URL: an array that exists has its own")
+        target = resolve(url, storage_options(options_json, options))
+        path = join(target.path, array.strip("/")) if array else target.path
+        with progress_bar("looking", "objects") as bar:
+            found = run_sync(survey(target.engine, path, indices=not fast, progress=bar))
+        surveyed = _only(found.arrays, path)
+        facts, present = _facts(surveyed), surveyed.chunks_per_shard
+        limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
+    with progress_bar("computing", "candidates") as bar:
+        advice = advised(facts, accesses, limits, exists=url is not None, present=present, most_objects=objects, progress=bar)
+    if as_json:
+        print_json(_document(facts, accesses, limits, advice))
+    else:
+        _show(facts, accesses, advice, most)
+
+
+# -- the array ---------------------------------------------------------------------------------------------------------
+
+
+def _only(arrays: tuple[ArraySurvey, ...], path: str) -> ArraySurvey:
+    if len(arrays) == 1:
+        return arrays[0]
+    if not arrays:
+        raise NotFound(f"there is no array at {path!r}: shardstore info shows the arrays of a store")
+    names = ", ".join(array.path for array in arrays[:10])
+    raise InvalidInput(f"{path or 'the store'!r} has {len(arrays)} arrays ({names}): choose one by --array, or by the URL")
+
+
+def _facts(array: ArraySurvey) -> ArrayFacts:
+    if array.shape is None or array.chunk_shape is None or (array.usage is not None and array.usage.possible_chunks is None):
+        raise Unsupported(f"the chunks of array {array.path!r} cannot be told, so none of it could be sharded: {array.reason}")
+    item = array.item_nbytes or _ASSUMED_ITEM_NBYTES
+    decoded = item
+    for n in array.chunk_shape:
+        decoded *= n
+    usage = array.usage
+    mean = round(usage.chunk_nbytes / usage.chunks) if usage is not None and usage.chunks else decoded
+    return ArrayFacts(array.shape, array.chunk_shape, item, max(1, mean), IndexCodecs("little", array.index_checksum is not False))
+
+
+def _facts_without_data(array_shape: str | None, chunks: str | None, dtype: str | None) -> ArrayFacts:
+    if array_shape is None or chunks is None or dtype is None:
+        raise InvalidInput("give the URL of an array, or --shape, --chunks and --dtype of one that is to be made")
+    item = _item_nbytes(dtype)
+    chunk_shape = _sizes(chunks, "--chunks")
+    facts = ArrayFacts(_sizes(array_shape, "--shape"), chunk_shape, item, 1)
+    return ArrayFacts(facts.shape, chunk_shape, item, facts.decoded_chunk_nbytes)
+
+
+def _sizes(text: str, name: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.strip("() ").rstrip(",").split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise InvalidInput(f"{name} {text!r} is not a list of sizes, such as 512,512,300")
+    return tuple(map(int, parts))
+
+
+def _item_nbytes(dtype: str) -> int:
+    known = item_nbytes(dtype)
+    if known is not None:
+        return known
+    import numpy as np
+
+    try:
+        return max(1, np.dtype(dtype).itemsize)
+    except TypeError as exc:
+        raise InvalidInput(f"--dtype {dtype!r} is not known: give one such as uint16, float32 or <f8") from exc
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+def _document(facts: ArrayFacts, accesses: list[Access], limits: ReadLimits, advice: Advice) -> dict[str, Any]:
+    best = advice.candidates[0] if advice.candidates else None
+    return {
+        "array": asdict(facts),
+        "accesses": [{"pattern": str(Access(a.extents)), "weight": a.weight} for a in accesses],
+        "limits": asdict(limits),
+        "most_objects": advice.most_objects,
+        "is_over": advice.is_over,
+        "recommended": None if best is None else best.chunks_per_shard,
+        "candidates": [asdict(candidate) for candidate in advice.candidates],
+        "compared": [asdict(candidate) for candidate in advice.compared],
+    }
+
+
+def _show(facts: ArrayFacts, accesses: list[Access], advice: Advice, most: int) -> None:
+    show(
+        Text(
+            f"array of {shape(facts.shape)}, chunks of {shape(facts.chunk_shape)}: {count(facts.objects(None))} chunks, "
+            f"{size(facts.chunk_nbytes)} each, {size(facts.decoded_chunk_nbytes)} decoded"
+        )
+    )
+    if not advice.candidates:
+        show(Text("A shard of it would hold a single chunk: leave it unsharded."))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("chunks per shard", no_wrap=True)
+    table.add_column("shard shape", no_wrap=True)
+    for name in ("decoded", "stored", "objects", *(f"requests {access}" for access in accesses)):
+        table.add_column(name, justify="right")
+    if len(accesses) > 1:
+        table.add_column("requests, mean", justify="right")
+    table.add_column("fetched", justify="right")
+    table.add_column("one-chunk write", justify="right")
+    table.add_column("")
+    rows = [*advice.candidates[:most], *(c for c in advice.candidates[most:] if c.is_present), *advice.compared]
+    for candidate in rows:
+        table.add_row(*_row(candidate, len(accesses), candidate is advice.candidates[0]))
+    show(table)
+    show("")
+    if advice.is_over:
+        show(Text(f"No shard within reason makes as few as {count(advice.most_objects)} objects; these make the fewest."))
+    best = advice.candidates[0]
+    show(Text.assemble(("recommended: ", "bold"), (f"chunks_per_shard={best.chunks_per_shard}", "bold green")))
+
+
+def _row(candidate: Candidate, accesses: int, is_best: bool) -> list[str | Text]:
+    unsharded = candidate.chunks_per_shard is None
+    requests = [count(prediction.requests) for prediction in candidate.predictions]
+    note = ", ".join(["recommended"] * is_best + ["present"] * candidate.is_present)
+    return [
+        Text("unsharded" if unsharded else str(candidate.chunks_per_shard), style="bold green" if is_best else ""),
+        shape(candidate.shard_shape),
+        size(candidate.decoded_nbytes),
+        size(candidate.stored_nbytes),
+        count(candidate.objects),
+        *requests,
+        *([count(candidate.requests)] if accesses > 1 else []),
+        size(candidate.nbytes),
+        f"{count(candidate.write_amplification)}×",
+        note,
+    ]

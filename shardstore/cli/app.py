@@ -1,0 +1,153 @@
+"""The program ``shardstore``: its commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn, TextIO
+
+import typer
+from typer.core import TyperGroup
+
+import shardstore
+from shardstore.cli.advise import advise
+from shardstore.cli.arguments import DEBUG
+from shardstore.cli.cat import cat
+from shardstore.cli.cp import cp
+from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
+from shardstore.cli.info import info
+from shardstore.cli.ls import ls
+from shardstore.cli.mv import mv
+from shardstore.cli.output import complain
+from shardstore.cli.rm import rm
+
+_PROGRAM = "shardstore"
+
+
+class Commands(TyperGroup):
+    """A group whose errors, those of usage included, end in one line and an exit code of ``ExitCode``."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run a command line and exit, whatever ``standalone_mode``."""
+        with warnings.catch_warnings():
+            _show_warnings_in_one_line()
+            try:
+                outcome = super().main(args, prog_name or _PROGRAM, complete_var, False, windows_expand_args, **extra)
+            except Exception as exc:
+                if not (_is_usage(exc) or isinstance(exc, typer.Abort)):
+                    raise
+                outcome = _usage_error(exc)
+        sys.exit(outcome if isinstance(outcome, int) else ExitCode.OK)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()  # a reader that has gone away is noticed here, not by the interpreter as it ends
+        except (typer.Exit, typer.Abort):
+            raise
+        except BrokenPipeError:
+            _discard(sys.stdout)
+            raise typer.Exit(ExitCode.BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            complain("error", "interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except Exception as exc:
+            if _is_usage(exc):
+                raise
+            error = first_error(exc)
+            if ctx.meta.get(DEBUG):
+                sys.stderr.write("".join(traceback.format_exception(exc)))
+            complain("error", message(error))
+            raise typer.Exit(exit_code(error)) from None
+        return outcome
+
+
+def _is_usage(exc: Exception) -> bool:
+    """Whether the parser of the command line raised it; its classes are not public, and moved between versions of typer."""
+    return hasattr(exc, "format_message") and hasattr(exc, "exit_code")
+
+
+def _usage_error(exc: Exception) -> ExitCode:
+    if isinstance(exc, typer.Abort):
+        complain("error", "interrupted")
+        return ExitCode.INTERRUPTED
+    context = getattr(exc, "ctx", None)
+    command = context.command_path if context is not None else _PROGRAM
+    complain("error", f"{' '.join(exc.format_message().split()).rstrip('.')}. See {command} --help")  # type: ignore[attr-defined] # checked
+    return ExitCode.INVALID
+
+
+def _show_warnings_in_one_line() -> None:
+    # Not as errors, nor with the line of the source: who called a command has no code to look at.
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        complain("warning", " ".join(str(message).split()))
+
+    warnings.showwarning = show
+
+
+def _discard(stream: TextIO) -> None:
+    """Nothing more can be written: what is still in the buffer goes nowhere, without a complaint."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return  # a stream of a program that runs commands in its own process
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"{_PROGRAM} {shardstore.__version__}\n")
+        raise typer.Exit
+
+
+_EXIT_CODES = "Exit codes:\n\n" + "\n".join(f"* {code.value}: {meaning}" for code, meaning in MEANINGS.items())
+
+app = typer.Typer(
+    name=_PROGRAM,
+    cls=Commands,
+    invoke_without_command=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Zarr stores whose chunks are packed into shards: what is in them, and whole nodes copied, moved and removed.",
+    epilog=_EXIT_CODES,
+)
+
+
+@app.callback()
+def _program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Options of the program itself; its help is the application's."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _add(command: Callable[..., None]) -> None:
+    app.command(rich_help_panel="Commands")(command)
+
+
+for _command in (info, ls, cat, cp, mv, rm, advise):
+    _add(_command)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    app()
+    raise AssertionError("the program returned instead of exiting")

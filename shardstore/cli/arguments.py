@@ -1,0 +1,69 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from shardstore.errors import InvalidInput
+
+DEBUG = "shardstore.debug"
+
+
+def _note_debug(context: typer.Context, value: bool) -> bool:
+    context.meta[DEBUG] = value or context.meta.get(DEBUG, False)
+    return value
+
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, a node in it, or a key.", show_default=False)
+]
+OptionsJson = Annotated[
+    str | None,
+    typer.Option("--storage-options", metavar="JSON", help="Options of the filesystem, as a JSON object: credentials, endpoint, retries."),
+]
+OptionPairs = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="KEY=VALUE", help="One option of the filesystem; may be repeated. VALUE is JSON, or else text."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_note_debug, is_eager=True, show_default=False)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Erase what is at DST first.")]
+TargetOptionsJson = Annotated[
+    str | None,
+    typer.Option("--target-options", metavar="JSON", help="Options of the filesystem of DST, where they differ from those of SRC."),
+]
+
+
+def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:
+    """The options of a filesystem, from a JSON object and ``key=value`` pairs, which win.
+
+    Raises:
+        InvalidInput: the text is not a JSON object, or a pair has no ``=``.
+    """
+    options: dict[str, Any] = {}
+    if text is not None:
+        try:
+            document = json.loads(text)
+        except ValueError as exc:
+            raise InvalidInput(f"{name} is not JSON ({exc}): give an object, such as '{{\"anon\": true}}', or use -o anon=true") from exc
+        if not isinstance(document, dict):
+            raise InvalidInput(f"{name} is a JSON {type(document).__name__}: give an object, such as '{{\"anon\": true}}'")
+        options |= document
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InvalidInput(f"option {pair!r} is not of the form key=value, such as -o anon=true")
+        options[key] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

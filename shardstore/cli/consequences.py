@@ -1,0 +1,27 @@
+"""What users have to know after nodes were copied, moved or removed: told as warnings, each with its remedy."""
+
+from __future__ import annotations
+
+from shardstore._sync import run_sync
+from shardstore.cli.output import complain
+from shardstore.cli.target import Target
+from shardstore.engine.consolidated import stale_consolidated
+
+
+def warn_of_stale(*targets: Target) -> None:
+    """Name each group above ``targets`` whose consolidated metadata is out of date."""
+    named: set[str] = set()
+    for target in targets:
+        for group in run_sync(stale_consolidated(target.engine.storage, target.path)):
+            url = target.address.shown(target.depth + (group.count("/") + 1 if group else 0))
+            if url not in named:
+                named.add(url)
+                complain("warning", f"the consolidated metadata of {url} is out of date: renew it by zarr.consolidate_metadata")
+
+
+def warn_of_missing_group(target: Target) -> None:
+    """A node inside a store is found from its root only where each directory in between is a group."""
+    parent = target.path.rpartition("/")[0]
+    if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
+        url = target.address.shown(len(target.address.segments) - 1)
+        complain("warning", f"{url} is no group, so {target.address} is not found from the root: make one by zarr.create_group")

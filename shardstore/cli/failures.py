@@ -1,0 +1,83 @@
+"""From an exception to one line on stderr and an exit code that means something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from shardstore.errors import (
+    AccessDenied,
+    Conflict,
+    Corruption,
+    InvalidInput,
+    NotFound,
+    ShardStoreError,
+    Unsupported,
+)
+from shardstore.storage.base import ConditionFailed
+
+
+class ExitCode(IntEnum):
+    """What a script can tell from a command's exit code."""
+
+    OK = 0
+    FAILED = 1
+    INVALID = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    CORRUPT = 5
+    CONFLICT = 6
+    UNSUPPORTED = 7
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.FAILED: "the storage failed, or something else went wrong",
+    ExitCode.INVALID: "wrong usage, or input that cannot be right; nothing was changed",
+    ExitCode.NOT_FOUND: "there is no such key, node, bucket or file",
+    ExitCode.DENIED: "access was denied",
+    ExitCode.CORRUPT: "damaged data was found",
+    ExitCode.CONFLICT: "something is in the way, or another writer was faster",
+    ExitCode.UNSUPPORTED: "the storage or this version cannot do that",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.BROKEN_PIPE: "whoever read the output has stopped reading",
+}
+
+_BY_CLASS: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (NotFound, ExitCode.NOT_FOUND),
+    (AccessDenied, ExitCode.DENIED),
+    (InvalidInput, ExitCode.INVALID),
+    (Corruption, ExitCode.CORRUPT),
+    (Conflict, ExitCode.CONFLICT),
+    (ConditionFailed, ExitCode.CONFLICT),
+    (Unsupported, ExitCode.UNSUPPORTED),
+)
+
+_NO_SUCH_BUCKET = "NoSuchBucket"  # the server's word for it, which the storages leave in an error's ``code``
+
+
+def first_error(exc: BaseException) -> BaseException:
+    """The error that matters: of a group, its first one."""
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def exit_code(exc: BaseException) -> ExitCode:
+    """The exit code for an exception."""
+    if getattr(exc, "code", None) == _NO_SUCH_BUCKET:
+        return ExitCode.NOT_FOUND
+    return next((code for cls, code in _BY_CLASS if isinstance(exc, cls)), ExitCode.FAILED)
+
+
+def message(exc: BaseException) -> str:
+    """What to say of an exception, in one line."""
+    text = " ".join(str(exc).split())
+    if not isinstance(exc, ShardStoreError):
+        name = type(exc).__name__
+        text = f"{name}: {text}" if text else name
+        text += " (not an error that shardstore expects: --debug shows where it comes from)"
+    notes = [" ".join(note.split()) for note in getattr(exc, "__notes__", ())]
+    return " ".join([text, *(f"[{note}]" for note in notes)])

@@ -1,0 +1,224 @@
+"""``shardstore info``: what is in a store, how it is stored, and what the storage can do."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shardstore._sync import run_sync
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
+from shardstore.cli.failures import ExitCode
+from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.runtime import runtime_facts
+from shardstore.cli.target import Target, resolve
+from shardstore.errors import InvalidInput, NotFound
+from shardstore.maintenance.survey import ArraySurvey, Survey, Usage, survey
+from shardstore.storage.capabilities import Capabilities
+
+# Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
+_SERVERS = frozenset({"s3", "gcs", "azure"})
+
+_CAPABILITIES = {
+    "pinned_reads": "reads of one version of an object",
+    "create_if_absent": "create only where nothing is",
+    "compare_and_swap": "replace only the version that was read",
+    "conditional_delete": "delete only the version that was read",
+    "compose": "copy ranges of an object into its new version",
+    "durable": "what was acknowledged survives the loss of power",
+}
+
+
+def info(
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a node in it.", show_default=False)
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Metadata only: no shard is counted or looked into.")] = False,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Ask the server what it honours. Writes nothing on servers that do; may write and remove an empty object."
+        ),
+    ] = False,
+    runtime: Annotated[
+        bool, typer.Option("--runtime", help="Versions of what is installed, and the codec pipeline that zarr would use.")
+    ] = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage.
+
+    Makes one listing, and one request for the index of each shard. Damaged shards are listed, and the exit code is 5 then.
+
+    Examples:
+
+        shardstore info data.zarr
+
+        shardstore info --fast s3://bucket/data.zarr -o anon=true
+
+        shardstore info --json s3://bucket/data.zarr/ct
+
+        shardstore info --runtime
+    """
+    document: dict[str, Any] = {}
+    if url is None and not runtime:
+        raise InvalidInput("no URL is given: name a store, or ask for --runtime alone")
+    if runtime:
+        document["runtime"] = runtime_facts()
+    damaged = False
+    if url is not None:
+        target = resolve(url, storage_options(options_json, options))
+        found = _survey(target, fast)
+        engine = target.engine
+        capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities
+        is_known = probe or engine.storage.kind not in _SERVERS or capabilities.atomic_commits
+        damaged = found.damaged_objects > 0
+        document |= _document(found, engine.storage.kind, capabilities, is_known)
+        if not as_json:
+            _show(found, engine.storage.kind, capabilities, is_known)
+    if as_json:
+        print_json(document)
+    elif runtime:
+        _show_runtime(document["runtime"], is_alone=url is None)
+    if damaged:
+        sys.stdout.flush()
+        complain(
+            "error", f"{plural(found.damaged_objects, 'shard is', 'shards are')} damaged: write all their chunks again, or restore them"
+        )
+        raise typer.Exit(ExitCode.CORRUPT)
+
+
+def _survey(target: Target, fast: bool) -> Survey:
+    with progress_bar("looking", "objects") as bar:
+        found = run_sync(survey(target.engine, target.path, indices=not fast, progress=bar))
+    if found.kind == "directory" and not found.arrays and not found.groups and target.has_root:
+        raise NotFound(f"there is no node at {target.address}: shardstore ls and cat show keys")
+    return found
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def _document(found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> dict[str, Any]:
+    document = asdict(found)
+    for array, surveyed in zip(document["arrays"], found.arrays, strict=True):
+        array["stored"] = {"shape": array.pop("stored_shape"), "codecs": array.pop("stored_codecs")}
+        array["presented"] = {"chunk_shape": array.pop("chunk_shape"), "codecs": array.pop("codecs")}
+        array["passes_through"] = None if surveyed.is_sharded else array["reason"]
+        del array["reason"]
+    safe = capabilities.atomic_commits
+    return document | {
+        "damaged_objects": found.damaged_objects,
+        "storage": {
+            "kind": kind,
+            "capabilities": asdict(capabilities) | {"atomic_commits": safe},
+            "is_known": is_known,
+            "writers": "safe" if safe else "one a shard" if is_known else "unknown",
+        },
+    }
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def _show(found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> None:
+    where = f"{found.url}/{found.path}" if found.path else found.url
+    parts = [plural(found.groups, "group"), plural(len(found.arrays), "array")]
+    if found.objects is not None and found.stored_nbytes is not None:
+        parts += [plural(found.objects, "object"), size(found.stored_nbytes)]
+    show(Text.assemble((where, "bold"), "  ", ", ".join(parts)))
+    for array in found.arrays:
+        show("")
+        show(_array(array))
+    if found.other_objects:
+        show("")
+        show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: stored as they are"))
+    for unreadable in found.unreadable:
+        show(Text.assemble(("not a node  ", "yellow"), f"{unreadable.path or '/'}: {unreadable.reason}"))
+    show("")
+    for group in found.consolidated:
+        state = ("out of date: renew it by zarr.consolidate_metadata", "yellow") if group.is_stale else ("up to date", "")
+        show(Text.assemble(f"consolidated metadata of {group.path or '/'}: {plural(group.arrays, 'array')}, ", state))
+    show(_capabilities(kind, capabilities, is_known))
+    for damage in found.damage:
+        show(Text.assemble(("damaged  ", "bold red"), f"{damage.key}: {damage.what}"))
+
+
+def _rows(rows: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table
+
+
+def _array(array: ArraySurvey) -> Group:
+    title = Text.assemble((array.path or "/", "bold cyan"), f"  {shape(array.shape)}  {array.data_type}")
+    rows = [("presented", f"chunks of {shape(array.chunk_shape)}, {_pipeline(array.codecs)}")]
+    if array.is_sharded and array.chunks_per_shard is not None:
+        checksum = "with checksum" if array.index_checksum else "without checksum"
+        per_shard, index = shape(array.chunks_per_shard), f"index at the {array.index_location} {checksum}"
+        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}"))
+    else:
+        rows.append(("stored", f"as presented: {array.reason}"))
+    if array.usage is not None:
+        rows += _usage(array, array.usage)
+    return Group(title, Padding(_rows(rows), (0, 0, 0, 2), expand=False))
+
+
+def _pipeline(codecs: tuple[str, ...]) -> str:
+    return " + ".join(codecs) if codecs else "no codecs"
+
+
+def _usage(array: ArraySurvey, usage: Usage) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if array.is_sharded:
+        rows.append(("shards", _of(usage.objects, usage.possible_objects)))
+        rows.append(("chunks", f"{_of(usage.chunks, usage.possible_chunks)}, {size(usage.chunk_nbytes)}"))
+        dead = (
+            f", {size(usage.dead_nbytes)} of it dead ({usage.dead_nbytes / usage.stored_nbytes:.1%})"
+            if usage.dead_nbytes
+            else ", nothing dead"
+        )
+        rows.append(("bytes", size(usage.stored_nbytes) + (dead if usage.stored_nbytes else "")))
+    else:
+        rows.append(("chunks", f"{_of(usage.objects, usage.possible_objects)}, {size(usage.stored_nbytes)}"))
+    if usage.chunks_outside:
+        rows.append(("outside", f"{plural(usage.chunks_outside, 'chunk')} outside the shape, {size(usage.chunk_nbytes_outside)}"))
+    if usage.other_objects:
+        rows.append(("other", f"{plural(usage.other_objects, 'object')} that are no chunks, {size(usage.other_nbytes)}"))
+    if usage.damaged_objects:
+        rows.append(("damaged", plural(usage.damaged_objects, "shard")))
+    return rows
+
+
+def _of(present: int, possible: int | None) -> str:
+    return count(present) if possible is None else f"{count(present)} of {count(possible)}"
+
+
+def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> Text:
+    if capabilities.atomic_commits:
+        said = "writers that share a shard: safe, none loses what another one wrote"
+    elif is_known:
+        said = "writers that share a shard: not safe, let one writer at a time write to each shard"
+    else:
+        said = "writers that share a shard: not known before the server is asked (at the first write, or by --probe)"
+    able = [words for name, words in _CAPABILITIES.items() if getattr(capabilities, name)]
+    text = Text.assemble((f"storage {kind}: ", "bold"), said)
+    return text.append(f"\n  it can: {'; '.join(able)}") if able else text
+
+
+def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:
+    if not is_alone:
+        show("")
+    versions = [(name, version or "not installed") for name, version in facts["versions"].items()]
+    show(_rows([*versions, ("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("python", facts["python"])]))

@@ -1,0 +1,179 @@
+"""``shardstore ls``: keys as a client sees them, with their sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import typer
+
+from shardstore._sync import iterate
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.output import JsonList
+from shardstore.cli.target import Target, resolve
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import check_prefix, join
+from shardstore.errors import NotFound
+
+_SIZE_COLUMNS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key relative to the store's root, or a directory, whose name ends with ``/`` and which has no size."""
+
+    key: str
+    nbytes: int | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        return self.key.endswith("/")
+
+
+class Printer(Protocol):
+    """Writes entries as they come."""
+
+    def add(self, entry: Entry, name: str) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def ls(
+    url: Url,
+    prefix: Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="A directory or key below URL.", show_default=False)] = None,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Everything below, not only the first level.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Sizes in bytes too.")] = False,
+    stored: Annotated[bool, typer.Option("--stored", help="The stored objects, shards and all, instead of chunks.")] = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.
+
+    Chunks are listed from the indices of the shards, one request a shard.
+
+    Examples:
+
+        shardstore ls data.zarr
+
+        shardstore ls -l s3://bucket/data.zarr ct/c/0
+
+        shardstore ls -r --json s3://bucket/data.zarr/ct
+
+        shardstore ls -r -l --stored data.zarr
+    """
+    target = resolve(url, storage_options(options_json, options))
+    path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
+    printer: Printer = JsonPrinter() if as_json else TextPrinter(long)
+    # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
+    base = join(target.path, "")
+    source = _Source(target.engine, stored, sizes=long or as_json)
+    found = asyncio.run(_print(source, path, recursive, printer, base))
+    if not found:
+        raise NotFound(_nothing(target, path))
+    printer.end()
+
+
+def _nothing(target: Target, path: str) -> str:
+    where = f"{target.engine.storage.url}/{path}".rstrip("/")
+    return f"there is nothing at {where}: list what is above it, or check the address and its spelling"
+
+
+class TextPrinter:
+    """One line an entry."""
+
+    def __init__(self, long: bool) -> None:
+        self._long = long
+
+    def add(self, entry: Entry, name: str) -> None:
+        size = ""
+        if self._long:
+            size = f"{'-' if entry.nbytes is None else entry.nbytes:>{_SIZE_COLUMNS}}  "
+        sys.stdout.write(f"{size}{name}\n")
+
+    def end(self) -> None:
+        """There is nothing left to write."""
+
+
+class JsonPrinter:
+    """One object an entry."""
+
+    def __init__(self) -> None:
+        self._list = JsonList()
+
+    def add(self, entry: Entry, name: str) -> None:
+        self._list.add({"name": name, "key": entry.key, "type": "directory" if entry.is_directory else "key", "nbytes": entry.nbytes})
+
+    def end(self) -> None:
+        self._list.end()
+
+
+async def _print(source: _Source, path: str, recursive: bool, printer: Printer, base: str) -> bool:
+    """Print what is at ``path``; whether there was anything."""
+    found = False
+    async for entry in iterate(lambda: source.everything(path) if recursive else source.level(path)):
+        name = entry.key.removeprefix(base) if entry.key.startswith(base) else entry.key
+        printer.add(entry, name)
+        found = True
+    return found
+
+
+class _Source:
+    """Entries of one store, presented or stored. Runs on the IO loop."""
+
+    def __init__(self, engine: Engine, stored: bool, *, sizes: bool) -> None:
+        self._engine = engine
+        self._stored = stored
+        self._sizes = sizes
+
+    async def everything(self, path: str) -> AsyncIterator[Entry]:
+        """The key ``path`` itself, and all below it, as they are found."""
+        if (itself := await self._itself(path)) is not None:
+            yield itself
+        below = join(path, "")
+        if self._stored:
+            async for info in self._engine.storage.list(below):
+                yield Entry(info.key, info.nbytes)
+            return
+        async for value in self._engine.list(below):
+            yield Entry(value.key, await self._nbytes(value.key, value.nbytes))
+
+    async def level(self, path: str) -> AsyncIterator[Entry]:
+        """The key ``path`` itself, and what is directly below it: directories first, then keys, in order."""
+        if (itself := await self._itself(path)) is not None:
+            yield itself
+        below = join(path, "")
+        values: list[tuple[str, int | None]]
+        if self._stored:
+            objects = await self._engine.storage.list_dir(below)
+            prefixes, values = objects.prefixes, [(info.key, info.nbytes) for info in objects.objects]
+        else:
+            listed = await self._engine.list_dir(below)
+            prefixes, values = listed.prefixes, [(value.key, value.nbytes) for value in listed.values]
+        for prefix in sorted(prefixes, key=_in_order):
+            yield Entry(prefix)
+        for key, nbytes in sorted(values, key=lambda value: _in_order(value[0])):
+            yield Entry(key, await self._nbytes(key, nbytes))
+
+    async def _itself(self, path: str) -> Entry | None:
+        if not path:
+            return None
+        if self._stored:
+            info = await self._engine.storage.stat(path)
+            return None if info is None else Entry(path, info.nbytes)
+        nbytes = await self._engine.size(path)
+        return None if nbytes is None else Entry(path, nbytes)
+
+    async def _nbytes(self, key: str, nbytes: int | None) -> int | None:
+        """A document's presented size is known only once it is read: where sizes are wanted."""
+        return await self._engine.size(key) if nbytes is None and self._sizes else nbytes
+
+
+def _in_order(key: str) -> list[tuple[int, int | str]]:
+    """Numbers in numerical order: ``c/2`` before ``c/10``."""
+    parts = key.replace(".", "/").split("/")
+    return [(0, int(part)) if part.isascii() and part.isdecimal() else (1, part) for part in parts]

@@ -1,0 +1,115 @@
+"""What commands print: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+_NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def _console(file: TextIO) -> Console:
+    """As wide as the screen, or, where there is none, as wide as need be."""
+    return Console(file=file, highlight=False, markup=False, emoji=False, width=None if file.isatty() else _NO_TERMINAL_WIDTH)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print results for people on stdout; into a file or a pipe without the blanks that fill up lines."""
+    console = _console(sys.stdout)
+    if sys.stdout.isatty():
+        for renderable in renderables:
+            console.print(renderable)
+        return
+    with console.capture() as captured:
+        for renderable in renderables:
+            console.print(renderable)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def stderr_console() -> Console:
+    """Where errors, warnings, questions and progress go."""
+    return _console(sys.stderr)
+
+
+def complain(label: str, text: str) -> None:
+    """``error: …`` or ``warning: …``, one line, on stderr."""
+    style = "bold red" if label == "error" else "bold yellow"
+    stderr_console().print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """A document on stdout, and nothing else."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+class JsonList:
+    """A list of objects on stdout, written as they come: together they are one JSON document."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, item: dict[str, Any]) -> None:
+        sys.stdout.write(("[\n " if self._count == 0 else ",\n ") + json.dumps(item, ensure_ascii=False))
+        self._count += 1
+
+    def end(self) -> None:
+        sys.stdout.write("\n]\n" if self._count else "[]\n")
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: ``1.5 MiB``."""
+    value, unit = float(nbytes), 0
+    while abs(value) >= 1023.95 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def count(number: float) -> str:
+    """A number with thousands apart; one decimal where it is small and not whole."""
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
+
+
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    """``1 object``, ``2 objects``."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def shape(sizes: tuple[int, ...] | None) -> str:
+    """``64 × 64``, or ``?`` where it is not known."""
+    if sizes is None:
+        return "?"
+    return " × ".join(map(str, sizes)) if sizes else "0-d"
+
+
+class ProgressBar(Protocol):
+    """Says how far something has come; may be called from any thread."""
+
+    def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
+    """A bar on stderr for the block, where stderr is a terminal."""
+    console = stderr_console()
+    if not sys.stderr.isatty():
+        yield lambda done, total=None, nbytes=None: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(action, total=None, said="")
+
+        def update(done: int, total: int | None = None, nbytes: int | None = None) -> None:
+            said = f"{done:,} {noun}" if total is None else f"{done:,} of {total:,} {noun}"
+            progress.update(task, completed=done, total=total, said=said if nbytes is None else f"{said}, {size(nbytes)}")
+
+        yield update

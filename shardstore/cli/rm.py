@@ -1,0 +1,124 @@
+"""``shardstore rm``: removes nodes, directories and single chunks."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from shardstore._sync import run_sync
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.consequences import warn_of_stale
+from shardstore.cli.output import complain, plural, print_json, size, stderr_console
+from shardstore.cli.target import Target, resolve
+from shardstore.engine.actions import ERASE
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import ancestors, join, metadata_path
+from shardstore.errors import InvalidInput, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What would be removed: ``what`` it is in words, how much, and whether it is one key or all below a prefix."""
+
+    what: str
+    objects: int
+    nbytes: int
+    noun: str
+    is_key: bool
+    needs_recursive: bool
+
+
+def rm(
+    url: Url,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups with what is in them, and directories.")] = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Remove an array, a group, a directory, or a single chunk.
+
+    An array or group is removed as it is stored, its metadata last. A single chunk is taken out of its shard at once; anything
+    else is asked for on a terminal, and refused without one unless --yes is given.
+
+    Examples:
+
+        shardstore rm data.zarr/ct/c/0/3/1
+
+        shardstore rm s3://bucket/data.zarr/ct --yes
+
+        shardstore rm -r s3://bucket/data.zarr/scans
+    """
+    target = resolve(url, storage_options(options_json, options)).as_key()
+    doomed = run_sync(_look(target))
+    told = f"{doomed.what} {target.address}: {plural(doomed.objects, doomed.noun)}, {size(doomed.nbytes)}"
+    if doomed.needs_recursive and not recursive:
+        raise InvalidInput(f"{told}. It holds others: give --recursive to remove it with all that is in it")
+    if not doomed.is_key and not yes:
+        _confirm(told)
+    run_sync(_remove(target, doomed))
+    if as_json:
+        print_json({"removed": str(target.address), "kind": doomed.what, doomed.noun + "s": doomed.objects, "nbytes": doomed.nbytes})
+    else:
+        typer.echo(f"removed {told}")
+    warn_of_stale(target)
+
+
+def is_interactive() -> bool:
+    """Whether somebody is there to answer a question."""
+    return sys.stdin.isatty()
+
+
+def _confirm(told: str) -> None:
+    if not is_interactive():
+        raise InvalidInput(f"this would remove {told}. Give --yes to do it")
+    stderr_console().print(f"This removes {told}.")
+    if not typer.confirm("Go on?", err=True):
+        complain("error", "nothing was removed")
+        raise typer.Exit(1)
+
+
+async def _look(target: Target) -> Doomed:
+    engine, path = target.engine, target.path
+    if metadata_path(path) is not None:
+        raise InvalidInput(f"{path!r} is the metadata of a node, without which its data cannot be read: remove the node instead")
+    if path and (nbytes := await engine.size(path)) is not None:
+        return Doomed("key", 1, nbytes, "key", is_key=True, needs_recursive=False)
+    node = await engine.hierarchy.node(path, fresh=True)
+    below = join(path, "")
+    if node is None and await _is_in_array(engine, path):
+        # Chunks that share shards with others: counted one by one.
+        keys = nbytes = 0
+        async for value in engine.list(below):
+            keys += 1
+            nbytes += value.nbytes or 0
+        doomed = Doomed("directory", keys, nbytes, "key", is_key=False, needs_recursive=True)
+    else:
+        objects = documents = nbytes = 0
+        async for info in engine.storage.list(below):
+            objects += 1
+            nbytes += info.nbytes
+            documents += metadata_path(info.key) is not None
+        what = "directory" if node is None else {"sharded": "array", "array": "array", "group": "group"}.get(node.kind, "node")
+        others = documents > 1 or (what == "group" and objects > 1) or what == "directory"
+        doomed = Doomed(what, objects, nbytes, "object", is_key=False, needs_recursive=others)
+    if not doomed.objects:
+        raise NotFound(f"there is nothing at {target.address} to remove")
+    return doomed
+
+
+async def _is_in_array(engine: Engine, path: str) -> bool:
+    """Whether a node above ``path`` is an array."""
+    nodes = await engine.hierarchy.load((above for above, rest in ancestors(path) if rest), even_damaged=True)
+    return any(node is not None and node.kind in ("sharded", "array") for node in nodes.values())
+
+
+async def _remove(target: Target, doomed: Doomed) -> None:
+    if doomed.is_key:
+        await target.engine.update((target.path, ERASE))
+    else:
+        await target.engine.erase_prefix(join(target.path, ""))

@@ -1,0 +1,91 @@
+"""From the URL on the command line to an engine at the root of the hierarchy, and to the path in it.
+
+A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore._sync import run_sync
+from shardstore.adapters.handle import Handle
+from shardstore.adapters.roots import Address, root_depth
+from shardstore.engine.engine import Engine
+
+_TAKE_NO_OPTIONS = frozenset({"", "file", "local", "memory"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an address leads: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` told the root."""
+
+    address: Address
+    options: Mapping[str, Any]
+    depth: int
+    has_root: bool
+    handle: Handle
+
+    @property
+    def engine(self) -> Engine:
+        return self.handle.engine
+
+    @property
+    def path(self) -> str:
+        return self.address.path_from(self.depth)
+
+    def rooted_at(self, depth: int) -> Target:
+        """The same place, of an engine whose root is the first ``depth`` segments of the address."""
+        return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
+
+    def as_key(self) -> Target:
+        """Where nothing told the root, the directory above is as good: then the last segment is a key in it."""
+        if self.has_root or self.path or not self.address.segments:
+            return self
+        return self.rooted_at(len(self.address.segments) - 1)
+
+
+def resolve(url: str, options: Mapping[str, Any]) -> Target:
+    """Find the root that ``url`` lies in, and open it.
+
+    Raises:
+        InvalidInput: the URL or the options name no storage.
+        Unsupported: this version has no such storage, or a package that it needs is missing.
+    """
+    address = Address.parse(url)
+    depth = run_sync(root_depth(address, options))
+    return _at(address, options, len(address.segments) if depth is None else depth, depth is not None)
+
+
+def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]) -> tuple[Target, Target]:
+    """Two targets, of one engine where they are in one storage: then a move can be a rename, and a copy the server's."""
+    one, other = resolve(source, source_options), resolve(target, target_options)
+    a, b = one.address, other.address
+    if (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail) or dict(one.options) != dict(other.options):
+        return one.as_key(), other.as_key()
+    common = _common(a.segments[: one.depth], b.segments[: other.depth])
+    if (one.depth, other.depth) != (common, common) or not (one.path and other.path):
+        # A root itself can be renamed from above only.
+        most = min(len(a.segments), len(b.segments)) - 1
+        common = max(0, min(common, most))
+    return one.rooted_at(common), other.rooted_at(common)
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """How many segments both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def pair_options(
+    source: str, target: str, given: dict[str, Any], of_target: dict[str, Any] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The options of two URLs. What is given is for both, but for a local one beside another that takes options."""
+    takes = {url: Address.parse(url).protocol not in _TAKE_NO_OPTIONS for url in (source, target)}
+    if of_target is not None:
+        return given, of_target
+    return given if takes[source] or not takes[target] else {}, given if takes[target] or not takes[source] else {}
+
+
+def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> Target:
+    return Target(address, options, depth, has_root, Handle.make(address.at(depth), dict(options) or None, {}))

@@ -23,7 +23,7 @@ from shardstore.storage.open import open_storage
 
 _lock = threading.Lock()
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
-_siblings: WeakValueDictionary[tuple[str, str], Siblings] = WeakValueDictionary()  # by kind and url of the storage
+_siblings: dict[str, Siblings] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
@@ -35,7 +35,7 @@ def _after_fork() -> None:
     global _lock, _engines, _siblings, _fork_count
     _lock = threading.Lock()
     _engines = WeakValueDictionary()
-    _siblings = WeakValueDictionary()
+    _siblings = {}
     _fork_count += 1
 
 
@@ -129,11 +129,7 @@ class Handle:
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
             engine = Engine(storage, self.recipe.options)
-            place = storage.kind, storage.url
-            siblings = _siblings.get(place)
-            if siblings is None:
-                siblings = _siblings[place] = Siblings()
-            engine.hierarchy.join(siblings)
+            engine.hierarchy.join(_siblings.setdefault(storage.kind, Siblings()), storage.url)
             if self._identity is not None:
                 _engines[self._identity] = engine
         engine.hierarchy.restore(self._nodes)

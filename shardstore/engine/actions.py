@@ -33,10 +33,14 @@ class SetIfMissing:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end."""
+    """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end.
+
+    ``at_end``: on condition that the chunk ends at ``start``.
+    """
 
     start: int
     data: BytesLike
+    at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,10 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) ->
                 value = data if value is None else value
             case EraseValue():
                 value = None
-            case Patch(start, data):
+            case Patch(start, data, at_end):
                 before = b"" if value is None else bytes(value)
+                if at_end and start != len(before):
+                    raise InvalidInput(f"{key!r} had {start} bytes when it was opened to append to it, and has {len(before)} now")
                 if not 0 <= start <= len(before):
                     raise InvalidInput(
                         f"bytes of {key!r} cannot be set from {start}: it has {len(before)} bytes"

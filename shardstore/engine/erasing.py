@@ -65,6 +65,8 @@ class Erasing:
 
     async def _erase_nodes(self, prefix: str) -> None:
         documents: list[str] = []
+        if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
+            await cut_links(prefix)
         await self._erase_objects(prefix, documents)
         for start in range(0, len(documents), _KEYS_AT_ONCE):
             await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption, NotFound
@@ -105,20 +105,29 @@ def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
 
 
 class Siblings:
-    """The hierarchies of this process that look at one place. Engines with other options do not share what they know."""
+    """The hierarchies of this process that look at one kind of storage, each with the URL of its root.
+
+    Engines with other options, or with another root of the same store, do not share what they know.
+    """
 
     def __init__(self) -> None:
-        self._members: WeakSet[Hierarchy] = WeakSet()
+        self._roots: WeakKeyDictionary[Hierarchy, str] = WeakKeyDictionary()
         self._lock = threading.Lock()  # engines are made in any thread
 
-    def add(self, member: Hierarchy) -> None:
+    def add(self, member: Hierarchy, url: str) -> None:
         with self._lock:
-            self._members.add(member)
+            self._roots[member] = url.rstrip("/")
 
-    def of(self, member: Hierarchy) -> list[Hierarchy]:
-        """The others."""
+    def seeing(self, member: Hierarchy, path: str) -> list[tuple[Hierarchy, str]]:
+        """The others that see something of what ``member`` has at ``path``, each with its own path of that."""
         with self._lock:
-            return [other for other in self._members if other is not member]
+            mine = self._roots.get(member)
+            place = f"{mine}/{path}" if path else mine
+            if place is None:
+                return []
+            others = [(other, root) for other, root in self._roots.items() if other is not member]
+        inside = [(other, "") for other, root in others if root == place or root.startswith(place + "/")]
+        return inside + [(other, place[len(root) + 1 :]) for other, root in others if place.startswith(root + "/")]
 
 
 class Hierarchy:
@@ -165,8 +174,8 @@ class Hierarchy:
         """Forget a node and everything inside it, because this process has removed it."""
         for known in self._known_below(path):
             self.forget(known)
-        for other in self._siblings.of(self):
-            for known in other._known_below(path):
+        for other, theirs in self._siblings.seeing(self, path):
+            for known in other._known_below(theirs):
                 other._ask_again(known)
 
     def _known_below(self, path: str) -> list[str]:
@@ -175,15 +184,15 @@ class Hierarchy:
 
     # -- others in this process ------------------------------------------------------------------------------------
 
-    def join(self, siblings: Siblings) -> None:
-        """Tell the others from now on what this one changes, and be told."""
-        siblings.add(self)
+    def join(self, siblings: Siblings, url: str) -> None:
+        """Tell the others from now on what this one changes, and be told. ``url`` is that of the root."""
+        siblings.add(self, url)
         self._siblings = siblings
 
     def announce(self, path: str) -> None:
         """This process has just written or erased the document of ``path``."""
-        for other in self._siblings.of(self):
-            other._ask_again(path)
+        for other, theirs in self._siblings.seeing(self, path):
+            other._ask_again(theirs)
 
     def _ask_again(self, path: str) -> None:
         self._absent.pop(path, None)
@@ -340,8 +349,10 @@ class Hierarchy:
         return None
 
     def _recently_asked(self, path: str) -> bool:
-        """For reads: what is known is checked again when an index is loaded, and what was absent may be believed a moment."""
-        return self.known(path) is not None or self.recently_absent(path)
+        """For reads: what is known, and what was absent, may be believed a moment. (That a key is a chunk of a sharded array longer:
+        that is checked again when an index is loaded. That it is none, nothing else would show.)"""
+        known = self.known(path)
+        return self.recently_absent(path) if known is None else self.is_fresh(known)
 
     def recently_absent(self, path: str) -> bool:
         at = self._absent.get(path)

@@ -276,6 +276,11 @@ class LocalStorage:
 
         await asyncio.gather(*(one(keys[start : start + share]) for start in range(0, len(keys), share)))
 
+    async def cut_links(self, prefix: str) -> None:
+        """Remove links to directories below ``prefix``, before what is there is erased: what they lead to is not the store's."""
+        if self._is_prefix(prefix):
+            await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self.root, prefix))
+
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: stat_file(path))

@@ -64,6 +64,23 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(entry.path, key_prefix + name, "", below)
 
 
+def cut_links(root: str, prefix: str) -> None:
+    """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``): themselves, not what they lead to.
+
+    What lies below the root is found through links as well; what is erased there must not be.
+    """
+    top = os.path.join(root, prefix.rstrip("/")) if prefix else root
+    if prefix and os.path.islink(top):
+        os.unlink(top)
+        return
+    for directory, names, _ in os.walk(top, topdown=False):
+        links = [path for name in names if os.path.islink(path := os.path.join(directory, name))]
+        for path in links:
+            os.unlink(path)
+        if links:
+            prune(directory, root)
+
+
 def list_directory(root: str, prefix: str) -> DirListing:
     """The direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
     objects: list[ObjectInfo] = []

@@ -29,5 +29,10 @@ class StorageWrapper:
     async def probe(self) -> Capabilities:
         return await self.inner.probe()
 
+    async def cut_links(self, prefix: str) -> None:
+        """What ``LocalStorage`` does before it erases; nothing elsewhere."""
+        if (cut := getattr(self.inner, "cut_links", None)) is not None:
+            await cut(prefix)
+
     async def close(self) -> None:
         await self.inner.close()

@@ -138,3 +138,30 @@ def test_places_that_only_look_alike_have_engines_of_their_own() -> None:
     users = [Handle.make(f"http://{user}:secret@127.0.0.1:9/x", None, {}) for user in ("ann", "bob")]
     assert users[0].engine is not users[1].engine
     assert {handle.url for handle in users} == {"http://127.0.0.1:9/x"}
+
+
+@pytest.mark.parametrize(("root", "inside"), [("", "g/a"), ("g", "a"), ("", "a")])
+def test_engines_at_other_roots_of_one_store_are_told_too(root: str, inside: str) -> None:
+    """An array by its own URL beside the group that it is in: here, a shard of the wrong layout would be written otherwise."""
+    url = f"memory://{uuid.uuid4().hex}"
+    options = {"metadata_ttl": 1000.0}
+    outer = Handle.make(f"{url}/{root}".rstrip("/"), None, {"chunks_per_shard": (2,), **options})
+    array = Handle.make(
+        f"{url}/{root}/{inside}".replace("//g", "/g").replace(f"{url}//", f"{url}/"), None, {"chunks_per_shard": (4,), **options}
+    )
+
+    def update(handle: Handle, key: str, data: bytes) -> None:
+        run_sync(handle.engine.update((key, SetValue(data))))
+
+    update(outer, f"{inside}/zarr.json", document((16,), (1,)))
+    update(outer, f"{inside}/c/0", b"old")
+    assert run_sync(array.engine.get(("c/0", EVERYTHING))) == b"old"
+    run_sync(array.engine.erase_prefix(""))
+    update(array, "zarr.json", document((16,), (1,)))
+    update(outer, f"{inside}/c/3", b"three")
+    assert run_sync(array.engine.get(("c/3", EVERYTHING))) == b"three"
+    layout = run_sync(outer.engine.layout(inside))
+    assert layout is not None
+    assert layout.index_format.chunks_per_shard == (4,)
+    run_sync(outer.engine.erase_prefix(f"{inside}/"))
+    assert run_sync(array.engine.get(("c/3", EVERYTHING))) is None

@@ -1,11 +1,12 @@
-"""Store a real volume as plain chunks and as shards, read it in three ways, compare bit for bit, and count.
+"""Store a real volume as plain chunks and as shards, read it in several ways, compare bit for bit, and count.
 
 The volume is an MRI of a head, 197 × 233 × 189 voxels, in chunks of 16³. It is written twice: by zarr-python with one
 object a chunk, and through shardstore with up to 64 chunks an object. It is then read back
 
 - by zarr-python from the plain chunks,
 - by plain zarr-python from the shards, as any Zarr v3 reader would, and
-- through shardstore from the shards: through zarr, and chunk by chunk through the transformer.
+- through shardstore from the shards: through zarr, chunk by chunk through the transformer, and by URL alone, as any
+  program does that speaks fsspec: zarr.open("sharded::s3://…").
 
     python examples/demo.py                                   # a temporary directory
     python examples/demo.py s3://bucket/prefix                # any place that fsspec can write to
@@ -129,6 +130,12 @@ class Place:
     @property
     def is_local(self) -> bool:
         return "://" not in self.url
+
+    def by_url_alone(self, name: str) -> tuple[str, dict[str, Any]]:
+        """What a program that knows nothing of shardstore is given to open the directory ``name`` through it."""
+        below = f"file://{self.url}" if self.is_local else self.url
+        protocol = below.partition("://")[0]
+        return f"sharded::{below}/{name}", {protocol: self.storage_options} if self.storage_options else {}
 
     def native_store(self, name: str, *, read_only: bool = False) -> CountingStore:
         """zarr-python's own store for the directory ``name``."""
@@ -297,6 +304,19 @@ def compare_chunks(place: Place) -> None:
     check("ranges of a chunk, and a chunk that is not there", parts == [plain[key][:16], plain[key][100:132], None])
 
 
+def read_by_url(place: Place, volume: npt.NDArray[np.generic]) -> None:
+    """No shardstore in sight: a URL for zarr, and one for fsspec."""
+    url, options = place.by_url_alone("sharded.zarr")
+    array = zarr.open_group(url, mode="r", storage_options=options)[NAME]
+    assert isinstance(array, zarr.Array)
+    check(f"zarr.open({url.partition('::')[0] + '::…'!r}) reads the same volume", np.array_equal(array[...], volume))
+
+    filesystem, root = fsspec.url_to_fs(url, **options)
+    plain = place.contents(f"plain.zarr/{NAME}/c", f"{NAME}/c")
+    found = {path.removeprefix(root + "/"): data for path, data in filesystem.cat(filesystem.find(f"{root}/{NAME}/c")).items()}
+    check("fsspec finds the same files with the same bytes", found == plain)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", nargs="?", help="where to write; default: a temporary directory")
@@ -315,6 +335,7 @@ def main() -> None:
         print("bit for bit:")
         rows += read_steps(place, volume)
         compare_chunks(place)
+        read_by_url(place, volume)
 
         print_table(rows)
         print()

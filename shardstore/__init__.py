@@ -1,6 +1,7 @@
-"""shardstore: packs many Zarr chunks into shard objects, on local disks, S3 and in memory.
+"""shardstore: packs many Zarr chunks into shard objects, on local disks, S3, Google Cloud Storage and behind any fsspec URL.
 
-``open`` gives a store for zarr-python; ``ShardingTransformer`` one without it. Importing this imports neither zarr nor
+``open`` gives a store for zarr-python, ``get_mapper`` a mapping; ``sharded::`` in front of a URL does it without an import.
+Importing this imports neither zarr nor
 s3fs: what needs them is loaded when it is asked for.
 """
 
@@ -23,6 +24,9 @@ from shardstore.errors import (
 )
 
 if TYPE_CHECKING:
+    from shardstore.adapters.align import align
+    from shardstore.adapters.filesystem import ShardedFileSystem
+    from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr_store import ShardedStore
 
@@ -36,16 +40,26 @@ __all__ = [
     "NotFound",
     "ReadOnly",
     "ShardStoreError",
+    "ShardedFileSystem",
+    "ShardedMap",
     "ShardedStore",
     "ShardingTransformer",
     "StorageError",
     "Unsupported",
     "WriteOutcomeUnknown",
+    "align",
     "errors",
+    "get_mapper",
     "open",
 ]
 
-_LAZY = {"ShardedStore": "shardstore.adapters.zarr_store", "ShardingTransformer": "shardstore.adapters.transformer"}
+_LAZY = {
+    "ShardedFileSystem": "shardstore.adapters.filesystem",
+    "ShardedMap": "shardstore.adapters.mapping",
+    "ShardedStore": "shardstore.adapters.zarr_store",
+    "ShardingTransformer": "shardstore.adapters.transformer",
+    "align": "shardstore.adapters.align",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -70,8 +84,8 @@ def open(
     """Open a store for zarr-python.
 
     Args:
-        url: a path, a URL with ``file://``, ``memory://`` or ``s3://``, an fsspec filesystem of those kinds with a path as
-            ``(fs, path)``, or a ``shardstore.storage.base.Storage``. Other kinds come with later versions.
+        url: a path, any fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
+            ``shardstore.storage.base.Storage``.
         read_only: refuse every write.
         chunks_per_shard: which arrays are sharded when they are created: ``"auto"`` (about 64 MiB decoded a shard, at most
             4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each
@@ -87,7 +101,7 @@ def open(
 
     Raises:
         InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.
-        Unsupported: the kind of storage, or an option's value, comes with a later version.
+        Unsupported: a package that the storage needs is missing, or an option's value comes with a later version.
 
     Specification: Zarr v3, sharding codec 1.0.
     """
@@ -98,6 +112,35 @@ def open(
             raise
         raise Unsupported("shardstore.open needs zarr-python: pip install 'shardstore[zarr]'; ShardingTransformer works without") from exc
     return ShardedStore(
+        url,
+        read_only=read_only,
+        storage_options=storage_options,
+        chunks_per_shard=chunks_per_shard,
+        stored=stored,
+        present=present,
+        strategy=strategy,
+        **options,
+    )
+
+
+def get_mapper(
+    url: Any,
+    *,
+    read_only: bool = False,
+    chunks_per_shard: Any = "auto",
+    stored: str = "codec",
+    present: str = "v3",
+    strategy: str = "rewrite",
+    storage_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> ShardedMap:
+    """Open a store as a mapping from presented keys to bytes, for programs that take a mapping. zarr is not needed.
+
+    Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's.
+    """
+    from shardstore.adapters.mapping import ShardedMap
+
+    return ShardedMap(
         url,
         read_only=read_only,
         storage_options=storage_options,

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
@@ -142,11 +143,7 @@ class ShardingTransformer:
 
     def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
         self._check_writable()
-        errors = [e for e in run_sync(self._engine.update_many(updates)) if e is not None]
-        if errors:
-            if len(errors) < len(updates) or len(errors) > 1:
-                errors[0].add_note(f"{len(errors)} of {len(updates)} keys of this batch failed, the others are stored")
-            raise errors[0]
+        raise_failed(run_sync(self._engine.update_many(updates)))
 
     def _check_writable(self) -> None:
         if self._read_only:

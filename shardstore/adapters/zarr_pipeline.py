@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, NDBuffer
 
-    from shardstore.adapters.zarr_store import ShardedStore
+    from shardstore.adapters.zarr_place import Place
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
 _WAVE_BYTES = 128 * 2**20  # decoded bytes of the chunks that are fetched, decoded or encoded together
@@ -87,7 +87,7 @@ def _previous() -> type[CodecPipeline]:
 
 
 class ShardedCodecPipeline(CodecPipeline):
-    """Reads and writes of one array of a ``ShardedStore``."""
+    """Reads and writes of one array behind which there is an engine."""
 
     def __init__(self, codecs: Iterable[Codec]) -> None:
         self._codecs = tuple(codecs)
@@ -99,11 +99,10 @@ class ShardedCodecPipeline(CodecPipeline):
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: Any, store: Store) -> CodecPipeline:  # type: ignore[override]
-        from shardstore.adapters.zarr_store import ShardedStore
+        from shardstore.adapters.zarr_place import place_of  # the stores themselves import this module
 
         codecs = getattr(array_metadata, "codecs", None)
-        ours = isinstance(store, ShardedStore) and store.uses_pipeline and codecs is not None
-        if ours and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
+        if place_of(store) is not None and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
             return cls(codecs)
         # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
         return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
@@ -122,8 +121,8 @@ class ShardedCodecPipeline(CodecPipeline):
         entries = [Entry(*info) for info in batch_info]
         if not entries:
             return ()
-        store = _store(entries)
-        if store is None:
+        place = _place(entries)
+        if place is None:
             return await self._elsewhere(entries[0].spec).read([e.info for e in entries], out, drop_axes)
         codec = self._chunk_codec(entries[0].spec)
         found: list[bool] = [False] * len(entries)
@@ -134,7 +133,7 @@ class ShardedCodecPipeline(CodecPipeline):
             return []
 
         async def wave(numbers: Sequence[int]) -> None:
-            values = await _fetch(store, [entries[i].key for i in numbers])
+            values = await _fetch(place, [entries[i].key for i in numbers])
             mine = [(i, entries[i], value) for i, value in zip(numbers, values, strict=True)]
             for i, _, value in mine:
                 found[i] = value is not None
@@ -144,7 +143,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 infos = [entry.with_getter(MemoryGetter(entry.key, value)) for _, entry, value in mine]
                 await codec.pipeline.read(infos, out, drop_axes)
 
-        await _in_waves(await _waves(store, entries, split_shards=True), wave)
+        await _in_waves(await _waves(place, entries, split_shards=True), wave)
         return tuple(status(present) for present in found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -155,16 +154,16 @@ class ShardedCodecPipeline(CodecPipeline):
         entries = [Entry(*info) for info in batch_info]
         if not entries:
             return
-        store = _store(entries)
-        if store is None:
+        place = _place(entries)
+        if place is None:
             await self._elsewhere(entries[0].spec).write([e.info for e in entries], value, drop_axes)
             return
-        store._check_writable()
+        place.check_writable()
         codec = self._chunk_codec(entries[0].spec)
 
         async def wave(numbers: Sequence[int]) -> None:
             partial = [i for i in numbers if not entries[i].is_complete]
-            old = dict(zip(partial, await _fetch(store, [entries[i].key for i in partial]), strict=True))
+            old = dict(zip(partial, await _fetch(place, [entries[i].key for i in partial]), strict=True))
             mine = [(i, entries[i], old.get(i)) for i in numbers]
             if codec.is_sync:
                 new = await _in_threads(mine, lambda part: [codec.merge_and_encode(e, v, value, drop_axes) for _, e, v in part])
@@ -174,13 +173,13 @@ class ShardedCodecPipeline(CodecPipeline):
                 await codec.pipeline.write(infos, value, drop_axes)
                 new = [setter.result() for setter in setters]
             updates: list[tuple[str, Action]] = [
-                (entries[i].key, ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
+                (place.key(entries[i].key), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
             ]
-            for error in await run_async(store.engine.update_many(updates)):
+            for error in await run_async(place.engine.update_many(updates)):
                 if error is not None:
                     raise error
 
-        await _in_waves(await _waves(store, entries, split_shards=False), wave)
+        await _in_waves(await _waves(place, entries, split_shards=False), wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -228,29 +227,29 @@ class ShardedCodecPipeline(CodecPipeline):
 register_pipeline(ShardedCodecPipeline)
 
 
-def _store(entries: Sequence[Entry]) -> ShardedStore | None:
-    """The one ``ShardedStore`` to which all entries belong."""
-    from shardstore.adapters.zarr_store import ShardedStore
+def _place(entries: Sequence[Entry]) -> Place | None:
+    """The one place to which all entries belong."""
+    from shardstore.adapters.zarr_place import place_of
 
     getter = entries[0].getter
-    if not isinstance(getter, StorePath) or not isinstance(getter.store, ShardedStore):
+    if not isinstance(getter, StorePath) or not all(isinstance(e.getter, StorePath) and e.getter.store is getter.store for e in entries):
         return None
-    return getter.store if all(isinstance(e.getter, StorePath) and e.getter.store is getter.store for e in entries) else None
+    return place_of(getter.store)
 
 
-async def _fetch(store: ShardedStore, keys: Sequence[str]) -> list[memoryview | None]:
+async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
     if not keys:
         return []
-    await store._ensure_open()
+    await place.ensure_open()
     values: list[memoryview | None] = []
-    for value in await run_async(store.engine.get_many([(key, EVERYTHING) for key in keys])):
+    for value in await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys])):
         if isinstance(value, ShardStoreError):
             raise value
         values.append(value)
     return values
 
 
-async def _waves(store: ShardedStore, entries: Sequence[Entry], *, split_shards: bool) -> list[list[int]]:
+async def _waves(place: Place, entries: Sequence[Entry], *, split_shards: bool) -> list[list[int]]:
     """Numbers of entries that are handled together: whole shards, up to the bound on memory.
 
     A larger shard is one commit all the same; for reading it may be split.
@@ -260,7 +259,7 @@ async def _waves(store: ShardedStore, entries: Sequence[Entry], *, split_shards:
         return [list(range(len(entries)))]
     waves: list[list[int]] = [[]]
     held = 0
-    for group in await run_async(store.engine.shard_groups([entry.key for entry in entries])):
+    for group in await run_async(place.engine.shard_groups([place.key(entry.key) for entry in entries])):
         nbytes = sum(sizes[i] for i in group)
         if split_shards and nbytes > _WAVE_BYTES:
             at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))

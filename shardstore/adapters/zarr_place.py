@@ -1,0 +1,48 @@
+"""Where the arrays of a zarr store lie, for stores behind which there is an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zarr.storage import FsspecStore
+
+from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.zarr_store import ShardedStore
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+    from shardstore.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The engine behind a zarr store, and the prefix of the store's keys in it: ``""``, or one that ends with ``/``."""
+
+    store: Store
+    engine: Engine
+    prefix: str
+
+    def key(self, path: str) -> str:
+        """The engine's key of a path in the store."""
+        return self.prefix + path
+
+    async def ensure_open(self) -> None:
+        await self.store._ensure_open()
+
+    def check_writable(self) -> None:
+        """Raises where the store, or what is behind it, may not be written."""
+        self.store._check_writable()
+        if isinstance(self.store, FsspecStore):
+            self.store.fs.check_writable()
+
+
+def place_of(store: object) -> Place | None:
+    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other."""
+    if isinstance(store, ShardedStore) and store.uses_pipeline:
+        return Place(store, store.engine, "")
+    if isinstance(store, FsspecStore) and isinstance(store.fs, ShardedFileSystem) and store.fs.uses_pipeline:
+        prefix = store.fs.key_of(store.path)
+        return Place(store, store.fs.engine, prefix + "/" if prefix else "")
+    return None

@@ -1,0 +1,50 @@
+"""Importing shardstore stays light: what it loads is the standard library, and what ``import fsspec, numpy`` loads anyway."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - {"__main__", "__mp_main__"}
+
+
+@pytest.fixture(scope="module")
+def usual() -> set[str]:
+    return modules_after("import fsspec, numpy")
+
+
+def test_import_loads_only_a_few_modules_of_its_own(usual: set[str]) -> None:
+    ours = modules_after("import fsspec, numpy, shardstore") - usual
+    assert packages(ours) == {"shardstore"}
+    assert {name for name in ours if name.startswith("shardstore")} == {"shardstore", "shardstore.errors"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ShardedFileSystem", "ShardedMap", "ShardingTransformer", "get_mapper", "align"],
+)
+def test_no_face_loads_a_client_or_an_array_library(usual: set[str], name: str) -> None:
+    loaded = packages(modules_after(f"import fsspec, numpy, shardstore; shardstore.{name}") - usual)
+    # Checksums come from a package of their own; fsspec's memory and local filesystems from fsspec.
+    assert loaded <= {"shardstore", "google_crc32c", "fsspec", "numpy"}, loaded
+
+
+def test_opening_a_mapping_in_memory_loads_no_client(usual: set[str]) -> None:
+    loaded = packages(modules_after("import fsspec, numpy, shardstore; shardstore.get_mapper('memory://x')['k'] = b'v'") - usual)
+    assert loaded <= {"shardstore", "google_crc32c", "fsspec", "numpy"}, loaded
+
+
+def test_the_protocol_is_registered_without_loading_anything(usual: set[str]) -> None:
+    code = "import fsspec, numpy; assert 'sharded' in fsspec.available_protocols()"
+    assert "shardstore" not in packages(modules_after(code) - usual)

@@ -1,0 +1,86 @@
+"""Where xarray's tests write, in place of their own stores."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+
+import shardstore
+from shardstore.plan.policy import ArrayInfo
+
+
+class Url(str):
+    """A URL that can be used where the tests use a path, as far as they do. It is a string, so to xarray it is a URL.
+
+    Whether something is there is asked of the store that the first URL names: it presents what lies below.
+    """
+
+    _top: str
+
+    def __new__(cls, url: str, top: str | None = None) -> Url:
+        self = super().__new__(cls, url)
+        self._top = url if top is None else top
+        return self
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self}/{name}" if name else self, self._top)
+
+    def _info(self) -> dict[str, Any] | None:
+        filesystem, path = fsspec.url_to_fs(self._top)
+        try:
+            info: dict[str, Any] = filesystem.info(path + self.removeprefix(self._top))
+        except FileNotFoundError:
+            return None
+        return info
+
+    def exists(self) -> bool:
+        return self._info() is not None
+
+    def is_file(self) -> bool:
+        return (info := self._info()) is not None and info["type"] == "file"
+
+    def is_dir(self) -> bool:
+        return (info := self._info()) is not None and info["type"] == "directory"
+
+
+@contextmanager
+def memory_url() -> Iterator[Url]:
+    path = f"/xarray-{uuid.uuid4().hex}"
+    yield Url(f"sharded::memory:/{path}")
+    memory = fsspec.filesystem("memory")
+    if memory.exists(path):
+        memory.rm(path, recursive=True)
+
+
+@contextmanager
+def file_url() -> Iterator[Url]:
+    with TemporaryDirectory() as directory:
+        yield Url(f"sharded::file://{Path(directory).as_posix()}/test.zarr")
+
+
+def everything(info: ArrayInfo) -> tuple[int, ...] | None:
+    """Shards for every array that can have any, the smallest coordinate too; no two dimensions alike."""
+    return tuple(2 + axis for axis in range(len(info.shape))) or None
+
+
+@contextmanager
+def store() -> Iterator[shardstore.ShardedStore]:
+    with memory_url() as url:
+        yield shardstore.open(url.removeprefix("sharded::"), chunks_per_shard=everything)
+
+
+def walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """``os.walk`` for a URL too: the keys that are presented."""
+    if "::" not in top:
+        yield from os.walk(top)
+        return
+    filesystem, path = fsspec.url_to_fs(top)
+    for root, directories, files in filesystem.walk(path):
+        yield top + root.removeprefix(path), directories, files

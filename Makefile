@@ -1,7 +1,7 @@
 # Every target sets up what it needs: python3 >= 3.11 is enough to start with.
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
-#   make test              the tests (TESTARGS="-k index -x" passes arguments to pytest)
+#   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -46,7 +46,7 @@ demo: $(VENV)/.installed-test
 	$(BIN)/python examples/demo.py $(if $(URL),"$(URL)") $(DEMOARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(TESTARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ def test_the_demo_compares_bit_for_bit_and_counts(tmp_path: Path) -> None:
     place = tmp_path / "a place with spaces"
     done = run_demo(str(place), "--keep", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("  ok ") == 13
+    assert done.stdout.count("  ok ") == 15
     # Objects are counted, not timed: a chunk each, and 64 of them to a shard.
     assert re.search(r"one object a chunk +730 objects", done.stdout)
     assert re.search(r"shards +35 objects", done.stdout)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakValueDictionary
 
+from fsspec.registry import known_implementations
+
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node, Siblings
@@ -54,13 +56,21 @@ class Recipe:
 
     def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
-        options: object = _canonical(self.storage_options or {})
+        options: object = _canonical(_of_one_link(self.storage_options or {}))
         if isinstance(self.target, tuple):
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
         elif not isinstance(self.target, str):
             return None
         # Two roots can look alike without their credentials, queries and the like.
         return repr((storage.kind, getattr(storage, "identity", storage.url), options, self.options, self.fsync))
+
+
+def _of_one_link(options: dict[str, Any]) -> dict[str, Any]:
+    """fsspec also takes the options of a link by its protocol: they mean the same."""
+    flat = {name: value for name, value in options.items() if not (name in known_implementations and isinstance(value, dict))}
+    for name in options.keys() - flat.keys():
+        flat.update(options[name])
+    return flat
 
 
 def _canonical(value: Any) -> Any:

@@ -308,6 +308,22 @@ def test_a_plain_directory_becomes_shards_and_comes_back(
     }
 
 
+def test_metadata_goes_first_however_little_memory_there_is(place: Place, tmp_path: Path) -> None:
+    """Where a copy or an upload is more than one batch, chunks that came before their document would be plain objects."""
+    fs = place.filesystem(chunks_per_shard=four_a_side, max_memory=1)
+    values = array("a")
+    for key, value in values.items():
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(value)
+    fs.put([str(tmp_path / key) for key in values], [f"put/{key}" for key in values])
+    fs.cp([f"put/{key}" for key in values], [f"copied/{key}" for key in values])
+    for where in ("put", "copied"):
+        assert len(shards(place, f"{where}/a")) == 4
+        assert {key: fs.cat_file(f"{where}/{key}") for key in values if not is_document(key)} == {
+            key: value for key, value in values.items() if not is_document(key)
+        }
+
+
 def test_single_files_to_and_from_disk(fs: ShardedFileSystem, tmp_path: Path) -> None:
     fs.pipe(array("a", range(2)))
     local = tmp_path / "in.bin"

@@ -201,6 +201,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.2f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:,.1f} kB"
 
 
+def duration(seconds: float) -> str:
+    """Milliseconds, or seconds from ten on."""
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds * 1e3:,.1f} ms"
+
+
 def print_table(rows: list[Row]) -> None:
     print(f"\n{'':36}{'requests':>10}{'read':>13}{'written':>13}{'time':>11}")
     step = ""
@@ -209,7 +214,7 @@ def print_table(rows: list[Row]) -> None:
             step = row.step
             print(step)
         cost = row.cost
-        columns = f"{cost.requests:>10,}{size(cost.bytes_read):>13}{size(cost.bytes_written):>13}{cost.seconds * 1e3:>8,.1f} ms"
+        columns = f"{cost.requests:>10,}{size(cost.bytes_read):>13}{size(cost.bytes_written):>13}{duration(cost.seconds):>11}"
         print(f"  {row.layout:34}{columns}")
 
 

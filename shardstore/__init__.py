@@ -67,7 +67,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_LAZY[name]), name)
+    try:
+        module = import_module(_LAZY[name])
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "zarr":
+            raise
+        raise Unsupported(
+            f"shardstore.{name} needs zarr-python: pip install 'shardstore[zarr]'; ShardingTransformer works without"
+        ) from exc
+    return getattr(module, name)
 
 
 def open(

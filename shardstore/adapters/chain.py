@@ -17,6 +17,9 @@ from shardstore.errors import InvalidInput
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted({field.name for field in fields(EngineOptions)} | {"fsync", "pipeline", "present", "read_only", "stored"})
 
+_ALIKE = (frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"http", "https"}), frozenset({"file", "local"}))
+"""Names of one filesystem each: options go by the one that the chain has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
@@ -39,11 +42,16 @@ def check_options(names: Iterable[str], target_protocol: object) -> None:
     """
     for name in names:
         if name not in _OWN_OPTIONS and not difflib.get_close_matches(name, _OWN_OPTIONS, 1):
-            below = target_protocol if isinstance(target_protocol, str) else "s3"
             raise InvalidInput(
-                f"option {name!r} is none of sharded's, which are {', '.join(_OWN_OPTIONS)}; give options of a link below by its "
-                f"protocol: {below}={{{name!r}: …}}, in storage_options too"
+                f"{_remedy(name, target_protocol)}; {name!r} is none of sharded's options, which are {', '.join(_OWN_OPTIONS)}"
             )
+
+
+def _remedy(name: str, target_protocol: object) -> str:
+    below = target_protocol if isinstance(target_protocol, str) else "s3"
+    if any({name, below} <= alike for alike in _ALIKE):
+        return f"the link below is {below!r}: say {below}={{…}} instead of {name}={{…}}, in storage_options too"
+    return f"give options of a link below by its protocol: {below}={{{name!r}: …}}, in storage_options too"
 
 
 def link_below(fo: object, target_protocol: object, target_options: Mapping[str, Any] | None, fs: object) -> ChainLink:

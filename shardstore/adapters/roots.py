@@ -23,7 +23,11 @@ _OURS = "sharded::"
 
 # Protocols whose paths begin with no bucket, container or host that could not itself be a key.
 _WITHOUT_HOST = frozenset({"", "file", "local", "memory", "zip", "tar", "libarchive", "reference", "dir", "arrow_hdfs"})
-_ABSOLUTE = frozenset({"", "file", "local"})
+_LOCAL = frozenset({"file", "local"})
+_ABSOLUTE = _LOCAL | {""}
+
+# Their paths are within an archive or a set of references: above a URL that names no such path there is nothing.
+_CONTAINERS = frozenset({"zip", "tar", "libarchive", "reference"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,20 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises ``InvalidInput`` where there is nothing."""
+        """Raises ``InvalidInput`` where there is nothing, or a path of ``file://`` that is not absolute."""
         url = url.removeprefix(_OURS)
         if not url:
             raise InvalidInput("an empty string names no place; '.' is the current directory")
         links = url.split("::")
         own = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
+        if not _CONTAINERS.isdisjoint(links[:own]):
+            return cls(links[0], url, ())
         before, link, tail = "".join(f"{x}::" for x in links[:own]), links[own], "".join(f"::{x}" for x in links[own + 1 :])
         protocol, separator, path = link.rpartition("://") if "://" in link else ("", "", os.path.abspath(os.path.expanduser(link)))
+        if protocol in _LOCAL and not path.startswith("/"):
+            raise InvalidInput(
+                f"{link!r} is not absolute: {protocol}:// needs three slashes, as in {protocol}:///data/x.zarr; or give {path!r}"
+            )
         if "?" in path and protocol.startswith("http"):
             return cls(protocol, before + link, (), tail)  # a query belongs to the whole address
         host, below = "", path
@@ -71,17 +81,36 @@ class Address:
         """As ``at``, for people: without user, password and query."""
         return redacted(self.at(depth))
 
+    def shown_below(self, depth: int, path: str) -> str:
+        """The URL of ``path`` in what the first ``depth`` segments name, for people."""
+        if not path:
+            return self.shown(depth)
+        place = "/".join((*self.segments[:depth], path))
+        if self.slash or not self.head or self.head.endswith("://"):
+            return redacted(self.head + (self.slash or ("/" if not self.head else "")) + place + self.tail)
+        if self.protocol in _CONTAINERS and self.head.startswith(f"{self.protocol}::"):
+            return redacted(f"{self.protocol}://{place}{self.head.removeprefix(self.protocol)}")
+        return f"{redacted(self.head)}/{place}"
+
     def __str__(self) -> str:
         return self.shown(len(self.segments))
 
 
 async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
-    """How many segments of the address name the root, or ``None`` where there is no node at or above it."""
+    """How many segments of the address name the root, or ``None`` where there is no node at or above it.
+
+    Raises:
+        StorageError: the server cannot be reached. It was tried for long enough.
+    """
     last = len(address.segments)
     # The root directory of a machine is no store, unless it is named.
     first = max(int(address.protocol in _ABSOLUTE and last > 0), last - _MOST_LEVELS)
     storage = open_storage(address.at(first), dict(options) or None)
-    is_node = dict(zip(range(first, last + 1), await _are_nodes(storage, address, first), strict=True))
+    answers = await _are_nodes(storage, address, first)
+    for answer in answers:
+        if isinstance(answer, ShardStoreError) and getattr(answer, "is_unreachable", False):
+            raise answer
+    is_node = dict(zip(range(first, last + 1), (answer is True for answer in answers), strict=True))
     innermost = next((depth for depth in reversed(is_node) if is_node[depth]), None)
     if innermost is None:
         return None
@@ -91,16 +120,16 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
     return depth
 
 
-async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool]:
-    """Whether there is a ``zarr.json`` at each level from ``first`` on."""
+async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool | ShardStoreError]:
+    """Whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
     paths = ["/".join(address.segments[first:depth]) for depth in range(first, len(address.segments) + 1)]
     return list(await asyncio.gather(*(_is_node(storage, path) for path in paths)))
 
 
-async def _is_node(storage: Storage, path: str) -> bool:
+async def _is_node(storage: Storage, path: str) -> bool | ShardStoreError:
     try:
         return await storage.stat(metadata_key(path)) is not None
-    except ShardStoreError:
+    except ShardStoreError as exc:
         # Access may be denied above the store, or a file be where a directory would have to be. What is wrong with the
         # place itself will show when it is used.
-        return False
+        return exc

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.cells import cell_len
 from rich.text import Text
 
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
-from shardstore.cli.output import count, print_json, progress_bar, shape, show, size
+from shardstore.cli.info import no_v3
+from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, progress_bar, shape, show, size
 from shardstore.cli.target import resolve
 from shardstore.engine.keys import join
 from shardstore.engine.options import EngineOptions
@@ -19,12 +20,14 @@ from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.format.metadata_v3 import item_nbytes
 from shardstore.format.shard_index import IndexCodecs
 from shardstore.maintenance.survey import ArraySurvey, survey
-from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, parse_access
+from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised
 from shardstore.plan.reads import ReadLimits
 
 _ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 _DEFAULT_KIND = "s3"
+_TOO_MUCH = 100  # times what is wanted: then no shard shape helps
+_GAP = 2  # blanks between columns
 
 
 def advise(
@@ -78,16 +81,27 @@ def advise(
         target = resolve(url, storage_options(options_json, options))
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
-            found = run_sync(survey(target.engine, path, indices=not fast, progress=bar))
+            found = run_sync(survey(target.engine, path, indices=not fast, progress=bar, shown=target.shown(path)))
+        if (nothing := no_v3(found)) is not None:
+            raise NotFound(f"{target.shown(path)}: {nothing}")
         surveyed = _only(found.arrays, path)
         facts, present = _facts(surveyed), surveyed.chunks_per_shard
         limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
+    for wanted in accesses:
+        _warn_of_cut(facts, wanted)
     with progress_bar("computing", "candidates") as bar:
         advice = advised(facts, accesses, limits, exists=url is not None, present=present, most_objects=objects, progress=bar)
     if as_json:
         print_json(_document(facts, accesses, limits, advice))
     else:
         _show(facts, accesses, advice, most)
+
+
+def _warn_of_cut(facts: ArrayFacts, access: Access) -> None:
+    box(facts, access)
+    for axis, (wanted, there) in enumerate(zip(access.extents, facts.shape, strict=True)):
+        if wanted is not None and wanted > there:
+            complain("warning", f"access '{access}' is longer than axis {axis}, which has {plural(there, 'element')}: all of it is taken")
 
 
 # -- the array ---------------------------------------------------------------------------------------------------------
@@ -99,7 +113,7 @@ def _only(arrays: tuple[ArraySurvey, ...], path: str) -> ArraySurvey:
     if not arrays:
         raise NotFound(f"there is no array at {path!r}: shardstore info shows the arrays of a store")
     names = ", ".join(array.path for array in arrays[:10])
-    raise InvalidInput(f"{path or 'the store'!r} has {len(arrays)} arrays ({names}): choose one by --array, or by the URL")
+    raise InvalidInput(f"{repr(path) if path else 'the store'} has {len(arrays)} arrays ({names}): choose one by --array, or by the URL")
 
 
 def _facts(array: ArraySurvey) -> ArrayFacts:
@@ -162,47 +176,90 @@ def _document(facts: ArrayFacts, accesses: list[Access], limits: ReadLimits, adv
 def _show(facts: ArrayFacts, accesses: list[Access], advice: Advice, most: int) -> None:
     show(
         Text(
-            f"array of {shape(facts.shape)}, chunks of {shape(facts.chunk_shape)}: {count(facts.objects(None))} chunks, "
+            f"array of {shape(facts.shape)}, chunks of {shape(facts.chunk_shape)}: {plural(facts.objects(None), 'chunk')}, "
             f"{size(facts.chunk_nbytes)} each, {size(facts.decoded_chunk_nbytes)} decoded"
         )
     )
     if not advice.candidates:
         show(Text("A shard of it would hold a single chunk: leave it unsharded."))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("chunks per shard", no_wrap=True)
-    table.add_column("shard shape", no_wrap=True)
-    for name in ("decoded", "stored", "objects", *(f"requests {access}" for access in accesses)):
-        table.add_column(name, justify="right")
-    if len(accesses) > 1:
-        table.add_column("requests, mean", justify="right")
-    table.add_column("fetched", justify="right")
-    table.add_column("one-chunk write", justify="right")
-    table.add_column("")
     rows = [*advice.candidates[:most], *(c for c in advice.candidates[most:] if c.is_present), *advice.compared]
-    for candidate in rows:
-        table.add_row(*_row(candidate, len(accesses), candidate is advice.candidates[0]))
-    show(table)
+    best = advice.candidates[0]
+    if len(accesses) > 1:
+        show(Text("requests: " + ", ".join(f"#{number} is {access}" for number, access in enumerate(accesses, 1))))
+    _show_rows(_columns(rows, best, accesses), columns_of_screen())
+    show(Text("* recommended" + (", = present" if any(c.is_present for c in rows) else "")))
     show("")
     if advice.is_over:
         show(Text(f"No shard within reason makes as few as {count(advice.most_objects)} objects; these make the fewest."))
-    best = advice.candidates[0]
+    for access in accesses:
+        if (found := excess(facts, access)).factor >= _TOO_MUCH:
+            axes = ", ".join(map(str, found.axes))
+            factor, wanted = count(round(found.factor)), Access(access.extents)
+            show(
+                Text(
+                    f"every shard shape reads at least {factor} times what '{wanted}' wants: chunks are too long along axis {axes}; rechunk"
+                )
+            )
     show(Text.assemble(("recommended: ", "bold"), (f"chunks_per_shard={best.chunks_per_shard}", "bold green")))
 
 
-def _row(candidate: Candidate, accesses: int, is_best: bool) -> list[str | Text]:
-    unsharded = candidate.chunks_per_shard is None
-    requests = [count(prediction.requests) for prediction in candidate.predictions]
-    note = ", ".join(["recommended"] * is_best + ["present"] * candidate.is_present)
-    return [
-        Text("unsharded" if unsharded else str(candidate.chunks_per_shard), style="bold green" if is_best else ""),
-        shape(candidate.shard_shape),
-        size(candidate.decoded_nbytes),
-        size(candidate.stored_nbytes),
-        count(candidate.objects),
-        *requests,
-        *([count(candidate.requests)] if accesses > 1 else []),
-        size(candidate.nbytes),
-        f"{count(candidate.write_amplification)}×",
-        note,
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """``cells`` below ``head``; ``given_up``: where the screen is narrow, columns go by this number, and those of 0 stay."""
+
+    head: str
+    cells: list[str]
+    given_up: int = 0
+    is_number: bool = True
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(text) for text in (self.head, *self.cells))
+
+    def padded(self, text: str) -> str:
+        blanks = " " * (self.width - cell_len(text))
+        return blanks + text if self.is_number else text + blanks
+
+
+def _columns(rows: list[Candidate], best: Candidate, accesses: list[Access]) -> list[_Column]:
+    columns = [
+        _Column("", ["*" if c is best else "=" if c.is_present else "" for c in rows], is_number=False),
+        _Column("chunks per shard", [str(c.chunks_per_shard or "unsharded") for c in rows], is_number=False),
+        _Column("shard shape", [shape(c.shard_shape) for c in rows], given_up=4, is_number=False),
+        _Column("decoded", [size(c.decoded_nbytes) for c in rows], given_up=1),
+        _Column("stored", [size(c.stored_nbytes) for c in rows], given_up=3),
+        _Column("objects", [count(c.objects) for c in rows]),
     ]
+    for number in range(len(accesses)):
+        head = f"#{number + 1}" if len(accesses) > 1 else f"requests {accesses[0]}"
+        columns.append(_Column(head, [count(c.predictions[number].requests) for c in rows]))
+    if len(accesses) > 1:
+        columns.append(_Column("mean", [count(c.requests) for c in rows]))
+    columns.append(_Column("fetched", [size(c.nbytes) for c in rows]))
+    columns.append(_Column("one-chunk write", [f"{count(c.write_amplification)}×" for c in rows], given_up=2))
+    return columns
+
+
+def _show_rows(columns: list[_Column], width: int | None) -> None:
+    """A table without the columns that ``width`` has no room for, or a block for each row where even that is too wide."""
+    kept = list(columns)
+    while width is not None and sum(c.width + _GAP for c in kept) - _GAP > width and any(c.given_up for c in kept):
+        kept.remove(min((c for c in kept if c.given_up), key=lambda c: c.given_up))
+    if width is not None and sum(c.width + _GAP for c in kept) - _GAP > width:
+        _show_blocks(columns)
+        return
+    for number in range(-1, len(columns[0].cells)):
+        line = (" " * _GAP).join(column.padded(column.head if number < 0 else column.cells[number]) for column in kept)
+        is_best = number >= 0 and columns[0].cells[number] == "*"
+        show(Text(line.rstrip(), style="bold" if number < 0 else "bold green" if is_best else ""))
+    if missing := [c.head for c in columns if c not in kept]:
+        show(Text(f"no room for: {', '.join(missing)} (--json has all)"))
+
+
+def _show_blocks(columns: list[_Column]) -> None:
+    mark, name, *others = columns
+    for number, title in enumerate(name.cells):
+        show(Text(f"{mark.cells[number]:1} {title}", style="bold"))
+        for column in others:
+            show(Text(f"    {column.head}: {column.cells[number]}"))

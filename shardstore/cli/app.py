@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -23,6 +25,7 @@ from shardstore.cli.ls import ls
 from shardstore.cli.mv import mv
 from shardstore.cli.output import complain
 from shardstore.cli.rm import rm
+from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
 
@@ -52,7 +55,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            outcome = super().invoke(ctx)
+            with _without_tracebacks_of_gcsfs():
+                outcome = super().invoke(ctx)
             sys.stdout.flush()  # a reader that has gone away is noticed here, not by the interpreter as it ends
         except (typer.Exit, typer.Abort):
             raise
@@ -67,7 +71,7 @@ class Commands(TyperGroup):
                 raise
             error = first_error(exc)
             if ctx.meta.get(DEBUG):
-                sys.stderr.write("".join(traceback.format_exception(exc)))
+                sys.stderr.write(redacted("".join(traceback.format_exception(exc))))
             complain("error", message(error))
             raise typer.Exit(exit_code(error)) from None
         return outcome
@@ -96,6 +100,20 @@ def _show_warnings_in_one_line() -> None:
         complain("warning", " ".join(str(message).split()))
 
     warnings.showwarning = show
+
+
+@contextmanager
+def _without_tracebacks_of_gcsfs() -> Iterator[None]:
+    """gcsfs logs each request that it gives up, with a traceback, which Python shows where nobody handles logs.
+
+    With ``--debug`` the traceback of the error is shown in any case, and without what it may tell of secrets.
+    """
+    log, nowhere = logging.getLogger("gcsfs"), logging.NullHandler()
+    log.addHandler(nowhere)
+    try:
+        yield
+    finally:
+        log.removeHandler(nowhere)
 
 
 def _discard(stream: TextIO) -> None:

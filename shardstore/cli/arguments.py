@@ -43,7 +43,7 @@ def storage_options(text: str | None, pairs: list[str] | None, name: str = "--st
     """The options of a filesystem, from a JSON object and ``key=value`` pairs, which win.
 
     Raises:
-        InvalidInput: the text is not a JSON object, or a pair has no ``=``.
+        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins as JSON and is none.
     """
     options: dict[str, Any] = {}
     if text is not None:
@@ -57,13 +57,20 @@ def storage_options(text: str | None, pairs: list[str] | None, name: str = "--st
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise InvalidInput(f"option {pair!r} is not of the form key=value, such as -o anon=true")
-        options[key] = _value(value)
+            raise InvalidInput(f"option {key!r} is not of the form key=value, such as -o anon=true")
+        options[key] = _value(key, value)
     return options
 
 
-def _value(text: str) -> Any:
+# Names and passwords, which can look like numbers.
+_TEXTS = frozenset({"key", "secret", "token", "profile", "username", "password", "endpoint_url", "project", "host"})
+
+
+def _value(key: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except ValueError as exc:
+        if text.lstrip().startswith(("{", "[")):
+            raise InvalidInput(f"the value of option {key} begins as JSON and is none ({exc}): quote all of it for the shell") from exc
         return text
+    return text if key in _TEXTS and isinstance(value, int | float) else value

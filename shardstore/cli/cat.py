@@ -72,10 +72,10 @@ async def _write_out(target: Target, path: str, wanted: slice) -> None:
 
 
 async def _why_not(target: Target, path: str) -> str:
-    where = f"{path!r} in {target.engine.storage.url}"
+    where = target.shown(path)
     if await target.engine.is_node(path):
         return f"{where} is a node, not a key: its document is {metadata_key(path)!r}"
     listed = await target.engine.list_dir(path)
     if listed.values or listed.prefixes:
         return f"{where} is a directory, not a key: shardstore ls shows what is in it"
-    return f"there is no key {where}; a chunk that was never written does not exist, and reads as the fill value"
+    return f"there is no key at {where}; a chunk that was never written does not exist, and reads as the fill value"

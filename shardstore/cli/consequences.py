@@ -6,6 +6,9 @@ from shardstore._sync import run_sync
 from shardstore.cli.output import complain
 from shardstore.cli.target import Target
 from shardstore.engine.consolidated import stale_consolidated
+from shardstore.engine.keys import join
+from shardstore.errors import InvalidInput
+from shardstore.maintenance.survey import V2_DOCUMENTS
 
 
 def warn_of_stale(*targets: Target) -> None:
@@ -25,3 +28,25 @@ def warn_of_missing_group(target: Target) -> None:
     if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
         url = target.address.shown(len(target.address.segments) - 1)
         complain("warning", f"{url} is no group, so {target.address} is not found from the root: make one by zarr.create_group")
+
+
+def check_overwritable(target: Target) -> None:
+    """What is overwritten is erased first: a node or a single key may be, a directory of other things has to be removed by name.
+
+    Raises:
+        InvalidInput: it is such a directory, or a whole bucket.
+    """
+    run_sync(_check_overwritable(target))
+
+
+async def _check_overwritable(target: Target) -> None:
+    engine, path = target.engine, target.path
+    if await engine.hierarchy.node(path, fresh=True) is not None or (path and await engine.size(path) is not None):
+        return
+    if any([await engine.storage.stat(join(path, name)) is not None for name in V2_DOCUMENTS]):
+        return
+    async for _ in engine.storage.list(join(path, "")):
+        raise InvalidInput(
+            f"{target.address} is no Zarr node, and --overwrite would erase all that is in it: name the new node, such as "
+            f"{target.address}/NAME, or remove the directory first by shardstore rm -r"
+        )

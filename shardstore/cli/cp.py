@@ -8,7 +8,7 @@ import typer
 
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Overwrite, TargetOptionsJson, storage_options
-from shardstore.cli.consequences import warn_of_missing_group, warn_of_stale
+from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
 from shardstore.cli.output import plural, print_json, progress_bar
 from shardstore.cli.target import pair_options, resolve_pair
 from shardstore.engine.moving import copy_nodes
@@ -41,6 +41,8 @@ def cp(
     given = storage_options(options_json, options)
     of_target = None if target_options_json is None else storage_options(target_options_json, None, "--target-options")
     one, other = resolve_pair(source, destination, *pair_options(source, destination, given, of_target))
+    if overwrite:
+        check_overwritable(other)
     with progress_bar("copying", "objects") as bar:
         copied = run_sync(
             copy_nodes(

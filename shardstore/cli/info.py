@@ -83,7 +83,7 @@ def info(
         damaged = found.damaged_objects > 0
         document |= _document(found, engine.storage.kind, capabilities, is_known)
         if not as_json:
-            _show(found, engine.storage.kind, capabilities, is_known)
+            _show(str(target.address), found, engine.storage.kind, capabilities, is_known)
     if as_json:
         print_json(document)
     elif runtime:
@@ -96,9 +96,20 @@ def info(
         raise typer.Exit(ExitCode.CORRUPT)
 
 
+def no_v3(found: Survey) -> str | None:
+    """What to say of a place without any node of Zarr v3."""
+    if found.arrays or found.groups or found.unreadable:
+        return None
+    if found.v2_documents:
+        names = sorted({key.rpartition("/")[2] for key in found.v2_documents}, reverse=True)
+        return f"Zarr v2 ({', '.join(names)}): passes through as it is; shards are of Zarr v3"
+    unseen = "" if found.objects is not None else " (without --fast all is looked at)"
+    return f"no Zarr here: no zarr.json, .zgroup or .zarray was found{unseen}"
+
+
 def _survey(target: Target, fast: bool) -> Survey:
     with progress_bar("looking", "objects") as bar:
-        found = run_sync(survey(target.engine, target.path, indices=not fast, progress=bar))
+        found = run_sync(survey(target.engine, target.path, indices=not fast, progress=bar, shown=str(target.address)))
     if found.kind == "directory" and not found.arrays and not found.groups and target.has_root:
         raise NotFound(f"there is no node at {target.address}: shardstore ls and cat show keys")
     return found
@@ -129,8 +140,7 @@ def _document(found: Survey, kind: str, capabilities: Capabilities, is_known: bo
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def _show(found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> None:
-    where = f"{found.url}/{found.path}" if found.path else found.url
+def _show(where: str, found: Survey, kind: str, capabilities: Capabilities, is_known: bool) -> None:
     parts = [plural(found.groups, "group"), plural(len(found.arrays), "array")]
     if found.objects is not None and found.stored_nbytes is not None:
         parts += [plural(found.objects, "object"), size(found.stored_nbytes)]
@@ -141,6 +151,10 @@ def _show(found: Survey, kind: str, capabilities: Capabilities, is_known: bool) 
     if found.other_objects:
         show("")
         show(Text(f"{plural(found.other_objects, 'other object')}, {size(found.other_nbytes or 0)}: stored as they are"))
+    if (nothing := no_v3(found)) is not None:
+        show("", Text(nothing))
+    elif found.v2_documents:
+        show("", Text(f"{plural(len(found.v2_documents), 'node')} of Zarr v2: passes through as it is; shards are of Zarr v3"))
     for unreadable in found.unreadable:
         show(Text.assemble(("not a node  ", "yellow"), f"{unreadable.path or '/'}: {unreadable.reason}"))
     show("")

@@ -12,11 +12,12 @@ import typer
 
 from shardstore._sync import iterate
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.failures import first_error
 from shardstore.cli.output import JsonList
 from shardstore.cli.target import Target, resolve
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import check_prefix, join
-from shardstore.errors import NotFound
+from shardstore.errors import Corruption, NotFound
 
 _SIZE_COLUMNS = 14
 
@@ -72,15 +73,20 @@ def ls(
     # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
     base = join(target.path, "")
     source = _Source(target.engine, stored, sizes=long or as_json)
-    found = asyncio.run(_print(source, path, recursive, printer, base))
+    try:
+        found = asyncio.run(_print(source, path, recursive, printer, base))
+    except Exception as exc:
+        if not isinstance(error := first_error(exc), Corruption) or stored:
+            raise
+        # What a shard's index does not tell cannot be listed; what is stored can.
+        raise Corruption(f"{error}. shardstore ls --stored lists the stored objects, and shardstore info the damaged shards") from exc
     if not found:
         raise NotFound(_nothing(target, path))
     printer.end()
 
 
 def _nothing(target: Target, path: str) -> str:
-    where = f"{target.engine.storage.url}/{path}".rstrip("/")
-    return f"there is nothing at {where}: list what is above it, or check the address and its spelling"
+    return f"there is nothing at {target.shown(path)}: list what is above it, or check the address and its spelling"
 
 
 class TextPrinter:

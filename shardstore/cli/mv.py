@@ -8,7 +8,7 @@ import typer
 
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Overwrite, TargetOptionsJson, storage_options
-from shardstore.cli.consequences import warn_of_missing_group, warn_of_stale
+from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
 from shardstore.cli.output import print_json, progress_bar
 from shardstore.cli.target import pair_options, resolve_pair
 from shardstore.engine.moving import move_between
@@ -42,6 +42,8 @@ def mv(
     given = storage_options(options_json, options)
     of_target = None if target_options_json is None else storage_options(target_options_json, None, "--target-options")
     one, other = resolve_pair(source, destination, *pair_options(source, destination, given, of_target))
+    if overwrite:
+        check_overwritable(other)
     with progress_bar("moving", "objects") as bar:
         moved = run_sync(
             move_between(

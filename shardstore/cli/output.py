@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
@@ -33,6 +34,11 @@ def show(*renderables: RenderableType) -> None:
         for renderable in renderables:
             console.print(renderable)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def columns_of_screen() -> int | None:
+    """How many columns the terminal has that results go to, ``None`` where they go elsewhere."""
+    return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
 def stderr_console() -> Console:
@@ -95,6 +101,24 @@ class ProgressBar(Protocol):
     """Says how far something has come; may be called from any thread."""
 
     def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
+
+
+_SILENT_SECONDS = 4.0
+
+
+@contextmanager
+def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+    """Say ``text`` on stderr, where that is a terminal, once the block has taken so long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

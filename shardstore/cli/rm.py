@@ -17,11 +17,15 @@ from shardstore.engine.actions import ERASE
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, join, metadata_path
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.maintenance.survey import V2_DOCUMENTS
 
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What would be removed: ``what`` it is in words, how much, and whether it is one key or all below a prefix."""
+    """What would be removed: ``what`` it is in words, how much, and whether it is one key or all below a prefix.
+
+    ``asks``: somebody has to agree first.
+    """
 
     what: str
     objects: int
@@ -29,6 +33,7 @@ class Doomed:
     noun: str
     is_key: bool
     needs_recursive: bool
+    asks: bool = True
 
 
 def rm(
@@ -43,7 +48,7 @@ def rm(
     """Remove an array, a group, a directory, or a single chunk.
 
     An array or group is removed as it is stored, its metadata last. A single chunk is taken out of its shard at once; anything
-    else is asked for on a terminal, and refused without one unless --yes is given.
+    else is asked for on a terminal, and refused without one unless --yes is given. What holds nothing of Zarr is left alone.
 
     Examples:
 
@@ -55,10 +60,11 @@ def rm(
     """
     target = resolve(url, storage_options(options_json, options)).as_key()
     doomed = run_sync(_look(target))
-    told = f"{doomed.what} {target.address}: {plural(doomed.objects, doomed.noun)}, {size(doomed.nbytes)}"
+    much = f"{plural(doomed.objects, doomed.noun)}, {size(doomed.nbytes)}"
+    told = f"{doomed.what} {target.address}: {much}"
     if doomed.needs_recursive and not recursive:
-        raise InvalidInput(f"{told}. It holds others: give --recursive to remove it with all that is in it")
-    if not doomed.is_key and not yes:
+        raise InvalidInput(f"{target.address} is a {doomed.what} of {much}: give --recursive to remove it with all that is in it")
+    if doomed.asks and not yes:
         _confirm(told)
     run_sync(_remove(target, doomed))
     if as_json:
@@ -87,7 +93,10 @@ async def _look(target: Target) -> Doomed:
     if metadata_path(path) is not None:
         raise InvalidInput(f"{path!r} is the metadata of a node, without which its data cannot be read: remove the node instead")
     if path and (nbytes := await engine.size(path)) is not None:
-        return Doomed("key", 1, nbytes, "key", is_key=True, needs_recursive=False)
+        if not target.has_root and not await _is_beside_v2(engine, path):
+            raise _not_zarr(target)
+        is_chunk = target.has_root and await _is_in_array(engine, path)
+        return Doomed("key", 1, nbytes, "key", is_key=True, needs_recursive=False, asks=not is_chunk)
     node = await engine.hierarchy.node(path, fresh=True)
     below = join(path, "")
     if node is None and await _is_in_array(engine, path):
@@ -99,16 +108,42 @@ async def _look(target: Target) -> Doomed:
         doomed = Doomed("directory", keys, nbytes, "key", is_key=False, needs_recursive=True)
     else:
         objects = documents = nbytes = 0
+        is_v2 = False
         async for info in engine.storage.list(below):
             objects += 1
             nbytes += info.nbytes
             documents += metadata_path(info.key) is not None
+            # Of a bucket as a whole its own documents count alone: others may keep their stores in it.
+            is_v2 = is_v2 or (info.key if not target.address.segments else info.key.rpartition("/")[2]) in V2_DOCUMENTS
+        is_whole_place = node is None and not target.address.segments
+        if objects and not target.has_root and not is_v2 and (is_whole_place or not documents):
+            raise _not_a_node(target) if is_whole_place else _not_zarr(target)
         what = "directory" if node is None else {"sharded": "array", "array": "array", "group": "group"}.get(node.kind, "node")
         others = documents > 1 or (what == "group" and objects > 1) or what == "directory"
         doomed = Doomed(what, objects, nbytes, "object", is_key=False, needs_recursive=others)
     if not doomed.objects:
         raise NotFound(f"there is nothing at {target.address} to remove")
     return doomed
+
+
+def _not_zarr(target: Target) -> InvalidInput:
+    return InvalidInput(
+        f"nothing at or below {target.address} is Zarr: shardstore removes only arrays, groups and what is in them; use rm, or the "
+        "tools of the storage"
+    )
+
+
+def _not_a_node(target: Target) -> InvalidInput:
+    return InvalidInput(
+        f"{target.address} is a whole bucket or storage, and no Zarr node itself: name the store in it that has to go, or use the tools "
+        "of the storage"
+    )
+
+
+async def _is_beside_v2(engine: Engine, path: str) -> bool:
+    """Whether the key ``path`` is one of a Zarr v2 node, or lies next to its document."""
+    parent = path.rpartition("/")[0]
+    return any([await engine.storage.stat(join(parent, name)) is not None for name in V2_DOCUMENTS])
 
 
 async def _is_in_array(engine: Engine, path: str) -> bool:

@@ -5,14 +5,21 @@ A URL may name a store, a node in it, or a key. Where there is no node at or abo
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fsspec.registry import available_protocols
+
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.roots import Address, root_depth
+from shardstore.cli.output import said_if_slow
 from shardstore.engine.engine import Engine
+from shardstore.errors import InvalidInput
+from shardstore.storage.redaction import redacted
 
 _TAKE_NO_OPTIONS = frozenset({"", "file", "local", "memory"})
 
@@ -35,6 +42,10 @@ class Target:
     def path(self) -> str:
         return self.address.path_from(self.depth)
 
+    def shown(self, path: str) -> str:
+        """The URL of ``path`` in the engine, for people."""
+        return self.address.shown_below(self.depth, path)
+
     def rooted_at(self, depth: int) -> Target:
         """The same place, of an engine whose root is the first ``depth`` segments of the address."""
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
@@ -51,10 +62,13 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
 
     Raises:
         InvalidInput: the URL or the options name no storage.
+        StorageError: its server cannot be reached.
         Unsupported: this version has no such storage, or a package that it needs is missing.
     """
     address = Address.parse(url)
-    depth = run_sync(root_depth(address, options))
+    _check_slashes(url)
+    with said_if_slow("waiting for the storage to answer"):
+        depth = run_sync(root_depth(address, options))
     return _at(address, options, len(address.segments) if depth is None else depth, depth is not None)
 
 
@@ -85,6 +99,17 @@ def pair_options(
     if of_target is not None:
         return given, of_target
     return given if takes[source] or not takes[target] else {}, given if takes[target] or not takes[source] else {}
+
+
+_NEARLY_URL = re.compile(r"([a-z][a-z0-9]*)(:/|//)(?!/)(.*)")
+
+
+def _check_slashes(url: str) -> None:
+    """Refuse ``s3:/bucket`` and ``s3//bucket``, which would be paths."""
+    match = _NEARLY_URL.fullmatch(url)
+    if match is None or match[1] not in available_protocols() or os.path.lexists(url.partition("/")[0]):
+        return
+    raise InvalidInput(f"{redacted(url)!r} is no path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
 
 
 def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> Target:

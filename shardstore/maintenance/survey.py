@@ -24,8 +24,13 @@ Progress = Callable[[int], None]
 
 _KEYS_AT_ONCE = 1000
 _INDEX_BYTES_AT_ONCE = 32 * 2**20
+_MOST_V2_DOCUMENTS = 1000
 _MOST_DAMAGES = 1000  # that are listed; all are counted
 _DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies that are looked for
+
+
+V2_DOCUMENTS = (".zgroup", ".zarray")
+"""What makes a directory a node of Zarr v2, which passes through as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +120,22 @@ class Survey:
     other_objects: int | None
     """Objects that belong to no node."""
     other_nbytes: int | None
+    v2_documents: tuple[str, ...] = ()
+    """Keys of ``.zgroup`` and ``.zarray``, which make nodes of Zarr v2: at most 1,000, sorted."""
 
     @property
     def damaged_objects(self) -> int:
         return sum(array.usage.damaged_objects for array in self.arrays if array.usage is not None)
 
 
-async def survey(engine: Engine, path: str = "", *, indices: bool = True, progress: Progress | None = None) -> Survey:
+async def survey(
+    engine: Engine, path: str = "", *, indices: bool = True, progress: Progress | None = None, shown: str | None = None
+) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
     With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``progress`` is called
     with the number of objects seen so far. What others write meanwhile may be counted or not. A damaged shard is listed,
-    and the rest counted all the same.
+    and the rest counted all the same. ``shown`` is what messages call the place, by default its URL.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -134,7 +143,7 @@ async def survey(engine: Engine, path: str = "", *, indices: bool = True, progre
         StorageError: a request failed.
     """
     check_prefix(path)
-    surveyor = _Surveyor(engine, path.strip("/"), progress)
+    surveyor = _Surveyor(engine, path.strip("/"), progress, shown)
     await (surveyor.count_everything() if indices else surveyor.find_nodes())
     return surveyor.result(counted=indices)
 
@@ -142,16 +151,18 @@ async def survey(engine: Engine, path: str = "", *, indices: bool = True, progre
 class _Surveyor:
     """One survey while it goes on."""
 
-    def __init__(self, engine: Engine, path: str, progress: Progress | None) -> None:
+    def __init__(self, engine: Engine, path: str, progress: Progress | None, shown: str | None) -> None:
         self._engine = engine
         self._path = path
         self._progress = progress
+        self._shown = shown
         self._nodes = SurveyedNodes(engine)
         self._damage: list[Damage] = []
         self._objects = 0
         self._nbytes = 0
         self._other_objects = 0
         self._other_nbytes = 0
+        self._v2_documents: list[str] = []
 
     # -- by one listing of everything ------------------------------------------------------------------------------
 
@@ -178,6 +189,10 @@ class _Surveyor:
             shards = shards[some:]
         self._report()
 
+    def _note_v2(self, key: str) -> None:
+        if key.rpartition("/")[2] in V2_DOCUMENTS and len(self._v2_documents) < _MOST_V2_DOCUMENTS:
+            self._v2_documents.append(key)
+
     def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._objects)
@@ -189,6 +204,7 @@ class _Surveyor:
         for info, owner in zip(found, owners, strict=True):
             self._objects += 1
             self._nbytes += info.nbytes
+            self._note_v2(info.key)
             if metadata_path(info.key) is not None:
                 continue
             record, coords = owner
@@ -228,6 +244,8 @@ class _Surveyor:
                     continue
                 listed = await self._engine.storage.list_dir(path + "/" if path else "")
                 self._objects += len(listed.objects)
+                for info in listed.objects:
+                    self._note_v2(info.key)
                 self._other_objects += sum(metadata_path(info.key) is None for info in listed.objects)
                 below += [(prefix.rstrip("/"), depth) for prefix in listed.prefixes]
             self._report()
@@ -238,7 +256,8 @@ class _Surveyor:
     def result(self, *, counted: bool) -> Survey:
         records = self._nodes.records(self._path)
         if not records and not self._objects:
-            where = f"{self._engine.storage.url}/{self._path}" if self._path else self._engine.storage.url
+            url = self._engine.storage.url
+            where = self._shown or (f"{url.rstrip('/')}/{self._path}" if self._path else url)
             raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
         here = self._nodes.get(self._path)
         kind: Literal["array", "group", "directory"] = "directory"
@@ -257,6 +276,7 @@ class _Surveyor:
             stored_nbytes=self._nbytes if counted else None,
             other_objects=self._other_objects if counted else None,
             other_nbytes=self._other_nbytes if counted else None,
+            v2_documents=tuple(sorted(self._v2_documents)),
         )
 
 

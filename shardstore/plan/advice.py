@@ -31,6 +31,7 @@ ChunksPerShard = tuple[int, ...]
 Scalar = TypeVar("Scalar", np.int64, np.float64)
 
 _NEAR = 1.1  # costs that differ by less than a tenth count as equal: then the smaller shard is better
+_FEW = 1.5  # requests of two that cost alike count as equal up to this factor: where bytes prevail, costs do not tell them apart
 _MOST_EVALUATED = 500
 _REQUEST_NBYTES = 32 * 2**10  # that a request is worth where the storage's limits name no gap
 _INDEX_CODECS = IndexCodecs()
@@ -311,6 +312,27 @@ def _coalesced(form: Sequence[tuple[int, int]], chunk_nbytes: int, limits: ReadL
     return len(requests), sum(r.end - r.start for r in requests)
 
 
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Chunks hold at least ``factor`` times what an access wants; ``axes`` are those along which they are too long for it."""
+
+    factor: float
+    axes: tuple[int, ...]
+
+
+def excess(facts: ArrayFacts, access: Access) -> Excess:
+    """What chunks alone cost an access, whatever the shards: elements of the chunks that it touches for each one wanted.
+
+    Raises:
+        InvalidInput: the access has another rank than the array.
+    """
+    factors = [
+        float(_pieces(n, c, 1, w).expected.sum()) * min(c, n) / w
+        for n, c, w in zip(facts.shape, facts.chunk_shape, box(facts, access), strict=True)
+    ]
+    return Excess(_product(factors), tuple(axis for axis, factor in enumerate(factors) if factor > 2))
+
+
 # -- candidates --------------------------------------------------------------------------------------------------------
 
 
@@ -364,8 +386,9 @@ def advise(
     """Rank shard shapes for ``accesses``. Candidates are powers of two and whole dimensions.
 
     A candidate may make ``most_objects`` objects, by default twice as many as ``"auto"`` would, and a shard holds at most
-    64 MiB decoded, or twice what ``most_objects`` forces. The recommended one is the smallest shard of those whose cost is
-    within a tenth of the least. Where the array ``exists``, ``present`` is how it is sharded now (``None``: it is not).
+    64 MiB decoded, or twice what ``most_objects`` forces. The recommended one is, of those whose cost is within a tenth of
+    the least, the smallest that makes at most half as many requests again as the one with the fewest. Where the array
+    ``exists``, ``present`` is how it is sharded now (``None``: it is not).
 
     Raises:
         InvalidInput: there is no access, something has another rank than the array, or ``most_objects`` is not positive.
@@ -394,7 +417,9 @@ def advise(
             progress(number + 1, len(few))
     ranked = sorted(candidates, key=lambda c: (c.cost, c.stored_nbytes, c.chunks_per_shard))
     if ranked:
-        best = min((c for c in ranked if c.cost <= _NEAR * ranked[0].cost), key=lambda c: (c.stored_nbytes, c.cost))
+        near = [c for c in ranked if c.cost <= _NEAR * ranked[0].cost]
+        fewest_requests = min(c.requests for c in near)
+        best = min((c for c in near if c.requests <= _FEW * fewest_requests), key=lambda c: (c.stored_nbytes, c.cost))
         ranked.remove(best)
         ranked.insert(0, best)
     compared: list[ChunksPerShard | None] = [None]

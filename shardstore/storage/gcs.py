@@ -16,6 +16,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.model.ranges import ByteRequest, BytesLike, resolve
 from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.gcs_client import OBJECT, Answer, GCSClient, RequestFailed, can_match, head_of
 from shardstore.storage.gcs_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
@@ -41,9 +42,7 @@ class GCSStorage:
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, resumable_bytes: int = RESUMABLE_BYTES) -> None:
         stripped = str(fs._strip_protocol(path)).strip("/")
-        bucket, _, prefix = stripped.partition("/")
-        if not bucket:
-            raise InvalidInput(f"{path!r} names no bucket")
+        bucket, prefix = split_bucket(stripped, "gs")
         self.fs = fs
         self.path = stripped
         self.concurrency = concurrency

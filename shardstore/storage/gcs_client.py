@@ -14,6 +14,9 @@ from typing import Any
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.bound import Bound
+from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.open_options import unusable_options
+from shardstore.storage.redaction import redacted, shown_cause
 
 WRITE_ID = "shardstore-write-id"
 """Name, in an object's custom metadata, of the id of the write that made it."""
@@ -26,6 +29,8 @@ class RequestFailed(StorageError):
     """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
 
     status: int | None = None
+    code: str = ""
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class GCSClient:
         """The error to raise, from ``exc``, where the request for ``what`` failed."""
         if isinstance(exc, ShardStoreError):
             return exc
-        status, text = _status_of(exc), " ".join(str(exc).split())  # gcsfs puts the server's text on a line of its own
+        status, text = _status_of(exc), redacted(" ".join(str(exc).split()))  # gcsfs puts the server's text on a line of its own
         if status in (401, 403):
             how = "with the credentials of this filesystem" if self._has_credentials() else "to anonymous requests"
             return AccessDenied(
@@ -131,6 +136,12 @@ class GCSClient:
             return AccessDenied(
                 f'{what}: no usable credentials were found ({text}); give storage_options with token=, or token="anon" for public buckets'
             )
+        if is_unreachable(exc):
+            error = RequestFailed(f"{what}: {self.endpoint} cannot be reached: {CHECK_ENDPOINT} ({text})")
+            error.is_unreachable = True
+            return error
+        if isinstance(exc, TypeError | AttributeError | KeyError) and not self._bucket_seen:
+            return unusable_options(f"{what} failed", self.fs.storage_options, exc)
         error = RequestFailed(f"{what} failed: {status or type(exc).__name__}: {text}")
         error.status = status
         return error
@@ -158,8 +169,8 @@ class GCSClient:
                 status, answered, _, body = await self.fs._request(
                     method, path, *parts, headers=headers, json=document, data=data, **(query or {})
                 )
-            except Exception as exc:
-                raise self.translated(exc, what) from exc
+            except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a token
+                raise self.translated(exc, what) from shown_cause(exc)
         if status < 400:
             self._bucket_seen = True
         return Answer(status, answered, body)
@@ -193,8 +204,11 @@ class GCSClient:
 
     def no_bucket(self) -> RequestFailed:
         """The error of a bucket that does not exist."""
-        error = RequestFailed(f"the bucket {self.bucket!r} does not exist at {self.endpoint}")
-        error.status = 404
+        error = RequestFailed(
+            f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name; where it is on another server "
+            "than Google's, give that as storage_options={'endpoint_url': …}"
+        )
+        error.status, error.code = 404, "NoSuchBucket"
         return error
 
     async def head(self, key: str) -> Head | None:

@@ -24,14 +24,15 @@ def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool 
     """The error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
     if isinstance(exc, ShardStoreError):
         return exc
+    what = f"{action} {key!r} in {url}" if key else f"{action} {url}"
     text = redacted(str(exc))
     reason = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     if writes and (getattr(exc, "errno", None) == errno.EROFS or any(words in text.lower() for words in _READ_ONLY_WORDS)):
         return read_only(action, key, url)
     if isinstance(exc, PermissionError):
-        return AccessDenied(f"{action} {key!r} in {url}: access was denied ({reason})")
+        return AccessDenied(f"{what}: access was denied ({reason})")
     if isinstance(exc, NotImplementedError):
-        return Unsupported(f"{action} {key!r} in {url}: this kind of filesystem cannot do that ({reason})")
+        return Unsupported(f"{what}: this kind of filesystem cannot do that ({reason})")
     if isinstance(exc, IsADirectoryError | NotADirectoryError | FileExistsError):
-        return StorageError(f"{action} {key!r} in {url}: a directory has this name, or a part of the path above it is a file ({reason})")
-    return StorageError(f"{action} {key!r} in {url} failed: {reason}")
+        return StorageError(f"{what}: a directory has this name, or a part of the path above it is a file ({reason})")
+    return StorageError(f"{what} failed: {reason}")

@@ -16,7 +16,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
 from shardstore.storage.bound import Bound
-from shardstore.storage.redaction import redacted
+from shardstore.storage.connection_errors import CHECK_ADDRESS, is_unreachable
+from shardstore.storage.redaction import redacted, shown_cause
 
 T = TypeVar("T")
 
@@ -50,10 +51,13 @@ class RequestFailed(StorageError):
     """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
 
     status: int | None = None
+    is_unreachable: bool = False
 
 
 class _Broken(Exception):
     """The connection failed, or broke within an answer."""
+
+    is_unreachable: bool = False
 
 
 def _is_of_connection(exc: BaseException) -> bool:
@@ -118,9 +122,14 @@ class HTTPClient:
             raise
         except Exception as exc:
             if _is_of_connection(exc):
-                raise _Broken(f"{type(exc).__name__}: {redacted(str(exc))}".rstrip(": ")) from exc
+                broken = _Broken(f"{type(exc).__name__}: {redacted(str(exc))}".rstrip(": "))
+                broken.is_unreachable = is_unreachable(exc)
+                raise broken from shown_cause(exc)
             if _is_of_client(exc) or isinstance(exc, TypeError):  # a redirect without end, or an option that aiohttp does not know
-                raise StorageError(f"{method} of {redacted(url)!r} failed: {type(exc).__name__}: {redacted(str(exc))}") from exc
+                raise StorageError(
+                    f"{method} of {redacted(url)!r} failed: {type(exc).__name__}: {redacted(str(exc))}. "
+                    "Check the address and the storage_options"
+                ) from shown_cause(exc)
             raise
 
     async def request(
@@ -152,11 +161,15 @@ class HTTPClient:
                             return await take(response)
                         reason = f"the server answered {status} {response.reason or ''}".rstrip()
                         retry_after = response.headers.get("Retry-After")
-                        cause = None
+                        cause: _Broken | None = None
                 except _Broken as exc:
                     status, reason, cause = None, str(exc), exc
                 failures += 1
                 if (status is not None and status not in _AGAIN_STATUS) or failures >= self.retries.attempts:
+                    if cause is not None and cause.is_unreachable:
+                        lost = RequestFailed(f"{what} in {self.url}: {self.origin} cannot be reached: {CHECK_ADDRESS} ({reason})")
+                        lost.is_unreachable = True
+                        raise lost from cause
                     raise self._refusal(status, f"{what} in {self.url}", reason, failures) from cause
                 await self.sleep(self.retries.pause(failures, retry_after))
 

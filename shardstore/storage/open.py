@@ -17,16 +17,17 @@ from fsspec.mapping import FSMap
 from fsspec.registry import available_protocols, get_filesystem_class, registry
 from fsspec.spec import AbstractFileSystem
 
-from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported
+from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.storage import open_options
 from shardstore.storage.base import Storage
+from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs import GCSStorage
 from shardstore.storage.generic import GenericStorage
 from shardstore.storage.generic_links import is_any, is_one, without_dirs
 from shardstore.storage.http import HTTPStorage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.redaction import redacted
+from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.s3 import S3Storage
 
 _LOCAL = frozenset({"file", "local"})
@@ -53,7 +54,8 @@ def open_storage(target: object, storage_options: Mapping[str, Any] | None = Non
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
             of a store.
         Unsupported: a package that it needs is missing.
-        StorageError: what the target reads through, an archive or a set of references, cannot be opened.
+        NotFound: there is no such archive, or set of references, as the target reads through.
+        StorageError: it cannot be opened.
     """
     options = dict(storage_options or {})
     if isinstance(target, str):
@@ -162,7 +164,7 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
             cls = get_filesystem_class(protocol)
         except ImportError as exc:
             extra = _EXTRAS.get(protocol)
-            remedy = f"pip install shardstore[{extra}]" if extra else str(exc)
+            remedy = f"pip install 'shardstore[{extra}]'" if extra else str(exc)
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         open_options.check(shown, protocol, cls, options, chain)
     try:
@@ -170,16 +172,27 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
         fs, path = fsspec.core.url_to_fs(url, **{protocol: dict(options) for protocol, options in options_by_link.items()})
     except ImportError as exc:
         raise Unsupported(f"{shown!r} needs a package that is not installed: {exc}") from exc
-    except (TypeError, KeyError) as exc:
-        raise InvalidInput(f"the storage_options of {shown!r} are not what {chain[0]!r} takes: {_reason(exc)}") from exc
-    except PermissionError as exc:
-        raise AccessDenied(f"{shown!r} cannot be opened: access was denied ({_reason(exc)})") from exc
-    except ValueError as exc:
-        raise InvalidInput(f"{shown!r} cannot be opened: {_reason(exc)}") from exc
-    except Exception as exc:
-        raise StorageError(f"{shown!r} cannot be opened: {_reason(exc)}") from exc
+    except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a secret
+        raise _cannot_be_opened(shown, chain, options_by_link, exc) from shown_cause(exc)
     # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
     return fs, "" if url.startswith("dir::") else str(path)
+
+
+def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
+    """The error to raise, from ``exc``, where a filesystem could not be made."""
+    what = f"{shown!r} cannot be opened"
+    if isinstance(exc, TypeError | KeyError | AttributeError):
+        given = {name: value for of_link in options.values() for name, value in of_link.items()}
+        return open_options.unusable_options(f"{what}: {chain[0]!r} takes other options", given, exc)
+    if isinstance(exc, FileNotFoundError):
+        return NotFound(f"{what}: there is no such file ({_reason(exc)})")
+    if isinstance(exc, PermissionError):
+        return AccessDenied(f"{what}: access was denied ({_reason(exc)})")
+    if is_unreachable(exc):
+        return StorageError(f"{what}: the server cannot be reached: {CHECK_ENDPOINT} ({_reason(exc)})")
+    if isinstance(exc, ValueError):
+        return InvalidInput(f"{what}: {_reason(exc)}")
+    return StorageError(f"{what}: {_reason(exc)}")
 
 
 def _reason(exc: Exception) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
+from shardstore.storage.redaction import redacted
 
 HARMLESS = frozenset(
     {"asynchronous", "auto_mkdir", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths"}
@@ -49,6 +51,9 @@ _SWALLOW = frozenset(
     | {"simplecache", "filecache", "blockcache", "cached"}
 )
 
+_GCS = frozenset({"gs", "gcs"})
+_WITH_ENDPOINT = _GCS | {"s3", "s3a"}
+
 _IN_CLIENT_KWARGS = frozenset({"region_name", "verify", "api_version", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"})
 
 
@@ -69,21 +74,54 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
 def refuse(url: str, options: Mapping[str, Any]) -> None:
     """Refuse all options but the harmless, for a storage that has none."""
     if unknown := sorted(set(options) - HARMLESS):
-        raise InvalidInput(f"storage_options {', '.join(unknown)} mean nothing to {url!r}")
+        raise InvalidInput(f"{_named(unknown)} {'means' if len(unknown) == 1 else 'mean'} nothing to {url!r}")
 
 
 def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Refuse options of one link that its filesystem ignores; warn where that is only likely."""
+    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn where that is only likely."""
+    if protocol in _WITH_ENDPOINT:
+        _check_values(url, protocol, options)
     named, takes_any = _parameters(cls)
     unknown = sorted(set(options) - named - _OF_FSSPEC - _PASSED_ON.get(protocol, frozenset()))
     if not unknown or not takes_any:  # where it takes no others, the filesystem says so itself
         return
     name = unknown[0]
-    message = f"storage_options {', '.join(unknown)} of {url!r} are not known to the filesystem {protocol!r}"
+    one = len(unknown) == 1
+    message = f"{_named(unknown)} of {url!r} {'is' if one else 'are'} not known to the filesystem {protocol!r}"
     if protocol not in _SWALLOW:
-        warnings.warn(f"{message} by name: it may ignore them", UserWarning, stacklevel=5)
+        warnings.warn(f"{message} by name: it may ignore {'it' if one else 'them'}", UserWarning, stacklevel=5)
         return
-    raise InvalidInput(f"{message}, which would ignore them: {_hint(name, protocol, named | _PASSED_ON.get(protocol, frozenset()), chain)}")
+    hint = _hint(name, protocol, named | _PASSED_ON.get(protocol, frozenset()), chain)
+    raise InvalidInput(f"{message}, which would ignore {'it' if one else 'them'}: {hint}")
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"the storage option {names[0]}" if len(names) == 1 else f"the storage_options {', '.join(names)}"
+
+
+def _check_values(url: str, protocol: str, options: Mapping[str, Any]) -> None:
+    client = options.get("client_kwargs")
+    for place in (options, client if isinstance(client, Mapping) else {}):
+        endpoint = place.get("endpoint_url")
+        if endpoint is not None and not (isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "https://"))):
+            raise InvalidInput(f"endpoint_url {redacted(str(endpoint))!r} of {url!r} needs http:// or https://")
+    token = options.get("token")
+    # Anything else that is no file is taken for the token itself, and sent to Google; those may hold a slash.
+    if (
+        protocol in _GCS
+        and isinstance(token, str)
+        and (token.startswith(("/", "./", "../", "~")) or token.endswith(".json"))
+        and not os.path.exists(token)
+    ):
+        raise InvalidInput(
+            f"token {token!r} of {url!r} is no file: give the path of a service account's key, a name such as 'anon', or a token"
+        )
+
+
+def unusable_options(what: str, options: Mapping[str, Any], exc: Exception) -> InvalidInput:
+    """The error of a filesystem that fails on its options by an exception of Python's; names them, without their values."""
+    given = ", ".join(sorted(set(options) - HARMLESS)) or "none"
+    return InvalidInput(f"{what}: check the values of its storage_options, which are {given} ({type(exc).__name__}: {redacted(str(exc))})")
 
 
 def _parameters(cls: type[AbstractFileSystem]) -> tuple[set[str], bool]:

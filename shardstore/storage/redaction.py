@@ -1,4 +1,4 @@
-"""URLs and messages without the secrets that they may carry: users and passwords, and queries, which can be signatures."""
+"""URLs and messages without the secrets that they may carry: users and passwords, tokens, and queries, which can be signatures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ import re
 _USER = re.compile(r"(?<=://)[^/\s'\"<>]*@")
 # Of HTTP only: elsewhere "?" is a character of a name, or a version.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>)]*", re.IGNORECASE)
+# Of a URL that its package shows in parts, as "Max retries exceeded with url: /tokeninfo?access_token=…".
+_SECRET = re.compile(
+    r"((?<![a-z0-9])(?:access_token|id_token|refresh_token|token|sig|signature|x-(?:amz|goog)-(?:signature|security-token))=)"
+    r"[^\s&'\"<>)]+",
+    re.IGNORECASE,
+)
 
 
 def redacted(text: str) -> str:
-    """``text`` with every URL in it freed of user, password and query; the mark of a query stays, ``?…``."""
-    return _QUERY.sub(r"\1?…", _USER.sub("", text))
+    """``text`` with every URL in it freed of user, password and query, of which the mark stays, ``?…``; and without tokens."""
+    return _SECRET.sub(r"\1…", _QUERY.sub(r"\1?…", _USER.sub("", text)))
+
+
+def shown_cause(exc: BaseException) -> BaseException | None:
+    """``exc``, or ``None`` where it or what led to it would show a secret in a traceback: for ``raise … from``."""
+    error: BaseException | None = exc
+    while error is not None:
+        if redacted(str(error)) != str(error):
+            return None
+        error = error.__cause__ or error.__context__
+    return exc

@@ -15,6 +15,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
 from shardstore.storage.s3_client import RequestFailed, S3Client, canonical_etag, generation_of, translated
@@ -37,9 +38,7 @@ class S3Storage:
 
     def __init__(self, fs: Any, path: str, concurrency: int = 64, multipart_bytes: int = MULTIPART_BYTES) -> None:
         stripped = str(fs._strip_protocol(path)).strip("/")
-        bucket, _, prefix = stripped.partition("/")
-        if not bucket:
-            raise InvalidInput(f"{path!r} names no bucket")
+        bucket, prefix = split_bucket(stripped, "s3")
         self.fs = fs
         self.path = stripped
         self.concurrency = concurrency

@@ -13,6 +13,8 @@ from typing import Any
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.bound import Bound
+from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.open_options import unusable_options
 
 WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
@@ -23,6 +25,7 @@ class RequestFailed(StorageError):
 
     status: int | None = None
     code: str = ""
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
             f"{action} {where}: no usable credentials were found ({exc}); give storage_options with key and secret, or profile, "
             "or anon=True for public buckets"
         )
+    if is_unreachable(exc):
+        error = RequestFailed(f"{action} {where}: the server cannot be reached: {CHECK_ENDPOINT} ({exc})")
+        error.is_unreachable = True
+        return error
     response = _response_of(exc)
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -121,6 +128,8 @@ class S3Client:
             # Who pays goes with every request: not all versions of s3fs add it to all calls. Operations that do not know it do without.
             response: dict[str, Any] = await self.fs._call_s3(method, self.fs.req_kw, Bucket=self.bucket, **parameters)
         except Exception as exc:
+            if isinstance(exc, TypeError | AttributeError | KeyError | ValueError) and getattr(self.fs, "_s3", self) is None:
+                raise unusable_options(f"{action} {where} failed", self.fs.storage_options, exc) from exc
             raise translated(exc, action, where, self.bucket) from exc
         return response
 

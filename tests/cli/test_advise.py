@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.cli.output import count, size
 from shardstore.plan.advice import ArrayFacts, advise, parse_access
 from shardstore.plan.reads import ReadLimits
 from tests.cli.running import Place, run, succeed
@@ -37,9 +38,9 @@ def test_the_recommended_line_can_be_copied() -> None:
     answer = succeed(*described("-a", "1,:,:", "--json")).json
     best = tuple(answer["recommended"])
     assert told.endswith(f"recommended: chunks_per_shard={best}\n")
-    first = next(line for line in told.splitlines() if line.startswith("("))
-    assert first.startswith(str(best))
-    assert first.endswith("recommended")
+    (marked,) = [line for line in told.splitlines() if line.startswith("*  ")]
+    assert marked.startswith(f"*  {best}  ")
+    assert "\n* recommended\n" in told
     assert "unsharded" in told
 
 
@@ -51,7 +52,9 @@ def test_an_array_that_exists_is_compared(place: Place) -> None:
     assert [tuple(c["chunks_per_shard"]) for c in everything if c["is_present"]] == [(2, 3)]
     by_option = succeed("advise", place.url, "--array", "ct", "-a", ":,1", "--json", *place.options).json
     assert by_option == answer
-    assert "present" in succeed("advise", f"{place.url}/ct", "-a", ":,1", *place.options).out
+    told = succeed("advise", f"{place.url}/ct", "-a", ":,1", *place.options).out
+    assert "\n=  (2, 3)  " in told
+    assert "= present\n" in told
 
 
 def test_sizes_are_those_of_the_stored_chunks(tmp_path: Path) -> None:
@@ -69,6 +72,43 @@ def test_limits_are_those_of_the_kind_of_storage(local: Place) -> None:
         succeed("advise", f"{local.url}/ct", "-a", ":,1", "--json", *kind).json["limits"]["gap_bytes"] for kind in ([], ["--kind", "s3"])
     ]
     assert gaps == [32 * 2**10, 512 * 2**10]
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 20])
+def test_no_number_is_cut_on_a_screen(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    asked = described("-a", "1,:,: x3", "-a", "64,64,64", "-a", ":,1,1", shape="102400,10240,10240", chunks="128,128,128")
+    told = succeed(*asked, "--show", "3").out
+    monkeypatch.setattr("shardstore.cli.advise.columns_of_screen", lambda: width)
+    narrow = succeed(*asked, "--show", "3").out
+    answer = succeed(*asked, "--json").json
+    assert "requests: #1 is 1,:,: x3, #2 is 64,64,64, #3 is :,1,1\n" in narrow
+    for candidate in answer["candidates"][:3]:
+        assert str(tuple(candidate["chunks_per_shard"])) in narrow
+        assert size(candidate["nbytes"]) in narrow
+        assert all(count(prediction["requests"]) in narrow for prediction in candidate["predictions"])
+    if width == 200:
+        assert narrow == told
+        assert "decoded" in told
+    elif width >= 80:
+        table = [line for line in narrow.splitlines() if " #1 " in line or "(" in line.replace("(--json", "")[:20]]
+        assert max(map(len, table)) <= width
+        missing = {80: "shard shape, decoded, stored, one-chunk write", 100: "decoded, one-chunk write"}[width]
+        assert f"\nno room for: {missing} (--json has all)\n" in narrow
+    else:
+        assert f"    fetched: {size(answer['candidates'][0]['nbytes'])}\n" in narrow
+
+
+def test_an_access_longer_than_the_array_is_warned_of() -> None:
+    outcome = succeed(*described("-a", "1000,:,:", shape="64,128,128"))
+    assert outcome.err == "warning: access '1000,:,:' is longer than axis 0, which has 64 elements: all of it is taken\n"
+    assert succeed(*described("-a", "64,:,:", shape="64,128,128")).err == ""
+
+
+def test_chunks_that_suit_no_shard_are_told() -> None:
+    told = succeed(*described("-a", ":,1,1 x2", "-a", "1,:,:", shape="3650,721,1440", chunks="1,721,1440", dtype="f4")).out
+    assert "every shard shape reads at least 1,038,240 times what ':,1,1' wants: chunks are too long along axis 1, 2; rechunk" in told
+    assert told.count("rechunk") == 1
+    assert "rechunk" not in succeed(*described("-a", "32,32,32")).out
 
 
 @pytest.mark.parametrize(

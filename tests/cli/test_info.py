@@ -105,6 +105,21 @@ def test_why_an_array_passes_through(local: Place) -> None:
     assert "as presented: another codec wraps" in succeed("info", local.url).out
 
 
+@pytest.mark.parametrize("flags", [[], ["--fast"]])
+def test_zarr_v2_and_no_zarr_are_told(tmp_path: Path, flags: list[str]) -> None:
+    old = tmp_path / "old"
+    zarr.create_group(str(old), zarr_format=2).create_array("x", shape=(4,), chunks=(2,), dtype="i4")
+    told = "Zarr v2 (.zgroup, .zarray): passes through as it is; shards are of Zarr v3"
+    assert told in succeed("info", str(old), *flags).lines
+    outcome = run("advise", str(old), "-a", "1", *flags)
+    assert (outcome.code, outcome.error) == (3, f"{old}: {told}")
+    assert succeed("info", str(old), "--json", *flags).json["v2_documents"] == [".zgroup", "x/.zarray"]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_bytes(b"1")
+    assert "no Zarr here: no zarr.json, .zgroup or .zarray was found" in succeed("info", str(tmp_path / "notes"), *flags).out
+    assert "no Zarr here" in run("advise", str(tmp_path / "notes"), "-a", "1", *flags).error
+
+
 def test_stale_consolidated_metadata_is_noted(local: Place) -> None:
     zarr.consolidate_metadata(shardstore.open(local.url))
     assert "consolidated metadata of /: 3 arrays, up to date" in succeed("info", local.url).out

@@ -79,6 +79,8 @@ def test_damage_while_listing(local: Place) -> None:
     outcome = run("ls", "-r", local.url)
     assert outcome.code == 5
     assert "'ct/c/0/0'" in outcome.err
+    assert "shardstore ls --stored lists the stored objects" in outcome.err
+    assert "ct/c/0/0" in succeed("ls", "-r", "--stored", local.url).lines
 
 
 # -- cat ---------------------------------------------------------------------------------------------------------------

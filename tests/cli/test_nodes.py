@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 import shardstore
-from tests.cli.running import VALUES, Place, run, succeed
-from tests.stored import LocalObjects, snapshot
+from tests.cli.running import VALUES, Place, make_store, options_of, run, succeed
+from tests.stored import FsspecObjects, LocalObjects, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
 
@@ -183,7 +183,7 @@ def test_groups_and_directories_need_recursive(place: Place) -> None:
     before = snapshot(place.objects)
     for path, kind in (("scans", "group"), ("", "group"), ("ct/c/0", "directory")):
         outcome = run("rm", "--yes", f"{place.url}/{path}", *place.options)
-        assert (outcome.code, "--recursive" in outcome.error, kind in outcome.error) == (2, True, True)
+        assert (outcome.code, f" is a {kind} of " in outcome.error, "give --recursive to remove it" in outcome.error) == (2, True, True)
     assert snapshot(place.objects) == before
     succeed("rm", "--yes", "-r", f"{place.url}/scans", *place.options)
     assert snapshot(place.objects) == without(before, "scans")
@@ -219,9 +219,77 @@ def test_metadata_is_not_removed_alone(local: Place) -> None:
     assert Path(local.url, "ct/zarr.json").exists()
 
 
-def test_a_file_that_belongs_to_no_store(tmp_path: Path) -> None:
+def test_what_is_no_zarr_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.bin").write_bytes(b"123")
-    (tmp_path / "notes/b.bin").write_bytes(b"123")
-    succeed("rm", str(tmp_path / "notes/a.bin"))
-    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["b.bin"]
+    for name, flags in (("notes/a.bin", []), ("notes/a.bin", ["--yes"]), ("notes", ["-r", "--yes"])):
+        outcome = run("rm", *flags, str(tmp_path / name))
+        assert outcome.code == 2
+        assert outcome.error.startswith(f"nothing at or below {tmp_path}/{name} is Zarr: shardstore removes only arrays, groups and")
+    assert (tmp_path / "notes/a.bin").read_bytes() == b"123"
+
+
+def test_a_directory_of_stores_and_zarr_v2_count_as_zarr(local: Place, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for name in (".zarray", "0.0", "0.1"):
+        (old / name).write_bytes(b"{}")
+    succeed("rm", "--yes", str(old / "0.1"))
+    assert sorted(path.name for path in old.iterdir()) == [".zarray", "0.0"]
+    succeed("rm", "-r", "--yes", str(old))
+    assert not old.exists()
+    succeed("rm", "-r", "--yes", str(tmp_path))
+    assert local.objects.keys() == []
+
+
+def test_a_key_outside_of_arrays_is_asked_for(local: Place) -> None:
+    Path(local.url, "notes.txt").write_bytes(b"123")
+    outcome = run("rm", f"{local.url}/notes.txt")
+    assert (outcome.code, "this would remove key" in outcome.error) == (2, True)
+    assert Path(local.url, "notes.txt").read_bytes() == b"123"
+    succeed("rm", "--yes", f"{local.url}/notes.txt")
+    assert not Path(local.url, "notes.txt").exists()
+
+
+def test_a_bucket_that_is_no_node_is_never_removed(s3_url: tuple[str, dict[str, str]]) -> None:
+    url, options = s3_url
+    bucket = "/".join(url.split("/")[:3])
+    make_store(f"{url}/data.zarr", options)
+    before = snapshot(FsspecObjects(url, options))
+    outcome = run("rm", "-r", "--yes", bucket, *options_of(options))
+    assert outcome.code == 2
+    assert f"{bucket} is a whole bucket or storage, and no Zarr node itself" in outcome.error
+    assert snapshot(FsspecObjects(url, options)) == before
+
+
+# -- overwriting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_overwrite_spares_directories_of_other_things(local: Place, tmp_path: Path, command: str) -> None:
+    (tmp_path / "notes/deep").mkdir(parents=True)
+    (tmp_path / "notes/deep/a.txt").write_bytes(b"123")
+    before = snapshot(local.objects)
+    outcome = run(command, "--overwrite", f"{local.url}/ct", str(tmp_path / "notes"))
+    assert outcome.code == 2
+    assert f"{tmp_path}/notes is no Zarr node, and --overwrite would erase all that is in it" in outcome.error
+    assert (tmp_path / "notes/deep/a.txt").read_bytes() == b"123"
+    assert sorted(path.name for path in (tmp_path / "notes").iterdir()) == ["deep"]
+    assert snapshot(local.objects) == before
+
+
+def test_overwrite_spares_a_bucket_with_other_things(local: Place, s3_url: tuple[str, dict[str, str]]) -> None:
+    url, options = s3_url
+    bucket = "/".join(url.split("/")[:3])
+    make_store(f"{url}/data.zarr", options)
+    before = snapshot(FsspecObjects(url, options))
+    outcome = run("cp", "--overwrite", f"{local.url}/ct", bucket, *options_of(options))
+    assert (outcome.code, f"{bucket} is no Zarr node" in outcome.error) == (2, True)
+    assert snapshot(FsspecObjects(url, options)) == before
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_overwrite_replaces_a_node(local: Place, command: str) -> None:
+    before = snapshot(local.objects)
+    succeed(command, "--overwrite", f"{local.url}/ct", f"{local.url}/scans/pt")
+    assert below(snapshot(local.objects), "scans/pt") == below(before, "ct")

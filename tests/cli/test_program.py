@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,15 +13,19 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import requests
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 import shardstore
+from shardstore.adapters.chain import check_options
 from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.cli.output import count, plural, progress_bar, size
+from shardstore.cli.output import count, plural, progress_bar, said_if_slow, size
 from shardstore.errors import (
     AccessDenied,
     Conflict,
@@ -34,7 +39,8 @@ from shardstore.errors import (
     WriteOutcomeUnknown,
 )
 from shardstore.storage.base import ConditionFailed
-from tests.cli.running import PLAIN, Place, options_of, run, spawn, succeed
+from shardstore.storage.s3_client import S3Client, translated
+from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
 
 COMMANDS = ["info", "ls", "cat", "cp", "mv", "rm", "advise"]
 
@@ -134,7 +140,7 @@ def test_debug_shows_the_traceback(local: Place) -> None:
         (["ls", "/tmp", "--storage-options", "{"], "--storage-options is not JSON"),
         (["ls", "/tmp", "--storage-options", "[1]"], "--storage-options is a JSON list"),
         (["ls", "/tmp", "-o", "anon"], "not of the form key=value"),
-        (["ls", "/tmp", "-o", "anon=true"], "anon mean nothing"),
+        (["ls", "/tmp", "-o", "anon=true"], "the storage option anon means nothing"),
         (["ls", ""], "names no place"),
     ],
 )
@@ -150,6 +156,53 @@ def test_a_missing_bucket(s3_endpoint: str) -> None:
         outcome = run(command, "s3://no-such-bucket-here/data.zarr", *options)
         assert outcome.code == 3
         assert "no-such-bucket-here" in outcome.error
+
+
+def test_a_missing_bucket_of_google(gcs_url: tuple[str, dict[str, Any]]) -> None:
+    outcome = run("info", "gs://no-such-bucket-here/data.zarr", *options_of(gcs_url[1]))
+    assert outcome.code == 3
+    assert "the bucket 'no-such-bucket-here' does not exist at" in outcome.error
+    assert "storage_options={'endpoint_url': …}" in outcome.error
+
+
+class LostFilesystem(MemoryFileSystem):  # type: ignore[misc] # fsspec ships no types
+    """One that logs as gcsfs does, and shows its token."""
+
+    protocol = "lost"
+
+    def __init__(self, token: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        try:
+            raise requests.exceptions.ConnectionError(f"with url: /tokeninfo?access_token={token}")
+        except requests.exceptions.ConnectionError:
+            logging.getLogger("gcsfs").exception("out of retries")
+            raise
+
+
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_an_unreachable_server_is_one_line_without_secrets(monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    monkeypatch.setitem(_registry, "lost", LostFilesystem)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own, which would hide Python's last resort
+    outcome = run("info", "lost://x", "-o", "token=ya29.abc", *flags)
+    assert outcome.code == 1
+    assert "out of retries" not in outcome.err
+    assert "ya29" not in outcome.err
+    assert "cannot be reached: check the network" in outcome.err.splitlines()[-1]
+    if not flags:
+        assert outcome.error
+
+
+def test_an_unreachable_server_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def lose(self: S3Client, *arguments: Any, **parameters: Any) -> NoReturn:
+        asked.append(arguments[2])
+        raise translated(type("EndpointConnectionError", (Exception,), {})("refused"), "looking up", arguments[2], "bucket")
+
+    monkeypatch.setattr(S3Client, "unbounded_call", lose)
+    outcome = run("ls", "s3://bucket/a/b", "-o", "anon=true")
+    assert (outcome.code, "cannot be reached: check the network" in outcome.error) == (1, True)
+    assert sorted(asked) == ["'a/b/zarr.json'", "'a/zarr.json'", "'zarr.json'"]
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -204,6 +257,31 @@ def test_storage_options() -> None:
     assert storage_options(None, pairs) == expected
     assert storage_options('{"key": "from json", "other": 1}', ["key=abc"]) == {"key": "abc", "other": 1}
     assert storage_options(None, None) == {}
+
+
+def test_option_values() -> None:
+    pairs = ["key=123", "secret=12", "token=0", "password=true", "profile=null", 'token={"a": 1}']
+    assert storage_options(None, pairs) == {"key": "123", "secret": "12", "token": {"a": 1}, "password": "true", "profile": None}
+    for value in ('{"region_name"', " [1"):
+        with pytest.raises(InvalidInput, match="the value of option client_kwargs begins as JSON and is none"):
+            storage_options(None, [f"client_kwargs={value}"])
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [("s3:/bucket/x", "s3://bucket/x"), ("s3//bucket/x", "s3://bucket/x"), ("gs:/b", "gs://b"), ("memory//me:secret@x", "memory://x")],
+)
+def test_urls_that_lack_a_character(url: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run("info", url)
+    assert (outcome.code, outcome.error.endswith(f"did you mean {meant}?")) == (2, True), outcome.err
+    make_store(tmp_path / "s3" / "bucket")
+    assert run("info", "s3//bucket").code == 0
+
+
+def test_file_urls_are_absolute() -> None:
+    outcome = run("info", "file://data.zarr")
+    assert (outcome.code, "is not absolute: file:// needs three slashes" in outcome.error) == (2, True)
 
 
 def test_sharded_urls_are_the_urls_behind(local: Place) -> None:
@@ -313,3 +391,54 @@ def test_without_its_packages_the_program_names_the_extra(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: the command line needs typer and rich: pip install 'shardstore[cli]'\n"
+
+
+def test_without_zarr_the_package_names_the_extra() -> None:
+    code = "import sys; sys.modules['zarr'] = None; import shardstore; shardstore.ShardedStore"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Unsupported: shardstore.ShardedStore needs zarr-python: pip install 'shardstore[zarr]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "below", "said"),
+    [
+        ("gs", "gcs", "the link below is 'gcs': say gcs={…} instead of gs={…}, in storage_options too; "),
+        ("s3a", "s3", "the link below is 's3': say s3={…}"),
+        (
+            "anon",
+            "s3",
+            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is none of sharded's",
+        ),
+    ],
+)
+def test_options_of_links_below(name: str, below: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_options([name], below)
+    assert str(caught.value).startswith(said)
+
+
+def test_silence_is_broken_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        written = threading.Event()
+
+        def write(self, text: str) -> int:
+            self.written.set()
+            return super().write(text)
+
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with said_if_slow("waiting", after_seconds=0):
+        assert terminal.written.wait(30)
+    with said_if_slow("waiting in vain", after_seconds=1000):
+        pass
+    assert terminal.getvalue().startswith("waiting …")
+    assert "vain" not in terminal.getvalue()
+    nobody = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", nobody)
+    before = threading.active_count()
+    with said_if_slow("waiting", after_seconds=1000):
+        assert threading.active_count() == before
+    assert nobody.getvalue() == ""

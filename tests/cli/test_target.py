@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from shardstore.adapters.roots import Address
 from shardstore.cli.target import pair_options, resolve, resolve_pair
 from shardstore.errors import InvalidInput
-from tests.cli.running import Place
+from tests.cli.running import Place, run, succeed
+from tests.stored import snapshot
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,9 @@ from tests.cli.running import Place
         ("zip://a/b::s3://bucket/x.zip", "zip://", ("a", "b"), "::s3://bucket/x.zip"),
         ("zip://::/x.zip", "zip://", (), "::/x.zip"),
         ("reference://a::/refs.json", "reference://", ("a",), "::/refs.json"),
+        ("zip::file:///x/z.zip", "zip::file:///x/z.zip", (), ""),
+        ("sharded::zip::z.zip", "zip::z.zip", (), ""),
+        ("reference::s3://bucket/refs.json", "reference::s3://bucket/refs.json", (), ""),
         ("sharded::s3://bucket/a", "s3://bucket", ("a",), ""),
         ("s3://bucket/a//b", "s3://bucket/a//b", (), ""),
     ],
@@ -64,6 +69,38 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert str(Address.parse("~/a")) == str(tmp_path / "home/a")
     with pytest.raises(InvalidInput, match="names no place"):
         Address.parse("")
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "shown"),
+    [
+        ("/a/b", "c/0", "/a/b/c/0"),
+        ("s3://bucket", "c", "s3://bucket/c"),
+        ("memory://", "c", "memory://c"),
+        ("zip://a::file:///z.zip", "c", "zip://a/c::file:///z.zip"),
+        ("zip::file:///z.zip", "c", "zip://c::file:///z.zip"),
+        ("https://host/a?token=x", "c", "https://host/a?…/c"),
+        ("/a", "", "/a"),
+    ],
+)
+def test_places_below_are_shown(url: str, path: str, shown: str) -> None:
+    address = Address.parse(url)
+    assert address.shown_below(len(address.segments), path) == shown
+
+
+@pytest.mark.parametrize("form", ["zip::file://{}/z.zip", "zip::z.zip", "sharded::zip::z.zip", "zip://::file://{}/z.zip"])
+def test_archives_and_what_is_in_them(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = form.format(tmp_path)
+    outcome = run("info", url)
+    assert (outcome.code, "there is no such file" in outcome.error) == (3, True)
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        for key, data in snapshot(local.objects).items():
+            archive.writestr(key, data)
+    assert succeed("ls", url).lines == succeed("ls", local.url).lines
+    assert "2 groups, 3 arrays" in succeed("info", url).out
+    missing = run("ls", url, "nothing")
+    assert (missing.code, "there is nothing at zip://nothing::" in missing.error) == (3, True)
 
 
 def test_secrets_are_not_shown() -> None:

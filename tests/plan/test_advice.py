@@ -17,7 +17,7 @@ import shardstore
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexCodecs
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.advice import Access, ArrayFacts, advise, box, evaluate, parse_access, predict
+from shardstore.plan.advice import Access, ArrayFacts, Excess, advise, box, evaluate, excess, parse_access, predict
 from shardstore.plan.reads import ReadLimits, coalesce
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
@@ -204,9 +204,26 @@ def test_the_recommended_one_costs_about_the_least_and_is_the_smallest_of_those(
     best, *others = advice.candidates
     least = min(candidate.cost for candidate in advice.candidates)
     assert best.cost <= 1.1 * least
-    assert [c for c in others if c.cost <= 1.1 * least and c.stored_nbytes < best.stored_nbytes] == []
+    fewest = min(c.requests for c in advice.candidates if c.cost <= 1.1 * least)
+    assert best.requests <= 1.5 * fewest
+    assert [c for c in others if c.cost <= 1.1 * least and c.requests <= 1.5 * fewest and c.stored_nbytes < best.stored_nbytes] == []
     assert [c.cost for c in others] == sorted(c.cost for c in others)
     assert len({c.chunks_per_shard for c in advice.candidates}) == len(advice.candidates)
+
+
+def test_where_bytes_prevail_requests_and_objects_decide() -> None:
+    days = ArrayFacts((365_000, 721, 1440), (1, 721, 1440), 4, 721 * 1440 * 4)
+    best, *others = advise(days, [parse_access(":,1,1"), parse_access("1,:,:")], ROOMY).candidates
+    assert best.chunks_per_shard == (16, 1, 1)
+    assert best.objects < min(c.objects for c in others)
+
+
+def test_excess_is_what_chunks_read_beyond_what_is_wanted() -> None:
+    days = ArrayFacts((3650, 721, 1440), (1, 721, 1440), 4, 1)
+    assert excess(days, parse_access("1,:,:")) == Excess(1.0, ())
+    assert excess(days, parse_access(":,1,1")) == Excess(721.0 * 1440, (1, 2))
+    # One element of chunks of 4 along one axis; along the other 2 of 10 elements, at 9 places, 2 of which cut 2 chunks of 4.
+    assert excess(ArrayFacts((8, 10), (4, 4), 1, 1), parse_access("1,2")).factor == pytest.approx(4 * (1 + 2 / 9) * 4 / 2)
 
 
 @pytest.mark.parametrize("most_objects", [1, 7, 100, 5000])

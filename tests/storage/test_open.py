@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import traceback
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import fsspec
+import gcsfs
 import pytest
+import requests
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.errors import InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.storage.buckets import split_bucket
+from shardstore.storage.gcs_client import GCSClient
 from shardstore.storage.generic import GenericStorage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.open import open_storage
+from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.s3_client import translated
+from shardstore.testing.storage_suite import SyncStorage
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +152,7 @@ def test_our_own_protocol_in_front_means_the_same(url: str, tmp_path: Path) -> N
     assert open_storage(f"sharded::{tmp_path}/a b") == LocalStorage(tmp_path / "a b")
     with pytest.raises(InvalidInput, match="arguments of their own"):
         open_storage(url, {"sharded": {"strategy": "rewrite"}})
-    with pytest.raises(InvalidInput, match="anon mean nothing"):
+    with pytest.raises(InvalidInput, match="anon means nothing"):
         open_storage(url, {"anon": True})
 
 
@@ -245,7 +253,7 @@ def test_options_of_filesystems_that_are_not_known() -> None:
         fsspec.register_implementation(cls.protocol, cls, clobber=True)
     try:
         assert open_storage("foreign://x", {"known": 1}).url == "foreign://x"
-        with pytest.warns(UserWarning, match="knwon of 'foreign://x' are not known"):
+        with pytest.warns(UserWarning, match="the storage option knwon of 'foreign://x' is not known"):
             open_storage("foreign://x", {"knwon": 1})
         with pytest.raises(InvalidInput, match="knwon"):
             open_storage("strict://x", {"knwon": 1})
@@ -260,11 +268,11 @@ def test_options_of_filesystems_that_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("protocol", "package", "url", "remedy"),
     [
-        ("s3", "s3fs", "s3://bucket/x", "pip install shardstore[s3]"),
-        ("s3a", "s3fs", "s3a://bucket/x", "pip install shardstore[s3]"),
-        ("gs", "gcsfs", "gs://bucket/x", "pip install shardstore[gcs]"),
-        ("https", "aiohttp", "https://host/x", "pip install shardstore[http]"),
-        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install shardstore[s3]"),
+        ("s3", "s3fs", "s3://bucket/x", "pip install 'shardstore[s3]'"),
+        ("s3a", "s3fs", "s3a://bucket/x", "pip install 'shardstore[s3]'"),
+        ("gs", "gcsfs", "gs://bucket/x", "pip install 'shardstore[gcs]'"),
+        ("https", "aiohttp", "https://host/x", "pip install 'shardstore[http]'"),
+        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 'shardstore[s3]'"),
         ("az", "adlfs", "az://container/x", "Install adlfs"),
     ],
 )
@@ -299,7 +307,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "bad.zip").write_bytes(b"no archive")
     (tmp_path / "bad.json").write_bytes(b"{")
     for url, error, match in [
-        (f"zip://::file://{tmp_path}/nothing.zip", StorageError, "nothing.zip"),
+        (f"zip://::file://{tmp_path}/nothing.zip", NotFound, "nothing.zip"),
         (f"zip://::file://{tmp_path}/bad.zip", StorageError, "BadZipFile"),
         (f"reference::file://{tmp_path}/bad.json", InvalidInput, "JSONDecodeError"),
         ("ftp://user:secret@127.0.0.1:1/x", StorageError, "ftp://127.0.0.1:1/x"),
@@ -307,6 +315,74 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         with pytest.raises(error, match=match) as caught:
             open_storage(url)
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:SE-CRET@bucket/x", "s3://AKIA:SE/CRET@bucket/x", "gs://me:SE-CRET@bucket/x"])
+def test_credentials_in_the_url_of_a_bucket(url: str) -> None:
+    with pytest.raises(InvalidInput, match="credentials go into storage_options, not into the URL") as caught:
+        open_storage(url, {"anon": True} if url.startswith("s3") else {"token": "anon"})
+    assert not {word for word in ("AKIA", "me:", "SE", "CRET") if word in str(caught.value)}
+
+
+def test_buckets() -> None:
+    assert split_bucket("bucket/a@b:c", "s3") == ("bucket", "a@b:c")
+    arn = "arn:aws:s3:us-west-2:123456789012:accesspoint"
+    assert split_bucket(f"{arn}/x", "s3") == (arn, "x")
+    with pytest.raises(InvalidInput, match=re.escape("'gs://' names no bucket: give gs://BUCKET/PATH")):
+        open_storage("gs://", {"token": "anon"})
+
+
+@pytest.mark.parametrize("token", ["/no/such", "./no", "~/no", "no/such.json"])
+def test_a_token_that_looks_like_a_file(token: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(f"token {token!r} of 'gs://bucket/x' is no file")):
+        open_storage("gs://bucket/x", {"token": token})
+
+
+def test_tokens_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = ".".join(("ya29", "SECRET"))  # as a traceback shows the lines of this file, too
+
+    def lose(*arguments: object, **options: object) -> NoReturn:
+        raise requests.exceptions.ConnectionError(f"Max retries exceeded with url: /tokeninfo?access_token={token} (Caused by …)")
+
+    monkeypatch.setattr("requests.get", lose)
+    with pytest.raises(StorageError, match="cannot be reached: check the network") as caught:
+        open_storage("gs://bucket/x", {"token": token, "skip_instance_cache": True})
+    assert token not in "".join(traceback.format_exception(caught.value))
+
+
+def test_redaction() -> None:
+    assert redacted("url: /t?access_token=ya29.x&b=1 (x)") == "url: /t?access_token=…&b=1 (x)"
+    assert redacted("/k?X-Amz-Signature=abc&X-Amz-Security-Token=d/e=") == "/k?X-Amz-Signature=…&X-Amz-Security-Token=…"
+    assert redacted("give token= (a file), or token='anon'") == "give token= (a file), or token='anon'"
+    harmless, telling = ValueError("a"), ValueError("b")
+    telling.__context__ = ValueError("sig=abc")
+    assert (shown_cause(harmless), shown_cause(telling)) == (harmless, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("s3://b/x", {"endpoint_url": "notaurl"}, "endpoint_url 'notaurl' of 's3://b/x' needs http:// or https://"),
+        ("gs://b/x", {"endpoint_url": 5}, "needs http:// or https://"),
+        ("s3://b/x", {"client_kwargs": {"endpoint_url": "host:80"}}, "endpoint_url 'host:80'"),
+        ("s3://b/x", {"config_kwargs": 5, "key": "SECRET"}, "storage_options, which are config_kwargs, key (AttributeError: "),
+    ],
+)
+def test_options_with_values_that_cannot_be_right(url: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+        SyncStorage(open_storage(url, options)).get("a")
+    assert "SECRET" not in str(caught.value)
+
+
+def test_servers_that_cannot_be_reached() -> None:
+    lost = type("EndpointConnectionError", (Exception,), {})("Could not connect")
+    error = translated(lost, "looking up", "'k'", "bucket")
+    assert "cannot be reached: check the network and storage_options={'endpoint_url': …}" in str(error)
+    fs = gcsfs.GCSFileSystem(token="anon", endpoint_url="http://127.0.0.1:1")
+    error = GCSClient(fs, "b", "", 1).translated(type("ClientConnectorError", (OSError,), {})("no such host"), "listing gs://b")
+    assert "http://127.0.0.1:1 cannot be reached: check the network" in str(error)
+    broken = translated(ConnectionResetError("reset"), "reading", "'k'", "bucket")
+    assert "cannot be reached" not in str(broken)
 
 
 def test_windows_drives_are_no_protocols() -> None:
@@ -322,5 +398,5 @@ def test_what_is_no_target(target: object) -> None:
 
 @pytest.mark.parametrize("target", ["x", "memory://x", "file:///x", Path("x"), MemoryStorage("x")])
 def test_options_that_mean_nothing(target: object) -> None:
-    with pytest.raises(InvalidInput, match="storage_options"):
+    with pytest.raises(InvalidInput, match=r"storage[_ ]option"):
         open_storage(target, {"key": "x"})

@@ -71,4 +71,11 @@ async def _names(client: HTTPClient, directory: str) -> list[str] | None:
             return None
         return children(await response.text(errors="replace"), str(response.url))
 
-    return await client.request("GET", client.url_of(directory), {}, f"listing {directory!r}" if directory else "listing what is there", take, (*ABSENT_STATUS, *_NO_PAGE_STATUS))
+    return await client.request(
+        "GET",
+        client.url_of(directory),
+        {},
+        f"listing {directory!r}" if directory else "listing what is there",
+        take,
+        (*ABSENT_STATUS, *_NO_PAGE_STATUS),
+    )

@@ -2,6 +2,7 @@
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -16,9 +17,10 @@ BIN        := $(VENV)/bin
 PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_DIR  := build/wheel
 WHEEL_VENV := build/wheel-venv
+MINISTACK  := build/ministack
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check wheel-test clean
+.PHONY: help demo test torture check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -47,6 +49,18 @@ demo: $(VENV)/.installed-test
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTARGS)
+
+# A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
+$(MINISTACK)/.installed: $(VENV)/.created
+	@echo "installing MiniStack, an S3 server for the torture tests, into $(MINISTACK)"
+	$(BIN)/python -m venv --clear $(MINISTACK)
+	$(MINISTACK)/bin/python -m pip --disable-pip-version-check --quiet install 'ministack>=1.5'
+	@touch $@
+
+# One after the other: what they count is one machine's work. They bound their own time.
+torture: $(VENV)/.installed-test $(MINISTACK)/.installed
+	SHARDSTORE_TORTURE=1 SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
+		$(BIN)/python -m pytest tests/torture -n0 --timeout=0 -v $(TESTARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -20,16 +20,20 @@ def honours(condition: Condition, capabilities: Capabilities) -> bool:
             return True
 
 
-def check(condition: Condition, found: Generation | None, key: str, url: str) -> None:
-    """Raise ``ConditionFailed`` where ``condition`` does not hold for the version that was ``found``; ``None``: no object."""
+def holds(condition: Condition, found: Generation | None) -> bool:
+    """Whether ``condition`` holds for the version that was ``found``; ``None``: no object."""
     match condition:
         case IfAbsent():
-            holds = found is None
+            return found is None
         case IfGeneration(generation):
-            holds = found == generation
+            return found == generation
         case Unconditional():
-            holds = True
-    if not holds:
+            return True
+
+
+def check(condition: Condition, found: Generation | None, key: str, url: str) -> None:
+    """Raise ``ConditionFailed`` where ``condition`` does not hold for the version that was ``found``; ``None``: no object."""
+    if not holds(condition, found):
         raise failed(key, url)
 
 

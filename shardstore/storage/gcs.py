@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike, resolve
 from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.gcs_client import OBJECT, Answer, GCSClient, RequestFailed, can_match, head_of
+from shardstore.storage.gcs_client import OBJECT, Answer, GCSClient, can_match, head_of
 from shardstore.storage.gcs_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs_upload import put, put_large
+from shardstore.storage.lost_answers import delete_object
+from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
 from shardstore.storage.s3_ranges import checked_part, range_header
 
@@ -231,27 +233,25 @@ class GCSStorage:
             case Unconditional():
                 return await self._delete(key)
 
-    async def _delete(self, key: str, condition: dict[str, str] | None = None) -> bool:
+    async def _delete(self, key: str, query: dict[str, str] | None = None, condition: Condition = UNCONDITIONAL) -> bool:
+        async def send() -> bool:
+            return await self._client.object("DELETE", OBJECT, key, "deleting", query=query) is not None
+
         try:
-            return await self._client.object("DELETE", OBJECT, key, "deleting", query=condition) is not None
+            return await delete_object(send, self._client.head, key, self.url, condition)
         finally:
             self._client.forget_listing(key)
 
     async def _delete_version(self, key: str, generation: Generation) -> bool:
-        if can_match(generation) and (await self.probe()).conditional_delete:
-            try:
-                return await self._delete(key, {"ifGenerationMatch": generation.token})
-            except RequestFailed as exc:
-                if exc.status != 412:
-                    raise
-        head = await self._client.head(key)
-        if head is None:
-            return False
-        if head.generation != generation:
-            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-        if self.capabilities.conditional_delete:
-            raise StorageError(f"{self._client.endpoint} refuses to match the generation that it gave for {key!r}")
-        return await self._delete(key)
+        can_condition = can_match(generation) and (await self.probe()).conditional_delete
+        if not can_condition:
+            head = await self._client.head(key)
+            if head is None:
+                return False
+            if head.generation != generation:
+                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+        query = {"ifGenerationMatch": generation.token} if can_condition else None
+        return await self._delete(key, query, IfGeneration(generation))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.

@@ -15,22 +15,12 @@ from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.bound import Bound
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed
 from shardstore.storage.open_options import unusable_options
 from shardstore.storage.redaction import redacted, shown_cause
 
-WRITE_ID = "shardstore-write-id"
-"""Name, in an object's custom metadata, of the id of the write that made it."""
-
 OBJECT = "b/{}/o/{}"
 """Path of an object in the JSON API, for bucket and full key."""
-
-
-class RequestFailed(StorageError):
-    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
-
-    status: int | None = None
-    code: str = ""
-    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +40,6 @@ class Answer:
         if not isinstance(document, dict):
             raise StorageError(f"{what}: the server answered {self.status} with JSON that is no object")
         return document
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the metadata of an object tell."""
-
-    generation: Generation
-    nbytes: int
-    write_id: str | None
 
 
 def head_of(resource: Mapping[str, Any], key: str) -> Head:

@@ -11,7 +11,8 @@ from typing import Any
 
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.gcs_body import MemoryBody, resource
-from shardstore.storage.gcs_client import OBJECT, GCSClient, RequestFailed
+from shardstore.storage.gcs_client import OBJECT, GCSClient
+from shardstore.storage.object_requests import RequestFailed
 
 _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 

@@ -1,8 +1,4 @@
-"""Storing one GCS object: by one request, or by a resumable upload for large ones, and what to do when the answer is lost.
-
-gcsfs sends an upload again when its answer was lost, and a conditional one then fails against its own success. So every write
-carries an id in the object's custom metadata, and after any refusal or lost answer a look tells whose object is there.
-"""
+"""Storing one GCS object: by one request, or by a resumable upload for large ones."""
 
 from __future__ import annotations
 
@@ -10,17 +6,18 @@ import asyncio
 import logging
 import re
 import tempfile
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from shardstore.errors import StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.body import Body, checked_views, joined, parts
 from shardstore.storage.conditions import failed
 from shardstore.storage.gcs_body import Checksum, MemoryBody, SpooledBody, Unclosed, resource
-from shardstore.storage.gcs_client import WRITE_ID, Answer, GCSClient, Head, RequestFailed, can_match
+from shardstore.storage.gcs_client import Answer, GCSClient, can_match
 from shardstore.storage.gcs_probe import facts_of, probe_resumable
+from shardstore.storage.lost_answers import Failure, ObjectWrite
+from shardstore.storage.object_requests import WRITE_ID, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +31,15 @@ _PERSISTED = re.compile(r"bytes=0-(\d+)")
 _CONDITION_PARAMETER = re.compile(r"(?<=[?&])ifGenerationMatch=\d+&?")
 
 
-class _Write:
-    """One write of one object: its id, its condition, and the judgement of its answers."""
+class _Write(ObjectWrite):
+    """One write of one GCS object."""
 
     def __init__(self, client: GCSClient, key: str, nbytes: int, condition: Condition) -> None:
         if isinstance(condition, IfGeneration) and not can_match(condition.generation):
             raise failed(key, client.url)
+        super().__init__(key, client.url, condition, client.head)
         self.client = client
-        self.key = key
         self.nbytes = nbytes
-        self.condition = condition
-        self.write_id = uuid.uuid4().hex
         self.what = f"writing {key!r}"
 
     @property
@@ -71,51 +66,20 @@ class _Write:
             )
         if made.get("generation"):
             return Generation(str(made["generation"]))
-        head = await self.client.head(self.key)
-        if head is not None and head.write_id == self.write_id:
-            return head.generation
-        return Generation(f"replaced-{self.write_id}")  # stored, and replaced by another writer since: matches nothing any more
+        # Stored, and replaced by another writer since: matches nothing any more.
+        return await self.own_version() or Generation(f"replaced-{self.write_id}")
 
-    async def judge(self, exc: RequestFailed, *, all_sent: bool = True) -> Generation:
-        """The version that was stored in spite of ``exc``; without ``all_sent`` that cannot be.
+    def failure(self, exc: RequestFailed) -> Failure:
+        if exc.status == 412 and not isinstance(self.condition, Unconditional):
+            return Failure.REFUSED
+        if exc.is_busy:
+            return Failure.BUSY
+        return Failure.LOST if exc.is_lost else Failure.FINAL
 
-        Raises:
-            ConditionFailed: the condition does not hold, and the object is not ours. (Where ours was stored, its answer lost, the
-                request sent again, *and* another writer has replaced the object since, that looks the same.)
-            StorageError: refused; nothing was stored.
-            WriteOutcomeUnknown: it may have been stored.
-        """
-        refused = exc.status == 412 and not isinstance(self.condition, Unconditional)
-        lost = all_sent and (exc.status is None or exc.status == 408 or exc.status >= 500)
-        if not refused and not lost and exc.status != 429:
-            raise exc
-        head = await self._look(exc, lost)
-        if head is not None and head.write_id == self.write_id:
-            logger.info("the write of %r was stored although its answer was: %s", self.key, exc)
-            return head.generation
-        if lost:
-            raise WriteOutcomeUnknown(
-                f"the answer to writing {self.key!r} to {self.client.url} was lost, and what is there now is not this write: "
-                f"it may still be carried out, or have been replaced. {exc}"
-            ) from exc
-        if not refused:
-            raise StorageError(
-                f"{exc}. GCS takes about one update a second of an object: write more of a shard at a time, or from fewer writers"
-            ) from exc
-        if isinstance(self.condition, IfGeneration) and head is not None and head.generation == self.condition.generation:
-            raise StorageError(f"{self.client.endpoint} refuses to match the generation that it gave for {self.key!r}") from exc
-        raise failed(self.key, self.client.url) from exc
-
-    async def _look(self, exc: RequestFailed, lost: bool) -> Head | None:
-        try:
-            return await self.client.head(self.key)
-        except StorageError as head_error:
-            if not lost and exc.status != 412:
-                raise exc from head_error
-            raise WriteOutcomeUnknown(
-                f"the answer to writing {self.key!r} to {self.client.url} was lost, and it cannot be looked up: {head_error}. "
-                "Read it, and write it again where that is needed"
-            ) from exc
+    def busy_error(self, exc: RequestFailed) -> StorageError:
+        return StorageError(
+            f"{exc}. GCS takes about one update a second of an object: write more of a shard at a time, or from fewer writers"
+        )
 
 
 async def put(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -126,12 +90,15 @@ async def put(client: GCSClient, key: str, body: Body, nbytes: int, condition: C
 
 
 async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generation:
-    try:
-        query = {"uploadType": "multipart", **write.conditions}
-        answer = await write.client.insert(write.what, query, headers=body.headers, data=body.start())
-    except RequestFailed as exc:
-        return await write.judge(exc)
-    return await write.stored(answer, body.checksum)
+    query = {"uploadType": "multipart", **write.conditions}
+    while True:
+        try:
+            answer = await write.client.insert(write.what, query, headers=body.headers, data=body.start())
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+        else:
+            return await write.stored(answer, body.checksum)
 
 
 async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -169,7 +136,7 @@ async def _put_resumable(write: _Write, body: Body) -> Generation:
     try:
         started = await client.insert(write.what, query, document=write.resource, headers=headers)
     except RequestFailed as exc:
-        return await write.judge(exc, all_sent=False)
+        raise await _not_sent(write, exc) from exc
     location = started.headers.get("Location")
     if not location:
         raise StorageError(f"{write.what}: {client.endpoint} started a resumable upload without telling where")
@@ -180,6 +147,17 @@ async def _put_resumable(write: _Write, body: Body) -> Generation:
     except BaseException:
         await asyncio.shield(asyncio.ensure_future(upload.abort()))
         raise
+
+
+async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
+    """The error to raise where not all bytes have been sent, so that nothing can have been stored."""
+    match write.failure(exc):
+        case Failure.REFUSED:
+            return failed(write.key, write.client.url)
+        case Failure.BUSY:
+            return write.busy_error(exc)
+        case _:
+            return exc
 
 
 async def _with_last(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
@@ -206,16 +184,12 @@ class _ResumableUpload:
         write = self._write
         async for part, is_last in _with_last(parts(body, write.nbytes, PART_BYTES, write.key)):
             self._checksum.update(part)
-            try:
-                answer = await self._send(part, is_last)
-            except RequestFailed as exc:
-                return await write.judge(exc, all_sent=is_last)
-            if answer is not None:
-                return await write.stored(answer, self._checksum)
+            if (stored := await self._send(part, is_last)) is not None:
+                return stored
         raise StorageError(f"{write.what}: the server has all {write.nbytes} bytes but does not end the upload")
 
-    async def _send(self, part: bytes, is_last: bool) -> Answer | None:
-        """Send one part, the rest of it again where the server kept less; the answer that ends the upload."""
+    async def _send(self, part: bytes, is_last: bool) -> Generation | None:
+        """Send one part, the rest of it again where the server kept less; the version that the last one makes."""
         write = self._write
         while part:
             end = self._offset + len(part)
@@ -223,11 +197,18 @@ class _ResumableUpload:
             if is_last:
                 headers["X-Goog-Hash"] = f"crc32c={self._checksum}"
             what = f"writing a part of {write.key!r}"
-            answer = await write.client.request("PUT", self._location, what=what, headers=headers, data=Unclosed(part))
+            try:
+                answer = await write.client.request("PUT", self._location, what=what, headers=headers, data=Unclosed(part))
+            except RequestFailed as exc:
+                if not is_last:
+                    raise await _not_sent(write, exc) from exc
+                if (stored := await write.judge(exc)) is not None:
+                    return stored
+                continue
             if answer.status != 308:
                 if not is_last:
                     raise StorageError(f"{write.what}: the server ended the upload at {end} of {write.nbytes} bytes: write it again")
-                return answer
+                return await write.stored(answer, self._checksum)
             matched = _PERSISTED.fullmatch(answer.headers.get("Range", ""))
             kept = (int(matched[1]) + 1 if matched else 0) - self._offset
             if not 0 < kept <= len(part):

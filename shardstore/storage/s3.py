@@ -17,8 +17,10 @@ from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.lost_answers import delete_object
+from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
-from shardstore.storage.s3_client import RequestFailed, S3Client, canonical_etag, generation_of, translated
+from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of, translated
 from shardstore.storage.s3_copy import copy_object
 from shardstore.storage.s3_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.s3_ranges import checked_part, range_header
@@ -175,17 +177,15 @@ class S3Storage:
             return False
         if isinstance(condition, IfGeneration) and head.generation != condition.generation:
             raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-        try:
+
+        async def send() -> bool:
             await self._client.call("delete_object", "deleting", key, **parameters)
-        except RequestFailed as exc:
-            if not parameters or exc.status not in (404, 409, 412) or exc.code == "NoSuchBucket":
-                raise
-            if await self._client.head(key) is None:
-                return True  # seen a moment ago: deleted by this request, sent twice, or by another writer
-            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete") from exc
+            return True
+
+        try:
+            return await delete_object(send, self._client.head, key, self.url, condition)
         finally:
             self._client.forget_listing(key)
-        return True
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         batches = [keys[start : start + _KEYS_A_DELETE] for start in range(0, len(keys), _KEYS_A_DELETE)]

@@ -7,34 +7,14 @@ are told apart by the response that they carry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.bound import Bound
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed
 from shardstore.storage.open_options import unusable_options
-
-WRITE_ID = "shardstore-write-id"
-"""Name, in an object's user metadata, of the id of the write that made it."""
-
-
-class RequestFailed(StorageError):
-    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
-
-    status: int | None = None
-    code: str = ""
-    is_unreachable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What HEAD tells of an object."""
-
-    generation: Generation
-    nbytes: int
-    write_id: str | None
 
 
 def canonical_etag(etag: str) -> str:

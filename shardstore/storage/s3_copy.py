@@ -14,7 +14,8 @@ from typing import Any
 
 from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Generation
-from shardstore.storage.s3_client import WRITE_ID, RequestFailed, S3Client, canonical_etag, generation_of
+from shardstore.storage.object_requests import WRITE_ID, RequestFailed
+from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from shardstore.model.generation import Generation
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.s3_client import RequestFailed, S3Client
+from shardstore.storage.object_requests import RequestFailed
+from shardstore.storage.s3_client import S3Client
 
 _REFUSED = (404, 409, 412)
 _NOT_KNOWN = (400, 405, 501)

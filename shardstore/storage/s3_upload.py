@@ -1,24 +1,19 @@
-"""Storing one S3 object: a single PUT, or a multipart upload for large ones, and what to do when the answer is lost.
-
-A proxy, or the client's own retry, can send a conditional PUT a second time after the server carried out the first; it then
-fails against its own success. So every write carries an id in the object's user metadata, and after any refusal or lost
-answer a HEAD tells whose object is there.
-"""
+"""Storing one S3 object: a single PUT, or a multipart upload for large ones."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import tempfile
-import uuid
 from collections.abc import Mapping
 from typing import IO, Any
 
-from shardstore.errors import StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.storage.base import ConditionFailed
 from shardstore.storage.body import Body, groups, joined, parts
-from shardstore.storage.s3_client import WRITE_ID, RequestFailed, S3Client, generation_of, translated
+from shardstore.storage.lost_answers import Failure, ObjectWrite
+from shardstore.storage.object_requests import WRITE_ID, RequestFailed
+from shardstore.storage.s3_client import S3Client, generation_of, translated
 from shardstore.storage.s3_probe import facts_of, probe_multipart
 
 logger = logging.getLogger(__name__)
@@ -28,24 +23,18 @@ _MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 4  # an upload holds this many parts, and the one that is being filled, in memory
 _MAX_PUT_BYTES = 5 << 30
 
-# A refusal of the condition: 412; 409 where another conditional write was under way; 404 where the object to match is gone.
-_CONDITION_STATUS = (404, 409, 412)
-_RETRYABLE_STATUS = (408, 429)
-
 
 def part_bytes_for(nbytes: int) -> int:
     """The size of parts: at most 10,000 of them, whole MiB."""
     return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
 
 
-class _Write:
-    """One write of one object: its id, its condition, and the judgement of its failures."""
+class _Write(ObjectWrite):
+    """One write of one S3 object."""
 
     def __init__(self, client: S3Client, key: str, condition: Condition) -> None:
+        super().__init__(key, client.url, condition, client.head)
         self.client = client
-        self.key = key
-        self.condition = condition
-        self.write_id = uuid.uuid4().hex
         self._quoting_tried = False
 
     @property
@@ -67,49 +56,28 @@ class _Write:
         """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed."""
         if response.get("ETag"):
             return generation_of(response, self.key)
-        head = await self.client.head(self.key)
-        if head is not None and head.write_id == self.write_id:
-            return head.generation
-        return Generation(f'"replaced-{self.write_id}"')  # stored, and replaced by another writer since: matches nothing any more
+        # Stored, and replaced by another writer since: matches nothing any more.
+        return await self.own_version() or Generation(f'"replaced-{self.write_id}"')
 
-    async def judge(self, exc: RequestFailed) -> Generation | None:
-        """The version that was stored in spite of ``exc``; ``None``: try again, with the condition worded differently.
+    def failure(self, exc: RequestFailed) -> Failure:
+        if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted
+            return Failure.LOST
+        if exc.code == "NoSuchBucket":
+            return Failure.FINAL
+        if exc.is_busy:
+            return Failure.BUSY
+        if exc.status in (404, 412) and not isinstance(self.condition, Unconditional):  # 404: there is no object to match
+            return Failure.REFUSED
+        return Failure.LOST if exc.is_lost else Failure.FINAL
 
-        Raises:
-            ConditionFailed: the condition does not hold, and the object is not ours. (Where ours was stored, its answer lost, the
-                request sent again, *and* another writer has replaced the object since, that looks the same.)
-            StorageError: refused; nothing was stored.
-            WriteOutcomeUnknown: it may have been stored.
-        """
-        conditional = not isinstance(self.condition, Unconditional)
-        refused = conditional and exc.status in _CONDITION_STATUS and exc.code not in ("NoSuchBucket", "NoSuchUpload")
-        lost = exc.status is None or not 400 <= exc.status < 500 or exc.status in _RETRYABLE_STATUS or exc.code == "NoSuchUpload"
-        if not refused and not lost:
-            raise exc
-        try:
-            head = await self.client.head(self.key)
-        except StorageError as head_error:
-            raise WriteOutcomeUnknown(
-                f"the answer to writing {self.key!r} to {self.client.url} was lost, and it cannot be looked up: {head_error}. "
-                "Read it, and write it again where that is needed"
-            ) from exc
-        if head is not None and head.write_id == self.write_id:
-            logger.info("the write of %r was stored although its answer was: %s", self.key, exc)
-            return head.generation
-        if not refused:
-            raise WriteOutcomeUnknown(
-                f"the answer to writing {self.key!r} to {self.client.url} was lost, and what is there now is not this write: "
-                f"it may still be carried out, or have been replaced. {exc}"
-            ) from exc
-        if isinstance(self.condition, IfGeneration) and head is not None and head.generation == self.condition.generation:
-            if exc.status == 412 and not self._quoting_tried:
-                self._quoting_tried = True
-                facts = facts_of(self.client)
-                facts.etag_unquoted = not facts.etag_unquoted
-                return None
-            if exc.status == 412:
-                raise StorageError(f"{self.client.endpoint} refuses to match the ETag that it gave for {self.key!r}") from exc
-        raise ConditionFailed(f"{self.key!r} in {self.client.url} is not what the write's condition asks for") from exc
+    def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
+        """With the ETag in quotes or without, whichever has not been tried."""
+        if self._quoting_tried or exc.status != 412:
+            return False
+        self._quoting_tried = True
+        facts = facts_of(self.client)
+        facts.etag_unquoted = not facts.etag_unquoted
+        return True
 
 
 async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -182,7 +150,8 @@ async def _complete(write: _Write, upload_id: str, etags: Mapping[int, str]) -> 
                 "complete_multipart_upload", "completing", write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
             )
         except RequestFailed as exc:
-            if (stored := await write.judge(exc)) is not None:
+            # After 409 the parts are of no use any more: AWS asks for a new upload.
+            if (stored := await write.judge(exc, can_resend=exc.status != 409)) is not None:
                 return stored
         else:
             return await write.stored(response)

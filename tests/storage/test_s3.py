@@ -18,9 +18,9 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, If
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
 from shardstore.storage import s3_copy, s3_upload
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read
+from shardstore.storage.object_requests import WRITE_ID
 from shardstore.storage.open import open_storage
 from shardstore.storage.s3 import S3Storage
-from shardstore.storage.s3_client import WRITE_ID
 from shardstore.storage.s3_probe import facts_of, forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 

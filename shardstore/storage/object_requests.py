@@ -1,0 +1,38 @@
+"""What the clients of object stores tell of an object and of a request that failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import Generation
+
+WRITE_ID = "shardstore-write-id"
+"""Name, in an object's user metadata, of the id of the write that made it."""
+
+
+class RequestFailed(StorageError):
+    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
+
+    status: int | None = None
+    code: str = ""
+    is_unreachable: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the answer never came, or does not tell if the request was carried out."""
+        return self.status is None or self.status == 408 or (self.status >= 500 and self.status != 501)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the server did nothing, and asks to try again: another request was under way, or there were too many."""
+        return self.status in (409, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a look at an object tells."""
+
+    generation: Generation
+    nbytes: int
+    write_id: str | None

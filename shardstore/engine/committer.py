@@ -7,7 +7,7 @@ shard. What survives a cancellation, at any await: the old shard or the new one,
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
-from shardstore.engine.retrying import Conflicts
+from shardstore.engine.retrying import Contention
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
@@ -59,7 +59,7 @@ class Committer:
         reader: Reader,
         options: EngineOptions,
         counters: Counters,
-        conflicts: Callable[[], Conflicts],
+        contention: Contention,
     ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
@@ -67,7 +67,7 @@ class Committer:
         self._reader = reader
         self._options = options
         self._counters = counters
-        self._conflicts = conflicts
+        self._contention = contention
         self._windows = MemoryBudget(options.max_memory)
         self._unborn: dict[str, Generation] = {}  # shards of arrays whose documents a transaction has yet to write
         self._warned = False
@@ -111,7 +111,8 @@ class Committer:
 
     async def _update(self, shard: Shard, actions: SlotActions) -> Refused:
         key = shard.key
-        conflicts = self._conflicts()
+        turn = self._contention.turn(key)
+        await turn.start()
         atomic = self._storage.capabilities.atomic_commits
         cached = self._indices.get(key, shard.layout.index_format) if atomic else None
         from_cache = cached is not None
@@ -134,10 +135,11 @@ class Committer:
                     return refused
                 if not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
                     await self._execute(shard, cached, plan)
+                    turn.won()
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)
-                await conflicts.wait(f"shard {key!r} of array {shard.node.path!r}", exc)
+                await turn.lost(f"shard {key!r} of array {shard.node.path!r}", exc)
                 await self._confirm(shard)
             except Corruption as exc:
                 self._indices.drop(key)
@@ -278,12 +280,18 @@ class Committer:
     async def _check_capabilities(self) -> None:
         """Once, before the first commit: say what this storage cannot promise."""
         capabilities = await self._storage.probe()
-        if capabilities.atomic_commits or self._warned:
+        if (capabilities.atomic_commits and capabilities.across_machines) or self._warned:
             return
-        message = (
-            f"{self._storage.url} offers no compare-and-swap: writers that share a shard can lose each other's chunks. "
-            "Let one writer at a time write a shard"
-        )
+        if capabilities.atomic_commits:
+            message = (
+                f"{self._storage.url} lies on a network file system: writers on different machines can lose each other's chunks. Let the "
+                "writers of a shard run on one machine, or say locks='cluster' where the file system's locks reach across machines"
+            )
+        else:
+            message = (
+                f"{self._storage.url} offers no compare-and-swap: writers that share a shard can lose each other's chunks. "
+                "Let one writer at a time write a shard"
+            )
         if self._options.require_atomic:
             raise Unsupported(message + ", or open the store without require_atomic=True")
         self._warned = True

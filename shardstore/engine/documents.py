@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardstore.engine.hierarchy import Hierarchy, Node
@@ -10,7 +9,7 @@ from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import same_shards
-from shardstore.engine.retrying import Conflicts
+from shardstore.engine.retrying import Contention
 from shardstore.engine.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.translation import Translation
 from shardstore.errors import Conflict, Corruption, InvalidInput
@@ -41,12 +40,12 @@ class Documents:
         hierarchy: Hierarchy,
         indices: IndexCache,
         options: EngineOptions,
-        conflicts: Callable[[], Conflicts],
+        contention: Contention,
     ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
         self._indices = indices
-        self._conflicts = conflicts
+        self._contention = contention
         self._reader = DocumentReader(storage, hierarchy)
         self._translation = Translation(storage, hierarchy, self._reader, options)
 
@@ -63,7 +62,7 @@ class Documents:
             Conflict: others kept changing the document.
         """
         data = bytes(data)
-        conflicts = self._conflicts()
+        turn = self._contention.turn(metadata_key(path))
         while True:
             current = await self.read(path)
             if only_if_absent and current is not None:
@@ -72,7 +71,7 @@ class Documents:
             try:
                 generation = await self._storage.write(metadata_key(path), [stored], len(stored), await self._condition(current))
             except ConditionFailed as exc:
-                await conflicts.wait(f"the metadata of {path!r}", exc)
+                await turn.lost(f"the metadata of {path!r}", exc)
                 continue
             self._stored(path, stored, generation)
             return True
@@ -146,7 +145,7 @@ class Documents:
         Raises:
             InvalidInput: it is the metadata of a sharded array that still has shards.
         """
-        conflicts = self._conflicts()
+        turn = self._contention.turn(metadata_key(path))
         while True:
             current = await self.read(path)
             if current is None:
@@ -162,7 +161,7 @@ class Documents:
             try:
                 await self._storage.delete(metadata_key(path), condition)
             except ConditionFailed as exc:
-                await conflicts.wait(f"the metadata of {path!r}", exc)
+                await turn.lost(f"the metadata of {path!r}", exc)
                 continue
             if objects is not None:
                 await self._storage.delete_many(objects.without)

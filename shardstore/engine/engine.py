@@ -28,7 +28,7 @@ from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reader import Reader, Value
-from shardstore.engine.retrying import Conflicts, Sleep
+from shardstore.engine.retrying import Contention, Sleep
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit
@@ -78,19 +78,15 @@ class Engine:
         self.counters = Counters()
         self.storage: Storage = CountingStorage(storage, self.counters)
 
-        attempts, counters = self.options.commit_attempts, self.counters
-
-        def conflicts() -> Conflicts:
-            return Conflicts(attempts, counters, sleep, rng)
-
+        contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
-        self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, conflicts)
+        self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, contention)
         self._reader = Reader(self.storage, self.hierarchy, self._indices, limits, self.counters)
-        self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, conflicts)
+        self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
-        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, conflicts)
+        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
         self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))

@@ -1,43 +1,127 @@
-"""How long a writer waits after it lost against another, and when it gives up."""
+"""How long a writer waits after it lost against another, who goes first, and when it gives up.
+
+A writer that has the shard's index needs one request to commit; one that has just lost needs two. So without manners whoever won
+would win again, until it has nothing left to write. Three things make it fair, without a word between the writers:
+
+- Waits are drawn at random, and at most a few times as long as an attempt takes, whatever that is on this storage.
+- Who has lost often waits less, so that nobody is overtaken for ever.
+- Who has won an object that was contested waits its turn before it writes the same object again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from shardstore.engine.counters import Counters
 from shardstore.errors import Conflict
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT = 0.002
-_LONGEST_WAIT = 0.5
+_MOST_RIVALS = 16.0  # waits grow to at most this many attempts
+_PATIENT_LOSSES = 8  # the share of a wait falls to its least with this many losses in a row
+_LEAST_PATIENCE = 0.35  # not nothing: many who have lost often would be in each other's way
+_FADING = 0.75  # of what is remembered of rivals, for each commit that met none
+_FEW_RIVALS = 0.5  # below which an object is not contested any more
+_LONGEST_WAIT_SECONDS = 30.0
+_REMEMBERED_OBJECTS = 4096
 
 Sleep = Callable[[float], Awaitable[object]]
+Clock = Callable[[], float]
 
 
-class Conflicts:
-    """Jittered exponential back-off of one write; full jitter, so that no writer waits longer for having come later."""
+@dataclass(slots=True)
+class _Contest:
+    """What is known of one contested object."""
 
-    def __init__(self, attempts: int, counters: Counters, sleep: Sleep = asyncio.sleep, rng: random.Random | None = None) -> None:
-        self._left = attempts
-        self._counters = counters
-        self._sleep = sleep
-        self._rng = rng or random.Random()
-        self._longest = _FIRST_WAIT
+    rivals: float = 0.0
+    """How many others write it at the same time, by the losses of late."""
+    attempt_seconds: float = 0.0
+    """How long an attempt to write it takes."""
 
-    async def wait(self, what: str, cause: Exception) -> None:
-        """Wait before the write is planned again.
+    @property
+    def window_seconds(self) -> float:
+        return min(self.rivals * self.attempt_seconds, _LONGEST_WAIT_SECONDS)
+
+
+class Contention:
+    """Which objects this client has met rivals at. Used on one event loop only."""
+
+    def __init__(
+        self, attempts: int, counters: Counters, clock: Clock, sleep: Sleep = asyncio.sleep, rng: random.Random | None = None
+    ) -> None:
+        self.attempts = attempts
+        self.counters = counters
+        self.clock = clock
+        self.sleep = sleep
+        self.rng = rng or random.Random()
+        self._contests: OrderedDict[str, _Contest] = OrderedDict()
+
+    def turn(self, key: str) -> Turn:
+        """One write of the object at ``key``, until it succeeds or gives up."""
+        return Turn(self, key)
+
+    def contest(self, key: str) -> _Contest | None:
+        """What is remembered of the object."""
+        return self._contests.get(key)
+
+    def contested(self, key: str) -> _Contest:
+        """The object has a rival."""
+        contest = self._contests.setdefault(key, _Contest())
+        self._contests.move_to_end(key)
+        if len(self._contests) > _REMEMBERED_OBJECTS:
+            self._contests.popitem(last=False)
+        return contest
+
+    def forget(self, key: str) -> None:
+        self._contests.pop(key, None)
+
+
+class Turn:
+    """One write of one object, attempted until it succeeds."""
+
+    def __init__(self, contention: Contention, key: str) -> None:
+        self._contention = contention
+        self._key = key
+        self._losses = 0
+        self._began = contention.clock()
+
+    async def start(self) -> None:
+        """Before the first attempt: where this client has just won against others, let them go first."""
+        contest = self._contention.contest(self._key)
+        if contest is not None:
+            await self._wait(contest.window_seconds)
+
+    async def lost(self, what: str, cause: Exception) -> None:
+        """Another writer was faster: wait before the write is planned again.
 
         Raises:
-            Conflict: it lost too many times.
+            Conflict: it lost too many times in a row.
         """
-        self._counters.conflicts += 1
-        self._left -= 1
-        if self._left <= 0:
+        contention = self._contention
+        contention.counters.conflicts += 1
+        self._losses += 1
+        if self._losses >= contention.attempts:
             raise Conflict(f"other writers kept changing {what}; nothing of this write was stored: try again") from cause
         logger.debug("conflict on %s: %s", what, cause)
-        await self._sleep(self._rng.uniform(0, self._longest))
-        self._longest = min(self._longest * 2, _LONGEST_WAIT)
+        took = contention.clock() - self._began
+        contest = contention.contested(self._key)
+        contest.attempt_seconds = (contest.attempt_seconds + took) / 2 if contest.attempt_seconds else took
+        contest.rivals = min(contest.rivals + 1, _MOST_RIVALS)
+        await self._wait(contest.window_seconds * max(_LEAST_PATIENCE, 1 - self._losses / _PATIENT_LOSSES))
+
+    def won(self) -> None:
+        """The write is done."""
+        contest = self._contention.contest(self._key)
+        if contest is not None and not self._losses:
+            contest.rivals *= _FADING
+            if contest.rivals < _FEW_RIVALS:
+                self._contention.forget(self._key)
+
+    async def _wait(self, window_seconds: float) -> None:
+        await self._contention.sleep(self._contention.rng.uniform(0, window_seconds))
+        self._began = self._contention.clock()

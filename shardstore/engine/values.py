@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions, tells_creation
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget, Target
 from shardstore.engine.keys import check_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
-from shardstore.engine.retrying import Conflicts
+from shardstore.engine.retrying import Contention
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
@@ -34,14 +34,14 @@ class Values:
         documents: Documents,
         reader: Reader,
         writer: Writer,
-        conflicts: Callable[[], Conflicts],
+        contention: Contention,
     ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
         self._documents = documents
         self._reader = reader
         self._writer = writer
-        self._conflicts = conflicts
+        self._contention = contention
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Values:
             await self._storage.delete(key, UNCONDITIONAL)
             return
         capabilities = await self._storage.probe()
-        conflicts = self._conflicts()
+        turn = self._contention.turn(key)
         while True:
             (outcome,) = await self._storage.read([Read(key, (EVERYTHING,))])
             old: memoryview | None = None
@@ -334,7 +334,7 @@ class Values:
                 else:
                     await self._storage.write(key, [new], len(new), condition)
             except ConditionFailed as exc:
-                await conflicts.wait(f"object {key!r}", exc)
+                await turn.lost(f"object {key!r}", exc)
                 continue
             return
 

@@ -164,3 +164,30 @@ def test_manners_fade() -> None:
         assert slept == []
 
     run_in_virtual_time(run())
+
+
+def test_who_has_lost_often_waits_less() -> None:
+    slept: list[float] = []
+    now = 0.0
+
+    class Longest(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return b
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def run() -> None:
+        nonlocal now
+        contention = Contention(100, Counters(), lambda: now, sleep, Longest())
+        old, young = contention.turn("a"), contention.turn("a")
+        for _ in range(20):
+            now += 0.1
+            await old.lost("it", Exception())
+            young = contention.turn("a")
+            now += 0.1
+            await young.lost("it", Exception())
+        assert slept[-2] < slept[-1] / 2
+        assert max(slept) <= 16 * 0.2
+
+    run_in_virtual_time(run())

@@ -21,6 +21,7 @@ from shardstore.engine.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.storage.base import Storage
+from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
 
 _lock = threading.Lock()
@@ -53,6 +54,7 @@ class Recipe:
     storage_options: dict[str, Any] | None
     options: EngineOptions
     fsync: bool = True
+    locks: Locks = "auto"
 
     def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
@@ -62,7 +64,7 @@ class Recipe:
         elif not isinstance(self.target, str):
             return None
         # Two roots can look alike without their credentials, queries and the like.
-        return repr((storage.kind, getattr(storage, "identity", storage.url), options, self.options, self.fsync))
+        return repr((storage.kind, getattr(storage, "identity", storage.url), options, self.options, self.fsync, self.locks))
 
 
 def _of_one_link(options: dict[str, Any]) -> dict[str, Any]:
@@ -110,17 +112,18 @@ class Handle:
                 raise Unsupported(f"{name}={given!r} is not supported by this version: only {only!r}")
         fsync = options.pop("fsync", True)
         check_flag("fsync", fsync)
+        locks = options.pop("locks", "auto")
         if storage_options is not None and not isinstance(storage_options, dict):
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
-            names = sorted(known | {"fsync", "read_only", "storage_options", *_LATER_OPTIONS})
+            names = sorted(known | {"fsync", "locks", "read_only", "storage_options", *_LATER_OPTIONS})
             close = difflib.get_close_matches(unknown[0], names, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
-        handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync))
+        handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks))
         handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
         return handle
 
@@ -134,7 +137,7 @@ class Handle:
         return self._engine
 
     def _find(self) -> Engine:
-        storage = open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync)
+        storage = open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync, locks=self.recipe.locks)
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:

@@ -30,8 +30,10 @@ _CAPABILITIES = {
     "create_if_absent": "create only where nothing is",
     "compare_and_swap": "replace only the version that was read",
     "conditional_delete": "delete only the version that was read",
+    "reads_beside": "look at an array's metadata in the same step as at its chunks",
     "compose": "copy ranges of an object into its new version",
     "durable": "what was acknowledged survives the loss of power",
+    "across_machines": "all this between the writers of all machines that reach it",
 }
 
 
@@ -126,13 +128,14 @@ def _document(found: Survey, kind: str, capabilities: Capabilities, is_known: bo
         array["passes_through"] = None if surveyed.is_sharded else array["reason"]
         del array["reason"]
     safe = capabilities.atomic_commits
+    writers = ("safe" if capabilities.across_machines else "safe on one machine") if safe else "one a shard" if is_known else "unknown"
     return document | {
         "damaged_objects": found.damaged_objects,
         "storage": {
             "kind": kind,
             "capabilities": asdict(capabilities) | {"atomic_commits": safe},
             "is_known": is_known,
-            "writers": "safe" if safe else "one a shard" if is_known else "unknown",
+            "writers": writers,
         },
     }
 
@@ -220,7 +223,9 @@ def _of(present: int, possible: int | None) -> str:
 
 
 def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> Text:
-    if capabilities.atomic_commits:
+    if capabilities.atomic_commits and not capabilities.across_machines:
+        said = "writers that share a shard: safe on one machine, and on several only if opened with locks='cluster'"
+    elif capabilities.atomic_commits:
         said = "writers that share a shard: safe, none loses what another one wrote"
     elif is_known:
         said = "writers that share a shard: not safe, let one writer at a time write to each shard"

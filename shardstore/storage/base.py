@@ -18,12 +18,26 @@ from shardstore.storage.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Another object, and the version of it without which what is read means nothing."""
+
+    key: str
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
-    """Ranges of one object, all of one version; with a ``generation``, of that version only."""
+    """Ranges of one object, all of one version; with a ``generation``, of that version only.
+
+    With ``beside``, the other object still was of its version after the ranges had been read, or were found absent, or the outcome is
+    ``Outdated``. Kinds
+    without the capability ``reads_beside`` take no notice of it.
+    """
 
     key: str
     ranges: tuple[ByteRequest, ...]
     generation: Generation | None = None
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +60,22 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Outdated:
+    """The object was read, but the one beside it has changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The read failed; others of the same batch may have succeeded."""
 
     error: ShardStoreError
 
 
-ReadOutcome = Found | Absent | Changed | Failed
+ReadOutcome = Found | Absent | Changed | Outdated | Failed
 
 ABSENT = Absent()
 CHANGED = Changed()
+OUTDATED = Outdated()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +160,7 @@ class Storage(Protocol):
 
         Durable and visible when this returns, never partly. Raises ``ConditionFailed`` where the condition did not
         hold, ``WriteOutcomeUnknown`` where the answer was lost and reading back could not settle it. An error, or a
-        body that ends early, leaves the old object.
+        body that ends early, leaves the old object; but for an error of making a stored one durable.
         """
         ...
 

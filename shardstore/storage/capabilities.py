@@ -21,6 +21,10 @@ class Capabilities:
     """``compose`` copies ranges of the old version without sending them through this process's requests."""
     durable: bool = False
     """A write that returned survives the loss of power."""
+    reads_beside: bool = False
+    """``read`` honours ``beside``, without another request."""
+    across_machines: bool = False
+    """What it honours, it honours between the writers of all machines that can reach it."""
 
     @property
     def atomic_commits(self) -> bool:

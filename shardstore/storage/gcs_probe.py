@@ -18,7 +18,7 @@ _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 
 _NOT_KNOWN = (400, 405, 501)
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True)
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True)
 """Reads compare generations themselves."""
 
 
@@ -86,7 +86,14 @@ async def probe_server(client: GCSClient) -> Capabilities:
             delete = await _is_refused(client.object("DELETE", OBJECT, key, "probing conditional deletes with", query=query))
         finally:
             await _remove(client, key)
-    return Capabilities(pinned_reads=True, durable=True, compare_and_swap=swap, create_if_absent=create, conditional_delete=delete)
+    return Capabilities(
+        pinned_reads=True,
+        durable=True,
+        across_machines=True,
+        compare_and_swap=swap,
+        create_if_absent=create,
+        conditional_delete=delete,
+    )
 
 
 async def probe_resumable(client: GCSClient) -> bool:

@@ -7,11 +7,13 @@ storage's own. Writes and deletes have another pool, since they may wait for a l
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
@@ -19,20 +21,28 @@ from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
 from shardstore.model.ranges import BytesLike
 from shardstore.storage import local_walk
-from shardstore.storage.base import ABSENT, ConditionFailed, Copy, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.base import (
+    ABSENT,
+    OUTDATED,
+    Absent,
+    Beside,
+    ConditionFailed,
+    Copy,
+    DirListing,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+)
 from shardstore.storage.body import byte_view, checked_views, groups
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.local_files import (
-    READ_FLAGS,
-    TemporaryFile,
-    delete_file,
-    generation_of,
-    is_reserved,
-    read_file,
-    same_bytes,
-    stat_file,
-    translated,
-)
+from shardstore.storage.local_extents import Extents
+from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
+from shardstore.storage.local_mounts import mount_of
+from shardstore.storage.local_rules import Locks, WriteRules, check_locks
+from shardstore.storage.local_sweep import sweep_tree
+from shardstore.storage.local_temporary import TemporaryFile
 
 T = TypeVar("T")
 
@@ -45,28 +55,35 @@ _COPY_ATTEMPTS = 3
 
 
 class LocalStorage:
-    """Files below ``root``, a path. Safe between threads and processes of one machine; on network file systems where ``flock`` works.
+    """Files below ``root``, a path. Safe between the threads and processes of one machine.
 
-    With ``fsync`` (default) what was acknowledged survives the loss of power.
+    With ``fsync`` (default) what was acknowledged survives the loss of power. ``locks="cluster"`` says that the locks of the file
+    system hold between machines; the storage is then safe between these too.
+
+    Raises:
+        InvalidInput: ``locks`` has another value.
+        Unsupported: this system has no locks that hold between machines.
     """
 
-    def __init__(self, root: str | os.PathLike[str], fsync: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto") -> None:
+        check_locks(locks)
         self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
         self.fsync = fsync
+        self.locks: Locks = locks
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._pools_pid = os.getpid()
 
-    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool]]:
-        return type(self), (self.root, self.fsync)
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool, Locks]]:
+        return type(self), (self.root, self.fsync, self.locks)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LocalStorage) and (other.root, other.fsync) == (self.root, self.fsync)
+        return isinstance(other, LocalStorage) and (other.root, other.fsync, other.locks) == (self.root, self.fsync, self.locks)
 
     def __hash__(self) -> int:
-        return hash((LocalStorage, self.root, self.fsync))
+        return hash((LocalStorage, self.root, self.fsync, self.locks))
 
     def __repr__(self) -> str:
-        return f"LocalStorage({self.root!r}, fsync={self.fsync})"
+        return f"LocalStorage({self.root!r}, fsync={self.fsync}, locks={self.locks!r})"
 
     @property
     def url(self) -> str:
@@ -75,6 +92,12 @@ class LocalStorage:
     @property
     def kind(self) -> str:
         return "local"
+
+    @cached_property
+    def _rules(self) -> WriteRules:
+        """Found out at the first use: where the root lies can change until then, by mounting."""
+        mount = mount_of(self.root)
+        return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -85,6 +108,8 @@ class LocalStorage:
             conditional_delete=True,
             compose=True,
             durable=self.fsync,
+            reads_beside=not self._rules.is_network,  # where what is known of a file may be a while old
+            across_machines=self._rules.is_cluster or not self._rules.is_network,
         )
 
     async def probe(self) -> Capabilities:
@@ -139,11 +164,19 @@ class LocalStorage:
     # -- the protocol --------------------------------------------------------------------------------------------------
 
     def _read_some(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        outcomes = []
+        outcomes: list[ReadOutcome] = []
         for read in reads:
             path = self._path(read.key)
-            outcomes.append(ABSENT if path is None else read_file(path, read))
+            outcome = ABSENT if path is None else read_file(path, read)
+            if read.beside is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.beside):
+                outcome = OUTDATED
+            outcomes.append(outcome)
         return outcomes
+
+    def _is_there(self, other: Beside) -> bool:
+        path = self._path(other.key)
+        status = None if path is None else stat_file(path)
+        return status is not None and generation_of(status) == other.generation
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         if not reads:
@@ -164,7 +197,7 @@ class LocalStorage:
             views = checked_views(body, nbytes, key)
             return await self._write_hop(key, "writing", lambda: self._write_whole(path, key, views, condition))
         # What survives at every await below: the old object, until the thread of the last hop has replaced it.
-        file = await self._write_hop(key, "writing", lambda: TemporaryFile(path, key, self.fsync))
+        file = await self._write_hop(key, "writing", lambda: TemporaryFile(path, key, self._rules))
         try:
             async for group in groups(body, nbytes, _GROUP_BYTES, key):
                 await self._write_hop(key, "writing", lambda views=group: file.append(views))  # type: ignore[misc]  # mypy cannot infer a default
@@ -173,7 +206,7 @@ class LocalStorage:
             await self._write_hop(key, "writing", file.close)
 
     def _write_whole(self, path: str, key: str, views: list[memoryview], condition: Condition) -> Generation:
-        file = TemporaryFile(path, key, self.fsync)
+        file = TemporaryFile(path, key, self._rules)
         try:
             file.append(views)
             return file.publish(condition)
@@ -193,7 +226,8 @@ class LocalStorage:
             status = os.fstat(old)
             if generation_of(status) != source:
                 raise ConditionFailed(f"{key!r} is not the version to copy from")
-            file = TemporaryFile(path, key, self.fsync)
+            extents = Extents(old, status)
+            file = TemporaryFile(path, key, self._rules)
             try:
                 for segment in segments:
                     if not isinstance(segment, Copy):
@@ -203,7 +237,7 @@ class LocalStorage:
                     if end > status.st_size:
                         raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {status.st_size}")
                     try:
-                        file.copy(old, segment.offset, segment.nbytes)
+                        file.copy(extents, segment.offset, segment.nbytes)
                     except EOFError as exc:
                         raise ConditionFailed(str(exc)) from exc
                 if not same_bytes(status, os.fstat(old)):
@@ -211,6 +245,10 @@ class LocalStorage:
                 return file.publish(condition)
             finally:
                 file.close()
+        except OSError as exc:
+            if exc.errno == errno.ESTALE:
+                raise ConditionFailed(f"{key!r} was replaced on another machine while it was being copied") from exc
+            raise
         finally:
             os.close(old)
 
@@ -223,7 +261,7 @@ class LocalStorage:
     def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
         """Our own writers replace files, so that the open one stays what it is; only who writes in place makes this try again."""
         for _ in range(_COPY_ATTEMPTS):
-            if stat_file(old) is None:
+            if self._rules.status(old) is None:
                 return None
             try:
                 fd = os.open(old, READ_FLAGS)
@@ -233,16 +271,21 @@ class LocalStorage:
                 status = os.fstat(fd)
                 if not stat_modes.S_ISREG(status.st_mode):
                     return None
-                with closing(TemporaryFile(new, target, self.fsync)) as file:
+                with closing(TemporaryFile(new, target, self._rules)) as file:
                     try:
-                        file.copy(fd, 0, status.st_size)
+                        file.copy(Extents(fd, status), 0, status.st_size)
                     except EOFError:
                         continue
                     if same_bytes(status, os.fstat(fd)):
                         return file.publish(UNCONDITIONAL)
+            except OSError as exc:
+                if exc.errno != errno.ESTALE:  # replaced on another machine
+                    raise
             finally:
                 os.close(fd)
-        raise StorageError(f"{source!r} cannot be copied: it is being written in place; copy it when that is done")
+        raise StorageError(
+            f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done"
+        )
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         if target.startswith(f"{source}/"):
@@ -250,9 +293,7 @@ class LocalStorage:
         old, new = self._path(source), self._path_to_write(target)
         if old is None:
             return False
-        return await self._write_hop(
-            target, f"renaming {source!r} to", lambda: local_walk.rename_directory(old, new, self.root, self.fsync)
-        )
+        return await self._write_hop(target, f"renaming {source!r} to", lambda: local_walk.rename_directory(old, new, self._rules))
 
     async def delete(self, key: str, condition: Condition) -> bool:
         if isinstance(condition, IfAbsent):
@@ -260,7 +301,7 @@ class LocalStorage:
         path = self._path(key)
         if path is None:
             return False
-        return await self._write_hop(key, "deleting", lambda: delete_file(path, key, condition, self.root, self.fsync))
+        return await self._write_hop(key, "deleting", lambda: self._rules.delete(path, key, condition))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         share = max(1, -(-len(keys) // _WRITE_WORKERS))
@@ -269,21 +310,25 @@ class LocalStorage:
             for key in mine:
                 path = self._path(key)
                 if path is not None:
-                    delete_file(path, key, UNCONDITIONAL, self.root, self.fsync)
+                    self._rules.delete(path, key, UNCONDITIONAL)
 
         async def one(mine: Sequence[str]) -> None:
             await self._write_hop(mine[0], "deleting", lambda: delete_some(mine))
 
-        await asyncio.gather(*(one(keys[start : start + share]) for start in range(0, len(keys), share)))
+        # An error is raised when all have ended: nothing is removed any more when this returns.
+        shares = [keys[start : start + share] for start in range(0, len(keys), share)]
+        for outcome in await asyncio.gather(*map(one, shares), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def cut_links(self, prefix: str) -> None:
         """Remove links to directories below ``prefix``, before what is there is erased: what they lead to is not the store's."""
         if self._is_prefix(prefix):
-            await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self.root, prefix))
+            await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self._rules, prefix))
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
-        status = None if path is None else await self._read_hop(key, "looking up", lambda: stat_file(path))
+        status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
         return None if status is None else ObjectInfo(key, status.st_size, generation_of(status))
 
     def _is_prefix(self, prefix: str) -> bool:
@@ -307,11 +352,12 @@ class LocalStorage:
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
 
     async def sweep(self, older_than_seconds: float = 3600.0) -> int:
-        """Remove temporary files that writers left who died in the middle; how many.
+        """Remove temporary and lock files that writers left who died in the middle; how many.
 
-        Kept are younger ones, and those of processes that live on this machine.
+        Kept are younger ones, and those of writers that live. On network file systems a day is the least age: locks need not tell
+        there whether another machine's writer lives. The first write in a directory does the same there, whatever the age.
         """
-        return await self._write_hop("", "sweeping", lambda: local_walk.sweep(self.root, older_than_seconds))
+        return await self._write_hop("", "sweeping", lambda: sweep_tree(self.root, self._rules.is_network, older_than_seconds))
 
     async def close(self) -> None:
         pools, self._pools = self._pools, {}

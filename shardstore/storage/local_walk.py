@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.local_files import PARENT_ATTEMPTS, fsync_directory, generation_of, is_reserved, is_stale, prune
+from shardstore.storage.local_files import fsync_directory, generation_of, is_reserved
+from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
 
 # What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -64,12 +65,12 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(entry.path, key_prefix + name, "", below)
 
 
-def cut_links(root: str, prefix: str) -> None:
+def cut_links(rules: WriteRules, prefix: str) -> None:
     """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``): themselves, not what they lead to.
 
     What lies below the root is found through links as well; what is erased there must not be.
     """
-    top = os.path.join(root, prefix.rstrip("/")) if prefix else root
+    top = os.path.join(rules.root, prefix.rstrip("/")) if prefix else rules.root
     if prefix and os.path.islink(top):
         os.unlink(top)
         return
@@ -78,7 +79,7 @@ def cut_links(root: str, prefix: str) -> None:
         for path in links:
             os.unlink(path)
         if links:
-            prune(directory, root)
+            rules.prune(directory)
 
 
 def list_directory(root: str, prefix: str) -> DirListing:
@@ -95,7 +96,7 @@ def list_directory(root: str, prefix: str) -> DirListing:
     return DirListing(tuple(objects), tuple(prefixes))
 
 
-def rename_directory(source: str, target: str, root: str, fsync: bool) -> bool:
+def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
     """Make the directory ``source`` the directory ``target``; ``False``, and nothing is changed, where that takes more than a rename.
 
     The locks of single objects are not taken. A writer that is at work below ``source`` finds its temporary file gone and fails,
@@ -107,10 +108,10 @@ def rename_directory(source: str, target: str, root: str, fsync: bool) -> bool:
     # A link would be moved, not what it leads to, and lead elsewhere from its new place.
     if os.path.islink(source) or not os.path.isdir(source):
         return False
-    if not _remove_empty(target) and os.path.lexists(target):
+    if not _remove_empty(target, rules) and os.path.lexists(target):
         raise ConditionFailed(f"there is something at {target} already")
     parent = os.path.dirname(target)
-    made = [directory for directory in _above(parent, root) if not os.path.isdir(directory)]
+    made = [directory for directory in _above(parent, rules.root) if not os.path.isdir(directory)]
     for attempt in range(PARENT_ATTEMPTS):
         os.makedirs(parent, exist_ok=True)
         try:
@@ -119,19 +120,19 @@ def rename_directory(source: str, target: str, root: str, fsync: bool) -> bool:
         except FileNotFoundError:  # the source is gone, or the new parents were empty and somebody removed them
             if os.path.isdir(source) and attempt < PARENT_ATTEMPTS - 1:
                 continue
-            prune(parent, root)
+            rules.prune(parent)
             return False
         except OSError as exc:
-            prune(parent, root)
+            rules.prune(parent)
             if exc.errno == errno.EXDEV:  # another file system is mounted in between
                 return False
             if exc.errno in _IN_THE_WAY:
                 raise ConditionFailed(f"another writer was faster: there is something at {target} now") from exc
             raise
-    if fsync:
+    if rules.fsync:
         for directory in {parent, os.path.dirname(source), *map(os.path.dirname, made)}:
             fsync_directory(directory)
-    prune(os.path.dirname(source), root)
+    rules.prune(os.path.dirname(source))
     return True
 
 
@@ -143,30 +144,13 @@ def _above(directory: str, root: str) -> Iterator[str]:
     yield root
 
 
-def _remove_empty(directory: str) -> bool:
+def _remove_empty(directory: str, rules: WriteRules) -> bool:
     """Remove a directory that holds nothing but such directories; whether that is so."""
     if os.path.islink(directory):
         return False
     try:
         with os.scandir(directory) as entries:
-            if not all(entry.is_dir(follow_symlinks=False) and _remove_empty(entry.path) for entry in entries):
-                return False
-        os.rmdir(directory)
-    except OSError:  # not there, no directory, or no longer empty: renaming tells
+            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # not there, or no directory
         return False
-    return True
-
-
-def sweep(root: str, older_than_seconds: float) -> int:
-    """Remove the temporary files that dead writers left; the number of them."""
-    removed = 0
-    for directory, _, names in os.walk(root):
-        for name in names:
-            if not is_reserved(name):
-                continue
-            path = os.path.join(directory, name)
-            with suppress(FileNotFoundError):
-                if is_stale(name, os.stat(path), older_than_seconds):
-                    os.unlink(path)
-                    removed += 1
-    return removed
+    return all(_remove_empty(path, rules) for path in below) and rules.remove_empty(directory)

@@ -20,6 +20,7 @@ from shardstore.model.ranges import BytesLike, resolve
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
+    OUTDATED,
     ConditionFailed,
     Copy,
     DirListing,
@@ -94,7 +95,15 @@ class MemoryStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(pinned_reads=True, create_if_absent=True, compare_and_swap=True, conditional_delete=True, compose=True)
+        return Capabilities(
+            pinned_reads=True,
+            create_if_absent=True,
+            compare_and_swap=True,
+            conditional_delete=True,
+            compose=True,
+            reads_beside=True,
+            across_machines=True,  # only this process can reach it
+        )
 
     async def probe(self) -> Capabilities:
         return self.capabilities
@@ -110,6 +119,10 @@ class MemoryStorage:
 
     def _read_one(self, read: Read) -> ReadOutcome:
         found = self._snapshot(read.key)
+        if read.beside is not None:
+            other = self._snapshot(read.beside.key)
+            if other is None or other[0] != read.beside.generation:
+                return OUTDATED
         if found is None:
             return ABSENT
         generation, data = found

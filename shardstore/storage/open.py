@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,7 @@ from shardstore.storage.generic import GenericStorage
 from shardstore.storage.generic_links import is_any, is_one, without_dirs
 from shardstore.storage.http import HTTPStorage
 from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_rules import Locks, check_locks
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.s3 import S3Storage
@@ -36,44 +38,49 @@ _S3 = frozenset({"s3", "s3a"})
 _GCS = frozenset({"gs", "gcs"})
 _HTTP = frozenset({"http", "https"})
 
+LocalOpener = Callable[[str], LocalStorage]
+"""Makes the storage of a path, with the options that concern local files."""
+
 _OURS = "sharded"
 """The protocol under which fsspec knows views of stores; registered by ``adapters.filesystem``."""
 
 _EXTRAS = dict.fromkeys(_S3, "s3") | dict.fromkeys(_GCS, "gcs") | dict.fromkeys(_HTTP, "http")
 
 
-def open_storage(target: object, storage_options: Mapping[str, Any] | None = None, *, fsync: bool = True) -> Storage:
+def open_storage(target: object, storage_options: Mapping[str, Any] | None = None, *, fsync: bool = True, locks: Locks = "auto") -> Storage:
     """The storage that ``target`` names.
 
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
     storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
-    that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` concerns local
-    files only.
+    that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks``
+    concern local files only.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
-            of a store.
+            of a store; ``locks`` is no value of that option.
         Unsupported: a package that it needs is missing.
         NotFound: there is no such archive, or set of references, as the target reads through.
         StorageError: it cannot be opened.
     """
+    check_locks(locks)
+    local = partial(LocalStorage, fsync=fsync, locks=locks)
     options = dict(storage_options or {})
     if isinstance(target, str):
-        return _open_url(target, options, fsync)
+        return _open_url(target, options, local)
     if isinstance(target, os.PathLike):
         path = os.fsdecode(target)
         if "://" in path:  # path objects of packages that know URLs
-            return _open_url(path, options, fsync)
+            return _open_url(path, options, local)
         open_options.refuse(path, options)
-        return LocalStorage(path, fsync)
+        return local(path)
     if options:
         raise InvalidInput(f"storage_options go with a URL; a {type(target).__name__} has options of its own")
     if isinstance(target, Storage):
         return target
     if isinstance(target, FSMap):
-        return _open_filesystem(target.fs, target.root, fsync)
+        return _open_filesystem(target.fs, target.root, local)
     if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
-        return _open_filesystem(target[0], str(target[1]), fsync)
+        return _open_filesystem(target[0], str(target[1]), local)
     if isinstance(target, AbstractFileSystem):
         raise InvalidInput("a filesystem needs a path in it: give (fs, path)")
     raise InvalidInput(f"a target is a path, a URL, (fs, path), an fsspec mapping or a storage, not a {type(target).__name__}")
@@ -134,14 +141,14 @@ def _without_ours(url: str, options: dict[str, Any]) -> str:
     return url
 
 
-def _open_url(url: str, options: dict[str, Any], fsync: bool) -> Storage:
+def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
     url = _without_ours(url, options)
     if not url:
         raise InvalidInput("an empty string names no target; '.' is the current directory")
     protocols = _protocols(url)
     if protocols == [""] or (len(protocols) == 1 and _is_drive(protocols[0])):
         open_options.refuse(url, options)
-        return LocalStorage(url, fsync)
+        return local(url)
     _check_protocols(url, protocols)
     shown = redacted(url)
     options_by_link = open_options.by_link(shown, [protocol or "file" for protocol in protocols], options)
@@ -149,12 +156,12 @@ def _open_url(url: str, options: dict[str, Any], fsync: bool) -> Storage:
         (protocol,) = protocols
         if protocol in _LOCAL:
             open_options.refuse(shown, options_by_link[protocol])
-            return LocalStorage(LocalFileSystem._strip_protocol(url), fsync)
+            return local(LocalFileSystem._strip_protocol(url))
         if protocol == "memory" and options_by_link[protocol].get("global_store", True):
             open_options.refuse(shown, {k: v for k, v in options_by_link[protocol].items() if k != "global_store"})
             return MemoryStorage(MemoryFileSystem._strip_protocol(url))
     fs, path = _filesystem_of(url, shown, options_by_link)
-    return _open_filesystem(fs, path, fsync, url)
+    return _open_filesystem(fs, path, local, url)
 
 
 def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
@@ -202,7 +209,7 @@ def _reason(exc: Exception) -> str:
 # -- filesystems -------------------------------------------------------------------------------------------------------
 
 
-def _open_filesystem(fs: AbstractFileSystem, path: str, fsync: bool, url: str | None = None) -> Storage:
+def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url: str | None = None) -> Storage:
     if is_any(fs, frozenset({_OURS})):
         raise InvalidInput(
             f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
@@ -210,7 +217,7 @@ def _open_filesystem(fs: AbstractFileSystem, path: str, fsync: bool, url: str | 
         )
     fs, path = without_dirs(fs, path)
     if isinstance(fs, LocalFileSystem) and is_one(fs, _LOCAL):
-        return LocalStorage(fs._strip_protocol(path), fsync)
+        return local(fs._strip_protocol(path))
     if isinstance(fs, MemoryFileSystem) and is_one(fs, _MEMORY) and fs.store is MemoryFileSystem.store:
         return MemoryStorage(fs._strip_protocol(path))
     fs = on_io_loop(fs)

@@ -1,4 +1,4 @@
-"""What a server that speaks S3 honours, found out by requests that write nothing on servers that do.
+"""What a server that speaks S3 honours, found out once an endpoint, bucket and process; nothing is left behind.
 
 A server that does not know conditional writes may answer 200 to them and overwrite: success alone proves nothing, so the
 question is asked such that the right answer is a refusal.
@@ -20,7 +20,7 @@ from shardstore.storage.s3_client import S3Client
 _REFUSED = (404, 409, 412)
 _NOT_KNOWN = (400, 405, 501)
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True)
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True)
 """Reads compare the ETag of the answer themselves, so they need nothing of the server but an ETag."""
 
 
@@ -67,6 +67,8 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
     except RequestFailed as exc:
         if exc.code == "NoSuchBucket":
             raise
+        if exc.code == "NoSuchUpload":  # it was completed: the answer was lost, and the client asked again
+            return False
         if exc.status in _REFUSED:
             return True
         if exc.status in _NOT_KNOWN:
@@ -76,27 +78,49 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
 
 
 async def probe_server(client: S3Client) -> Capabilities:
-    """Ask for the abilities of the server: two requests that change nothing where it has them all."""
-    key = _probe_key()
-    swap, delete = await asyncio.gather(
-        _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag()),
-        _is_refused(client, "delete_object", _probe_key(), IfMatch=_made_up_etag()),
-    )
-    # No server is known that honours If-Match but not If-None-Match, which came first; the reverse has to be tried.
-    create = True if swap else await _probe_create(client, key)
+    """Ask for the abilities of the server: on AWS two requests that change nothing, on others also some about an object that is
+    removed again.
+
+    Servers have been written that know one condition and not the other, or that answer 404 to any DELETE of what is not there.
+    """
+    if client.is_aws:
+        swap, delete = await asyncio.gather(
+            _is_refused(client, "put_object", _probe_key(), Body=b"", IfMatch=_made_up_etag()),
+            _is_refused(client, "delete_object", _probe_key(), IfMatch=_made_up_etag()),
+        )
+        create = swap  # its manual can be believed
+    else:
+        swap, create, delete = await _probe_object(client, _probe_key())
     return Capabilities(
-        pinned_reads=True, durable=True, compare_and_swap=swap is True, create_if_absent=create, conditional_delete=delete is True
+        pinned_reads=True,
+        durable=True,
+        across_machines=True,
+        compare_and_swap=swap is True,
+        create_if_absent=create is True,
+        conditional_delete=delete is True,
     )
 
 
-async def _probe_create(client: S3Client, key: str) -> bool:
-    """Create an object, and see whether creating it again is refused."""
+async def _probe_object(client: S3Client, key: str) -> tuple[bool | None, bool | None, bool | None]:
+    """Whether the server refuses to replace what is not there, to create what is, and to delete another version of it."""
     try:
-        first = await _is_refused(client, "put_object", key, Body=b"")
-        again = await _is_refused(client, "put_object", key, Body=b"", IfNoneMatch="*")
-        return first is False and again is True
+        swap = await _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag())
+        if await _is_refused(client, "put_object", key, Body=b"") is not False:
+            return swap, None, None
+        create = await _is_refused(client, "put_object", key, Body=b"", IfNoneMatch="*")
+        delete = await _is_refused(client, "delete_object", key, IfMatch=_made_up_etag())
+        # Carried out, its answer lost, and sent again, a DELETE is refused because there is nothing any more.
+        return swap, create, delete and await client.head(key) is not None
     finally:
+        await _remove(client, key)
+
+
+async def _remove(client: S3Client, key: str) -> None:
+    try:
         await client.call("delete_object", "removing the probe", key)
+    except RequestFailed as exc:
+        if exc.status != 404 or exc.code == "NoSuchBucket":
+            raise
 
 
 async def probe_multipart(client: S3Client) -> bool:
@@ -113,7 +137,7 @@ async def probe_multipart(client: S3Client) -> bool:
         )
     finally:
         if refused is False:
-            await client.call("delete_object", "removing the probe", key)
+            await _remove(client, key)
         else:
             await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
     return refused is True

@@ -7,25 +7,23 @@ import errno
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import fsspec.asyn
 import pytest
 
 from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage import local_files
 from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Copy, Failed, Found, New, Read
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_locks import lock_path, locked
+from shardstore.storage.local_extents import Extents
+from shardstore.storage.local_temporary import TemporaryFile
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces
+from tests.storage.on_disk import files_below
 
 
 @pytest.fixture
@@ -40,10 +38,6 @@ def s(storage: LocalStorage) -> SyncStorage:
 
 class TestLocalStorage(StorageSuite):
     pass
-
-
-def files_below(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
 
 
 # -- what is on the disk -----------------------------------------------------------------------------------------------
@@ -66,7 +60,9 @@ def test_only_objects_are_left(storage: LocalStorage, s: SyncStorage, tmp_path: 
 
 def test_hidden_files_of_ours_are_no_objects(storage: LocalStorage, s: SyncStorage, tmp_path: Path) -> None:
     s.put("a", b"1")
-    for name in (".a.shardstore-lock", ".a.x-1.y.shardstore-tmp"):
+    ours = (".a.shardstore-lock", ".a.x-1.y.shardstore-tmp", ".shardstore-lock")
+    removed_while_open = (".nfs000000000a0b0c0d00000001", ".fuse_hidden0000a0b000000001")
+    for name in (*ours, *removed_while_open):
         (tmp_path / "root" / name).write_bytes(b"")
         assert s.read(name, EVERYTHING) == ABSENT
         assert s.stat(name) is None
@@ -75,6 +71,9 @@ def test_hidden_files_of_ours_are_no_objects(storage: LocalStorage, s: SyncStora
             s.put(name, b"1")
     assert s.keys() == ["a"]
     assert s.children() == (["a"], [])
+    s.put(".nfs", b"1")
+    s.put(".nfsx0000000000000000", b"1")
+    assert s.keys() == [".nfs", ".nfsx0000000000000000", "a"]
 
 
 @pytest.mark.parametrize("key", ["../a", "a/../b", "/a", "a//b", "./a", "a/", "a\0b"])
@@ -199,24 +198,6 @@ def test_a_cancelled_write_leaves_nothing(s: SyncStorage, tmp_path: Path) -> Non
     assert files_below(tmp_path / "root") == ["a"]
 
 
-def test_sweep_removes_what_dead_writers_left(storage: LocalStorage, s: SyncStorage, tmp_path: Path) -> None:
-    s.put("d/a", b"1")
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    alive = local_files._temp_name("a")
-    dead = alive.replace(f"-{os.getpid()}.", f"-{process.pid}.")
-    elsewhere = ".a.000000-1.abc.shardstore-tmp"
-    foreign = ".a.shardstore-tmp"
-    for name in (alive, dead, elsewhere, foreign):
-        (tmp_path / "root/d" / name).write_bytes(b"")
-    assert on_io_loop(storage.sweep()) == 0  # too young
-    old = time.time() - 7200
-    for name in (alive, dead, elsewhere, foreign):
-        os.utime(tmp_path / "root/d" / name, (old, old))
-    assert on_io_loop(storage.sweep()) == 2
-    assert files_below(tmp_path / "root") == sorted(["d", "d/a", f"d/{alive}", f"d/{foreign}"])
-
-
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
@@ -304,15 +285,15 @@ def test_a_file_that_is_written_in_place_is_copied_whole_or_not_at_all(
     s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s.put("a", b"0" * 100)
-    original = local_files.TemporaryFile.copy
+    original = TemporaryFile.copy
     changes = [b"1" * 100]
 
-    def copy(self: local_files.TemporaryFile, source: int, offset: int, nbytes: int) -> None:
+    def copy(self: TemporaryFile, source: Extents, offset: int, nbytes: int) -> None:
         original(self, source, offset, nbytes)
         if changes:
             (tmp_path / "root/a").write_bytes(changes.pop())
 
-    monkeypatch.setattr(local_files.TemporaryFile, "copy", copy)
+    monkeypatch.setattr(TemporaryFile, "copy", copy)
     s.copy("a", "b")
     assert s.get("b") == b"1" * 100
     changes += [b"%d" % i * (50 + i) for i in range(3)]  # shorter: the copy ends before its time
@@ -353,8 +334,8 @@ def test_renames_take_hidden_files_along_and_leave_no_directories(s: SyncStorage
     (tmp_path / "root/n/empty/dirs").mkdir(parents=True)
     assert s.rename_prefix("a/b", "n") is True
     assert s.keys() == ["n/c/x"]
-    s.put("n/c/x", b"2")  # who left the lock is gone
-    assert files_below(tmp_path / "root") == ["n", "n/c", "n/c/.x.host-1.abc.shardstore-tmp", "n/c/x"]
+    s.put("n/c/x", b"2")  # who left them is gone
+    assert files_below(tmp_path / "root") == ["n", "n/c", "n/c/x"]
 
 
 def test_a_writer_that_is_at_work_while_its_directory_is_renamed_is_told(s: SyncStorage, tmp_path: Path) -> None:
@@ -422,55 +403,7 @@ def test_parents_that_are_removed_while_they_are_needed(s: SyncStorage, tmp_path
     assert files_below(tmp_path / "root") == ["new", "new/b", "new/b/x"]
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_lock_excludes_threads_and_leaves_nothing(tmp_path: Path) -> None:
-    path = str(tmp_path / "a")
-    count = 0
-
-    def work() -> None:
-        nonlocal count
-        for _ in range(50):
-            with locked(path):
-                seen = count
-                time.sleep(0)
-                count = seen + 1
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert count == 400
-    assert files_below(tmp_path) == []
-
-
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
-
-
-def test_a_killed_holder_blocks_nobody(s: SyncStorage, tmp_path: Path) -> None:
-    s.put("a", b"1")
-    path = str(tmp_path / "root/a")
-    code = (
-        "import sys, time\n"
-        "from shardstore.storage.local_locks import locked\n"
-        "with locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    )
-    holder = start(code, path)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    writing = asyncio.run_coroutine_threadsafe(s.storage.write("a", [b"2"], 1, UNCONDITIONAL), fsspec.asyn.get_loop())
-    time.sleep(0.2)
-    assert not writing.done()
-    assert s.get("a") == b"1"  # reads wait for no lock
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
-    writing.result(30)
-    assert s.get("a") == b"2"
-    assert not os.path.exists(lock_path(path))
+# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 def increment_often(root: str, times: int) -> None:
@@ -538,6 +471,12 @@ def test_pickles_and_equality(storage: LocalStorage, s: SyncStorage) -> None:
     assert hash(copy) == hash(storage)
     assert SyncStorage(copy).get("a") == b"1"
     assert LocalStorage(storage.root, fsync=True) != storage
+    across = LocalStorage(storage.root, fsync=False, locks="cluster")
+    assert across != storage
+    assert pickle.loads(pickle.dumps(across)) == across
+    assert "locks='cluster'" in repr(across)
+    with pytest.raises(InvalidInput, match="neither 'auto' nor 'cluster'"):
+        LocalStorage(storage.root, locks="all")  # type: ignore[arg-type]
 
 
 def test_creating_where_the_file_system_has_no_hard_links(s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:

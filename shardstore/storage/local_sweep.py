@@ -1,0 +1,127 @@
+"""Removing what writers left that died in the middle: temporary files, and the locks of objects.
+
+A writer holds a lock on its temporary file as long as it lives. So a file is left behind if its lock can be had at once: that
+needs no knowledge of processes, which have the same numbers in other containers and again after a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat as stat_modes
+import sys
+import time
+from contextlib import suppress
+from itertools import islice
+
+from shardstore.storage.local_files import TEMP_SUFFIX
+from shardstore.storage.local_locks import LOCK_SUFFIX, bears, lock_whole, open_to_lock, remove_locked, unlock
+from shardstore.storage.local_range_locks import DIRECTORY_LOCK
+
+# Looked through before the first write in a directory: 50 ms on a local disk. A larger one is left to ``LocalStorage.sweep``.
+_ENTRIES_LOOKED_AT = 100_000
+_DIRECTORIES_REMEMBERED = 10_000
+
+# Locks on network file systems may be this machine's own affair: there, what another machine writes has to be known by its age too.
+_NETWORK_AGE_SECONDS = 86_400.0
+
+_swept: dict[str, None] = {}
+
+
+def host_token() -> str:
+    """Stands for this machine in the names of temporary files."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def sweep_once(directory: str, is_network: bool) -> None:
+    """Remove what dead writers left in a directory, once a process. Never fails: the write that comes next does not depend on it."""
+    if directory in _swept:
+        return
+    if len(_swept) >= _DIRECTORIES_REMEMBERED:
+        _swept.clear()
+    _swept[directory] = None
+    if sys.platform != "win32":
+        with suppress(OSError):  # it is not there yet, or cannot be listed
+            _sweep_directory(directory, is_network, 0.0, _ENTRIES_LOOKED_AT)
+
+
+def forget() -> None:
+    """Sweep every directory once more, as a new process does."""
+    _swept.clear()
+
+
+def sweep_tree(root: str, is_network: bool, older_than_seconds: float) -> int:
+    """Remove what dead writers left below ``root``, and is at least that old; the number of files."""
+    removed = 0
+    for directory, _, _ in os.walk(root):
+        with suppress(OSError):  # removed meanwhile, or not ours to look into
+            removed += _sweep_directory(directory, is_network, older_than_seconds, None)
+    return removed
+
+
+def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None) -> int:
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in islice(entries, limit) if _may_be_left(entry.name, is_network)]
+    if is_network:
+        older_than_seconds = max(older_than_seconds, _NETWORK_AGE_SECONDS)
+    return sum(_remove_if_dead(os.path.join(directory, name), older_than_seconds) for name in names)
+
+
+def _may_be_left(name: str, is_network: bool) -> bool:
+    if not name.startswith("."):
+        return False
+    if name.endswith(TEMP_SUFFIX):
+        return _writer_of(name) is not None
+    # On a network file system, whoever holds the lock of an object holds it on the machine that exports the directory.
+    return name.endswith(LOCK_SUFFIX) and name != DIRECTORY_LOCK and not is_network
+
+
+def _writer_of(name: str) -> tuple[str, int] | None:
+    """The host and process in the name of a temporary file; ``None`` where it is not of the form that ``TemporaryFile`` gives it."""
+    host, separator, pid = name.removesuffix(TEMP_SUFFIX).rpartition(".")[0].rpartition(".")[2].partition("-")
+    return (host, int(pid)) if separator and pid.isdecimal() else None
+
+
+if sys.platform == "win32":
+
+    def _remove_if_dead(path: str, older_than_seconds: float) -> bool:
+        """There are no such locks: by age, and the process number where the writer was on this machine."""
+        writer = _writer_of(os.path.basename(path))
+        if writer is None:  # a lock file: those stay
+            return False
+        try:
+            if time.time() - os.stat(path).st_mtime < older_than_seconds or (writer[0] == host_token() and _is_alive(writer[1])):
+                return False
+            os.unlink(path)
+        except OSError:  # removed meanwhile, or still open
+            return False
+        return True
+
+    def _is_alive(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # it exists, and is not ours
+            return True
+        return True
+
+else:
+
+    def _remove_if_dead(path: str, older_than_seconds: float) -> bool:
+        try:
+            fd = open_to_lock(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # removed meanwhile, or not ours to remove
+            return False
+        try:
+            status = os.fstat(fd)
+            is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
+            # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
+            if stat_modes.S_ISREG(status.st_mode) and is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
+                remove_locked(fd, path)
+                return True
+        except OSError:  # no locks here; what cannot be known to be left behind stays
+            pass
+        unlock(fd)
+        return False

@@ -1,0 +1,217 @@
+"""A new version of a file, while it is being written and until it is put in the object's place in one step."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import Condition, Generation, IfAbsent
+from shardstore.storage.base import ConditionFailed
+from shardstore.storage.local_extents import Extents
+from shardstore.storage.local_files import TEMP_SUFFIX, fsync_directory, generation_of, pread
+from shardstore.storage.local_locks import close_locked, lock_whole, open_to_lock
+from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local_sweep import host_token
+
+_COPY_BUFFER_BYTES = 1 << 20
+_COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
+
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+# What file systems without hard links answer to link(2): FAT, some FUSE and network ones.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def _temp_name(name: str) -> str:
+    """``.{start of name}.{host}-{pid}.{random}.shardstore-tmp``; cut, so that it is never too long."""
+    stem = os.fsencode(name)[:64].decode("utf-8", "ignore")
+    return f".{stem}.{host_token()}-{os.getpid()}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
+
+
+class TemporaryFile:
+    """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
+
+    It is locked as long as it is open, which tells sweepers that its writer lives.
+    """
+
+    def __init__(self, path: str, key: str, rules: WriteRules) -> None:
+        self._path = path
+        self._key = key
+        self._rules = rules
+        self._parent = os.path.dirname(path)
+        self._new_parents: list[str] = []
+        self._copies_in_kernel = hasattr(os, "copy_file_range")
+        self._has_holes = False
+        self._temp = ""
+        self._fd = -1
+        rules.sweep_once(self._parent)
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        for attempt in range(PARENT_ATTEMPTS):
+            temp = os.path.join(self._parent, _temp_name(os.path.basename(self._path)))
+            try:
+                self._fd = open_to_lock(temp, _CREATE_FLAGS)
+            except FileNotFoundError:
+                # The first write here; or someone deleted the last object here and pruned the directory again.
+                if attempt == PARENT_ATTEMPTS - 1:
+                    raise
+                self._make_parents()
+                continue
+            self._temp = temp
+            lock_whole(self._fd, temp)
+            status = os.fstat(self._fd)
+            self._identity = status.st_dev, status.st_ino
+            if status.st_nlink or sys.platform == "win32":
+                return
+            # A sweeper was faster with the lock, and took the file for one that was left behind.
+            self._close_descriptor()
+        raise StorageError(f"writing {self._key!r} failed: its temporary file is removed by others as soon as it is there")
+
+    def _make_parents(self) -> None:
+        missing = self._parent
+        while not os.path.isdir(missing):
+            self._new_parents.append(missing)
+            missing = os.path.dirname(missing)
+        with suppress(FileNotFoundError):  # pruned while it was being made: the next attempt makes it again
+            os.makedirs(self._parent, exist_ok=True)
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def append(self, views: Iterable[memoryview]) -> None:
+        for view in views:
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def copy(self, source: Extents, offset: int, nbytes: int) -> None:
+        """Append bytes of an open file, its holes as holes, inside the kernel where it can. Raises ``EOFError`` where it ends."""
+        for extent in source.within(offset, nbytes):
+            if extent.is_data:
+                self._copy_data(source.fd, extent.offset, extent.nbytes)
+            else:
+                os.lseek(self._fd, extent.nbytes, os.SEEK_CUR)
+                self._has_holes = True
+
+    def _copy_data(self, source: int, offset: int, nbytes: int) -> None:
+        while nbytes and self._copies_in_kernel:
+            try:
+                done = os.copy_file_range(source, self._fd, min(nbytes, _COPY_CALL_BYTES), offset)
+            except OSError as exc:
+                if exc.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self._copies_in_kernel = False
+                break
+            if not done:
+                raise self._ended(offset)
+            offset, nbytes = offset + done, nbytes - done
+        while nbytes:
+            data = pread(source, min(nbytes, _COPY_BUFFER_BYTES), offset)
+            if not data:
+                raise self._ended(offset)
+            self.append([memoryview(data)])
+            offset, nbytes = offset + len(data), nbytes - len(data)
+
+    def _ended(self, offset: int) -> EOFError:
+        return EOFError(f"{self._key!r} ended at byte {offset} while it was being copied")
+
+    # -- publishing ----------------------------------------------------------------------------------------------------
+
+    def _stamp_mtime(self) -> None:
+        """Give this version a modification time of its own.
+
+        An inode number is used again as soon as a file is gone, and the kernel's clock for timestamps ticks every few
+        milliseconds: two versions of equal length, written one after the other, can agree in everything that ``stat``
+        shows. So the nanoseconds below a millisecond are drawn at random.
+        """
+        now = time.time_ns()
+        mtime = now - now % 1_000_000 + secrets.randbelow(1_000_000)
+        os.utime(self._fd if os.utime in os.supports_fd else self._temp, ns=(now, mtime))
+
+    def publish(self, condition: Condition) -> Generation:
+        """Make this the object. Raises ``ConditionFailed``, and leaves the old one, where ``condition`` does not hold."""
+        if self._has_holes:  # the last of which may be at its end
+            os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
+        self._stamp_mtime()
+        if self._rules.fsync:
+            os.fsync(self._fd)
+        if self._rules.is_network:
+            # Only then has the server all of it; other machines may open the name as soon as it is there.
+            self._close_descriptor()
+        # Unconditional writes take the lock as well: one of them between another writer's check and its replacing would be lost,
+        # although it came after that check.
+        with self._rules.locked(self._path):
+            self._rules.check(self._path, self._key, condition)
+            if isinstance(condition, IfAbsent):
+                self._link()
+            else:
+                self._replace()
+            self._temp = ""
+            if self._rules.fsync:
+                self._sync_names()
+            return self._generation()
+
+    def _link(self) -> None:
+        try:
+            os.link(self._temp, self._path)  # fails where a writer that takes no locks was faster
+        except FileExistsError as exc:
+            if not self._arrived():
+                raise ConditionFailed(f"{self._key!r} exists") from exc
+        except OSError as exc:
+            if exc.errno not in _NO_HARD_LINKS:
+                raise
+            self._replace()  # it was absent, and who writes through shardstore waits for the lock
+            return
+        with suppress(OSError):  # it is stored; another name that it keeps is swept up
+            os.unlink(self._temp)
+
+    def _replace(self) -> None:
+        try:
+            os.replace(self._temp, self._path)
+        except FileNotFoundError:
+            if not self._arrived():
+                raise
+
+    def _arrived(self) -> bool:
+        """Whether this file has its name after all: a network file system may carry out a request twice, and answer for the second time."""
+        status = self._rules.status(self._path)
+        return status is not None and (status.st_dev, status.st_ino) == self._identity
+
+    def _sync_names(self) -> None:
+        fsync_directory(self._parent)
+        for made in self._new_parents:
+            fsync_directory(os.path.dirname(made))
+
+    def _generation(self) -> Generation:
+        """The version that was stored; asked for last, because a new name changes the ctime, which belongs to it."""
+        if self._fd >= 0:
+            return generation_of(os.fstat(self._fd))
+        status = self._rules.status(self._path)
+        if status is None:
+            raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
+        return generation_of(status)
+
+    def _close_descriptor(self) -> None:
+        fd, self._fd = self._fd, -1
+        close_locked(fd)
+
+    def close(self) -> None:
+        """Let go; what was not published is removed. Never fails: what cannot be removed is swept up later."""
+        temp, self._temp = self._temp, ""
+        try:
+            if temp:
+                with suppress(OSError):
+                    os.unlink(temp)
+        finally:
+            if self._fd >= 0:
+                with suppress(OSError):  # what was published was complete before
+                    self._close_descriptor()

@@ -1,0 +1,99 @@
+"""What writers do that are killed: run in children of ``shardstore.testing.crash``, and known to their parent by its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import shardstore
+from shardstore.storage import local, local_sweep
+from shardstore.storage.local_mounts import Mount
+from shardstore.testing.crash import Child
+
+SHARDS = 4
+SLOTS = 16
+DOCUMENT = (
+    b'{"zarr_format":3,"node_type":"array","shape":[%d],"data_type":"uint8","chunk_grid":{"name":"regular","configuration":'
+    b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"}]}' % (SHARDS * SLOTS)
+)
+
+Change = dict[int, bytes | None]
+"""New chunks by number; ``None``: erased."""
+
+
+def key(chunk: int) -> str:
+    return f"a/c/{chunk}"
+
+
+def changes(seed: int, run: int) -> Iterator[Change]:
+    """What run ``run`` writes, one change after the other; none is without effect at its start."""
+    rng = random.Random(f"{seed} {run}")
+    number = 0
+    while True:
+        first = rng.randrange(SHARDS) * SLOTS
+        kind = rng.random() if number else 0.0
+        if kind < 0.6:
+            chunks = [first + rng.randrange(SLOTS)]
+        elif kind < 0.8:
+            chunks = [first + slot for slot in range(SLOTS) if rng.random() < 0.4]
+        elif kind < 0.9:
+            chunks = [chunk for chunk in range(SHARDS * SLOTS) if rng.random() < 0.2]
+        else:
+            chunks = list(range(first, first + SLOTS))
+        if kind >= 0.9 and kind < 0.95:
+            yield dict.fromkeys(chunks)
+        else:
+            yield {chunk: b"%d.%d.%d " % (run, number, chunk) * rng.randrange(1, 400) for chunk in chunks}
+        number += 1
+
+
+def _be_on_a_network() -> None:
+    """In this process, every root lies on a network mount, and what was left there is old."""
+    local.__dict__["mount_of"] = lambda path: Mount("/", "nfs4")
+    local_sweep._NETWORK_AGE_SECONDS = 0.0
+
+
+def opened(root: str, mode: str, **options: Any) -> shardstore.ShardedMap:
+    """The store, as ``mode`` says: ``auto``, ``cluster`` or ``network``."""
+    if mode == "network":
+        _be_on_a_network()
+    return shardstore.get_mapper(root, chunks_per_shard=(SLOTS,), locks="auto" if mode == "auto" else "cluster", **options)
+
+
+def apply(store: shardstore.ShardedMap, change: Mapping[int, bytes | None]) -> None:
+    """One change, in one batch."""
+    new = {key(chunk): data for chunk, data in change.items() if data is not None}
+    if new:
+        store.setitems(new)
+    if erased := [key(chunk) for chunk, data in change.items() if data is None]:
+        store.delitems(erased)
+
+
+def write_on(child: Child, root: str, seed: int, run: int, mode: str, fsync: bool) -> None:
+    """Write until killed; each change is acknowledged by its number."""
+    store = opened(root, mode, fsync=fsync)
+    for number, change in enumerate(changes(seed, run)):
+        apply(store, change)
+        child.acknowledge(str(number))
+
+
+def write_once(child: Child, root: str, change: Change, mode: str, fsync: bool) -> None:
+    """One change, whose system calls are counted."""
+    store = opened(root, mode, fsync=fsync)
+    assert store["a/zarr.json"]
+    with child.counted():
+        apply(store, change)
+    child.acknowledge("written")
+
+
+def wait_for_ever(child: Child, texts: list[str]) -> None:
+    for text in texts:
+        child.acknowledge(text)
+    while True:
+        pass
+
+
+def acknowledge_and_fail(child: Child, text: str) -> None:
+    child.acknowledge(text)
+    raise ValueError(f"on purpose: {text}")

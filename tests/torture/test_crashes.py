@@ -1,0 +1,198 @@
+"""Writers of local files that are killed: what was acknowledged is there, the rest is old or new, nothing is held or left."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import random
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardstore.storage.local_range_locks import DIRECTORY_LOCK
+from shardstore.testing.crash import AfterAcknowledgements, AtCall, ChildFailed, Crasher, random_moment
+from tests.shards import shard_chunks, sharded_arrays
+from tests.stored import LocalObjects
+from tests.torture.conftest import Record
+from tests.torture.crash_workers import (
+    DOCUMENT,
+    SHARDS,
+    SLOTS,
+    Change,
+    acknowledge_and_fail,
+    apply,
+    changes,
+    opened,
+    wait_for_ever,
+    write_on,
+    write_once,
+)
+from tests.torture.crew import ROOT
+from tests.torture.scale import FULL, sized
+
+Chunks = dict[int, bytes]
+MODES = ["auto", "cluster", "network"]
+
+
+@pytest.fixture(scope="module")
+def crasher() -> Iterator[Crasher]:
+    # The package imports its faces when they are first used: so that each child need not.
+    with Crasher(["tests.torture.crash_workers", "shardstore.adapters.mapping"], [str(ROOT)]) as running:
+        yield running
+
+
+def create(root: Path) -> None:
+    opened(str(root), "auto")["a/zarr.json"] = DOCUMENT
+
+
+def stored(root: Path) -> list[Chunks]:
+    """The chunks of each shard, by a reader that shares nothing with shardstore."""
+    objects = LocalObjects(root)
+    layout = sharded_arrays(objects)["a"]
+    found: list[Chunks] = []
+    for shard in range(SHARDS):
+        data = objects.get(layout.key((shard,)))
+        found.append(
+            {int(key.rpartition("/")[2]): chunk for key, chunk in shard_chunks(layout, (shard,), data)} if data is not None else {}
+        )
+    return found
+
+
+def changed(chunks: Chunks, change: Change, shard: int) -> Chunks:
+    """One shard after a change."""
+    mine = {chunk: data for chunk, data in change.items() if chunk // SLOTS == shard}
+    return {chunk: data for chunk, data in (chunks | mine).items() if data is not None}
+
+
+def hidden(root: Path) -> set[str]:
+    """Temporary files, and locks of objects."""
+    return {str(path.relative_to(root)) for path in root.rglob(".*") if path.name != DIRECTORY_LOCK}
+
+
+def files(root: Path, names: set[str]) -> set[tuple[str, int, int]]:
+    """The very files: a name may come again."""
+    found = {name: (root / name).stat() for name in names}
+    return {(name, status.st_ino, status.st_ctime_ns) for name, status in found.items()}
+
+
+def check_no_lock_is_held(root: Path) -> None:
+    for path in root.rglob(".*"):
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_random_moments(crasher: Crasher, tmp_path: Path, record: Record, mode: str) -> None:
+    kills = sized(1000, 12) if mode == "auto" else sized(200, 5)
+    seed = random.SystemRandom().randrange(10**6)
+    rng = random.Random(seed)
+    root = tmp_path / "root"
+    create(root)
+    model = stored(root)
+    left: set[tuple[str, int, int]] = set()
+    acknowledged = in_the_middle = finished = 0
+    for run in range(kills):
+        moment = random_moment(rng, 6, 0.006)
+        ended = crasher.run(write_on, str(root), seed, run, mode, run % 4 == 0, at=moment)
+        where = f"seed {seed}, run {run}, {moment}, {len(ended.acknowledged)} acknowledged"
+        assert ended.was_killed, where
+        assert [*ended.acknowledged] == [str(i) for i in range(len(ended.acknowledged))], where
+        check_no_lock_is_held(root)
+        written = changes(seed, run)
+        for change in itertools.islice(written, len(ended.acknowledged)):
+            model = [changed(chunks, change, shard) for shard, chunks in enumerate(model)]
+        under_way = next(written)
+        found = stored(root)
+        for shard, chunks in enumerate(found):
+            # Of a shard that was being written, all of the change or nothing of it.
+            assert chunks in (model[shard], changed(model[shard], under_way, shard)), f"{where}: shard {shard}"
+        finished += found != model
+        model = found
+        # This run wrote into the directory of all the shards, and so swept up what the one before had left.
+        still = files(root, hidden(root))
+        assert not left & still, where
+        left = still
+        in_the_middle += bool(left)
+        acknowledged += len(ended.acknowledged)
+    # So does a writer that was not born to be killed; it waits for no lock.
+    crasher.run(write_once, str(root), {0: b"the last"}, mode, False)
+    assert hidden(root) == set()
+    assert stored(root)[0] == model[0] | {0: b"the last"}
+    if FULL:
+        assert in_the_middle > kills // 20
+    record(
+        f"{kills} kills (seed {seed}), {acknowledged} acknowledged changes: none lost; {in_the_middle} kills left hidden files, "
+        f"{finished} an unacknowledged change that was stored: all swept up"
+    )
+
+
+OPERATIONS: dict[str, tuple[Change, Change]] = {
+    "create": ({}, {0: b"new", 3: b"new" * 100}),
+    "update": (dict.fromkeys(range(10), b"old" * 50), {2: b"new" * 70, 12: b"new"}),
+    "delete": ({0: b"old", 5: b"old"}, {0: None, 5: None}),
+}
+
+
+# What is left out in short runs differs only in the locks, and in what happens between two calls.
+EVERY_CALL = [(mode, after) for mode in MODES for after in (False, True) if FULL or (mode, after) == ("auto", False)]
+
+
+@pytest.mark.parametrize(("mode", "after"), EVERY_CALL, ids=[f"{'after' if after else 'before'}-{mode}" for mode, after in EVERY_CALL])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_killed_at_every_system_call(crasher: Crasher, tmp_path: Path, record: Record, name: str, mode: str, after: bool) -> None:
+    before, change = OPERATIONS[name]
+    start = tmp_path / "start"
+    create(start)
+    store = opened(str(start), "auto", fsync=False)
+    apply(store, before)
+    old, new = stored(start)[0], changed(stored(start)[0], change, 0)
+    became_new = 0
+    for at in itertools.count(1):
+        root = tmp_path / "root"
+        shutil.copytree(start, root)
+        ended = crasher.run(write_once, str(root), change, mode, True, at=AtCall(at, after))
+        found = stored(root)[0]
+        assert found == new if ended.acknowledged else found in (old, new), at
+        became_new += found == new
+        check_no_lock_is_held(root)
+        crasher.run(write_once, str(root), {7: b"next"}, mode, False)
+        assert stored(root)[0] == found | {7: b"next"}, at
+        assert hidden(root) == set(), at
+        shutil.rmtree(root)
+        if not ended.was_killed:
+            break
+    assert len(ended.calls) == at - 1
+    assert {"fsync", "fcntl" if mode == "network" else "flock"} <= set(ended.calls)
+    assert became_new > 1
+    record(f"{at - 1} kills, one {'after' if after else 'before'} each system call: old or new, and nothing left by the next write")
+
+
+# -- the harness itself ------------------------------------------------------------------------------------------------
+
+
+def test_a_child_is_killed_when_it_has_acknowledged_enough(crasher: Crasher) -> None:
+    ended = crasher.run(wait_for_ever, ["a", "b c", "d"], at=AfterAcknowledgements(3))
+    assert (ended.acknowledged, ended.was_killed, ended.calls) == (("a", "b c", "d"), True, ())
+
+
+def test_what_a_child_raises_is_raised(crasher: Crasher) -> None:
+    with pytest.raises(ChildFailed, match=r"(?s)acknowledge_and_fail.*ValueError: on purpose: x"):
+        crasher.run(acknowledge_and_fail, "x")
+    with pytest.raises(ChildFailed, match="no_such"):
+        crasher.run("tests.torture.crash_workers:no_such")
+    with pytest.raises(ChildFailed, match="no line"):
+        crasher.run("tests.torture.crash_workers:wait_for_ever", ["two\nlines"])
+
+
+def test_moments_are_drawn_from_the_seed() -> None:
+    moments = [[random_moment(random.Random(seed), 4, 0.5) for _ in range(3)] for seed in (1, 1, 2)]
+    assert moments[0] == moments[1] != moments[2]
+    rng = random.Random(3)
+    drawn = [random_moment(rng, 4, 0.5) for _ in range(200)]
+    assert {moment.count for moment in drawn} == {1, 2, 3, 4}
+    assert all(0 <= moment.delay_seconds < 0.5 for moment in drawn)

@@ -310,7 +310,7 @@ class Committer:
         self._unborn = {}
 
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> None:
-        self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index))
+        self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True))
         if shard.node.is_unborn:
             self._unborn[shard.key] = generation
 

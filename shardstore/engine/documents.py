@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from shardstore.engine.hierarchy import Hierarchy, Node
@@ -69,7 +71,7 @@ class Documents:
                 return False
             stored = await self._translation.to_stored(path, data, current)
             try:
-                generation = await self._storage.write(metadata_key(path), [stored], len(stored), await self._condition(current))
+                generation = await self._write(path, stored, await self._condition(current))
             except ConditionFailed as exc:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
@@ -114,13 +116,26 @@ class Documents:
         """
         path = planned.node.path
         try:
-            generation = await self._storage.write(metadata_key(path), [planned.stored], len(planned.stored), planned.condition)
+            generation = await self._write(path, planned.stored, planned.condition)
         except ConditionFailed as exc:
             raise Conflict(
                 f"another client wrote the metadata of array {path!r} during the transaction; the transaction's shards of a new array "
                 "are withdrawn: try again"
             ) from exc
         self._stored(path, planned.stored, generation)
+
+    async def _write(self, path: str, stored: bytes, condition: Condition) -> Generation:
+        with self._doubted_unless_carried_out(path):
+            return await self._storage.write(metadata_key(path), [stored], len(stored), condition)
+
+    @contextmanager
+    def _doubted_unless_carried_out(self, path: str) -> Iterator[None]:
+        """A change that ends in an error may have been made: then what is remembered of the document is not to be believed."""
+        try:
+            yield
+        except BaseException:
+            self._hierarchy.doubt(path)
+            raise
 
     def _stored(self, path: str, data: bytes, generation: Generation) -> None:
         """Remember what was just stored."""
@@ -159,7 +174,8 @@ class Documents:
                 )
             condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
             try:
-                await self._storage.delete(metadata_key(path), condition)
+                with self._doubted_unless_carried_out(path):
+                    await self._storage.delete(metadata_key(path), condition)
             except ConditionFailed as exc:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue

@@ -39,6 +39,7 @@ from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import Storage
+from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Engine:
     ) -> None:
         self.options = options or EngineOptions()
         self.counters = Counters()
-        self.storage: Storage = CountingStorage(storage, self.counters)
+        self.storage: Storage = CheckedStorage(CountingStorage(storage, self.counters), sleep)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)

@@ -68,9 +68,11 @@ class Erasing:
         if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
             await cut_links(prefix)
         await self._erase_objects(prefix, documents)
-        for start in range(0, len(documents), _KEYS_AT_ONCE):
-            await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])
-        self._hierarchy.forget_below(prefix.rstrip("/"))
+        try:
+            for start in range(0, len(documents), _KEYS_AT_ONCE):
+                await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])
+        finally:  # where it failed, some may be gone
+            self._hierarchy.forget_below(prefix.rstrip("/"))
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
         """Remove the stored objects below ``prefix``; documents are not, but noted, the deepest first."""

@@ -8,6 +8,7 @@ older than the time to live. For reads the remembered layout is checked again to
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,6 +149,15 @@ class Hierarchy:
     def known(self, path: str) -> Node | None:
         return self._pending.get(path) or self._nodes.get(path)
 
+    def is_pending(self, path: str) -> bool:
+        """Whether a transaction has yet to write the document of ``path``."""
+        return path in self._pending
+
+    @property
+    def never_checks(self) -> bool:
+        """Whether documents are believed for ever."""
+        return self._ttl == math.inf
+
     def is_fresh(self, node: Node) -> bool:
         return node.path in self._pending or self._clock() - node.validated_at <= self._ttl
 
@@ -194,9 +204,19 @@ class Hierarchy:
         for other, theirs in self._siblings.seeing(self, path):
             other._ask_again(theirs)
 
+    def doubt(self, path: str) -> None:
+        """This process may have written or erased the document of ``path``, and does not know: nothing known of it is believed."""
+        self._ask_again(path)
+        self.announce(path)
+
     def _ask_again(self, path: str) -> None:
         self._absent.pop(path, None)
         self.distrust(path)
+
+    def confirmed(self, path: str, generation: Generation) -> None:
+        """The document of ``path`` was seen to be still of this version."""
+        if (known := self._nodes.get(path)) is not None and known.generation == generation:
+            self._nodes[path] = replace(known, validated_at=self._clock())
 
     def distrust(self, path: str) -> None:
         """Something happened that may mean that the document has changed: it is read again before it is believed."""

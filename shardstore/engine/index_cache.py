@@ -1,9 +1,14 @@
-"""Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds."""
+"""Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds.
+
+Two layouts of an array can have indices of the same length, so an index does not show by which of them its shard was written. It is
+*verified* once the array's document was read after the index, and still said the layout that the index was read by: shards are
+deleted before a document that gives them another meaning is written.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.generation import Generation
@@ -19,6 +24,7 @@ class CachedIndex:
     generation: Generation
     object_nbytes: int
     index: ShardIndex
+    is_verified: bool = False
 
     @property
     def cost(self) -> int:
@@ -53,6 +59,13 @@ class IndexCache:
         while self._used > self._limit:
             _, oldest = self._entries.popitem(last=False)
             self._used -= oldest.cost
+
+    def verify(self, shard_key: str, entry: CachedIndex) -> CachedIndex:
+        """``entry`` as verified, remembered as that where it has not been replaced."""
+        verified = replace(entry, is_verified=True)
+        if self._entries.get(shard_key) is entry:
+            self._entries[shard_key] = verified
+        return verified
 
     def drop(self, shard_key: str) -> None:
         entry = self._entries.pop(shard_key, None)

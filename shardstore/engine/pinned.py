@@ -86,7 +86,7 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
             case ChunkTarget():
                 (shard,) = group_by_shard([(0, target, EVERYTHING)])
                 try:
-                    found = await reader.chunk_place(shard)
+                    found = await reader.chunk_place(shard, surely=True)
                 except StaleLayout:
                     continue
                 if found is None:

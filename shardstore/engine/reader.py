@@ -1,25 +1,26 @@
 """Reading chunks out of shards: indices, then chunks; two rounds for any batch, one where the indices are cached.
 
 Index and chunks of a shard come from one generation. Where it changes in between, the shard is read again; after some
-tries a single request that holds both its index and its chunks settles the matter.
+tries a single request that holds both its index and its chunks settles the matter. The array's document is read again beside
+the chunks where the index was read just now, so that the shard is not read by the layout of an array that was there before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
-from shardstore.errors import Corruption, ShardStoreError
+from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage
 
 _PINNED_TRIES = 4
 
@@ -53,6 +54,16 @@ class ShardRead:
         return len({slot for _, slot, request in self.wanted if request == EVERYTHING}) >= here
 
 
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first answer about a shard."""
+
+    shard: ShardRead
+    outcome: ReadOutcome
+    is_guarded: bool
+    """The array's document was checked after the shard was read, in the same step."""
+
+
 def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:
     groups: dict[str, ShardRead] = {}
     for i, target, request in targets:
@@ -83,16 +94,30 @@ class Reader:
         Raises:
             StaleLayout: an array turned out to be laid out otherwise.
         """
-        outcomes = await self._read_with_metadata(shards, [Read(s.key, (s.layout.index_format.request(),)) for s in shards])
-        return [self.decode_index(shard, outcome) for shard, outcome in zip(shards, outcomes, strict=True)]
+        indices: list[CachedIndex | ShardStoreError | None] = [None] * len(shards)
+        pending = list(range(len(shards)))
+        for _ in range(_PINNED_TRIES):
+            asked = [shards[i] for i in pending]
+            first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], asked, ())
+            for i, one in zip(pending, first, strict=True):
+                indices[i] = self._decode_first(one)
+            pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, Outdated)]
+            if not pending:
+                return indices
+            await self._confirm_layouts([shards[i] for i in pending])
+        for i in pending:
+            indices[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again")
+        return indices
 
     async def chunk_nbytes(self, shard: ShardRead) -> int | None:
         """The encoded size of the one chunk that is wanted of a shard; ``None``: there is none. Raises as ``chunk_place``."""
         found = await self.chunk_place(shard)
         return None if found is None else found[1].nbytes
 
-    async def chunk_place(self, shard: ShardRead) -> tuple[Generation, ChunkLocation] | None:
+    async def chunk_place(self, shard: ShardRead, *, surely: bool = False) -> tuple[Generation, ChunkLocation] | None:
         """Where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
+
+        ``surely`` reads the array's document after the index, where that has not been verified.
 
         Raises:
             Corruption: the index is damaged, or the chunk's entry in it.
@@ -102,6 +127,8 @@ class Reader:
         if isinstance(index, ShardStoreError):
             await self._confirm_layouts([shard])
             raise index
+        if surely and index is not None and not index.is_verified and not self._hierarchy.never_checks:
+            await self._confirm_layouts([shard])
         ((_, slot, _),) = shard.wanted
         where = None if index is None else self._where(shard, index, slot)
         if isinstance(where, ShardStoreError):
@@ -138,11 +165,19 @@ class Reader:
         error.__cause__ = cause
         return error
 
-    async def _read_with_metadata(self, shards: Sequence[ShardRead], reads: Sequence[Read]) -> list[ReadOutcome]:
-        """One round; beside it the metadata of arrays that was not checked for a while is checked again."""
-        stale = {s.node.path: s.node for s in shards if not self._fresh(s.node)}
+    async def _read_with_metadata(
+        self, shards: Sequence[ShardRead], reads: Sequence[Read], unsure: Collection[str] = ()
+    ) -> list[ReadOutcome]:
+        """One round; beside it the metadata of arrays that was not checked for a while, or is ``unsure``, is checked again.
+
+        Last in the round: where a storage reads one after the other, what was read before is verified by it.
+        """
+        if self._hierarchy.never_checks:
+            unsure = ()
+        unsure = {path for path in unsure if not self._hierarchy.is_pending(path)}
+        stale = {s.node.path: s.node for s in shards if s.node.path in unsure or not self._fresh(s.node)}
         documents = [Read(metadata_key(path), (EVERYTHING,)) for path in stale]
-        outcomes = await self._storage.read([*reads, *documents])
+        outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
         self._check_layouts(stale, outcomes[len(reads) :])
         return outcomes[: len(reads)]
 
@@ -193,6 +228,7 @@ class Reader:
         """One attempt of two rounds; the shards that changed meanwhile are left."""
         ready: list[tuple[ShardRead, CachedIndex]] = []
         first: list[ShardRead] = []
+        outdated: list[ShardRead] = []
         for shard in shards:
             cached = self._indices.get(shard.key, shard.layout.index_format)
             # Whether a chunk is missing can only be believed of an index that a read confirms.
@@ -203,27 +239,76 @@ class Reader:
         self._counters.index_hits += len(ready)
         if first:
             self._counters.index_misses += len(first)
-            ready += await self._first_round(first, values)
-        return await self._second_round(ready, values) if ready else []
+            loaded, outdated = await self._first_round(first, values)
+            ready += loaded
+        asked = [s for s in first if not s.wants_everything and s not in outdated]
+        return outdated + (await self._second_round(ready, asked, values) if ready or asked else [])
 
-    async def _first_round(self, shards: list[ShardRead], values: list[Value]) -> list[tuple[ShardRead, CachedIndex]]:
-        reads = [Read(s.key, (EVERYTHING if s.wants_everything else s.layout.index_format.request(),)) for s in shards]
-        outcomes = await self._read_with_metadata(shards, reads)
+    async def _read_first(
+        self, shards: Sequence[ShardRead], requests: Sequence[ByteRequest], with_metadata: Sequence[ShardRead], unsure: Collection[str]
+    ) -> list[_First]:
+        """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
+
+        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while or is ``unsure``.
+        """
+        guards = [self._guard(shard) for shard in shards]
+        reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
+        guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure)
+        for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
+            if guard is not None and isinstance(outcome, Found | Absent):
+                self._hierarchy.confirmed(shard.node.path, guard.generation)
+        return [_First(s, outcome, guard is not None) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
+
+    def _decode_first(self, first: _First) -> CachedIndex | ShardStoreError | None:
+        index = self.decode_index(first.shard, first.outcome)
+        if first.is_guarded and isinstance(index, CachedIndex):
+            return self._indices.verify(first.shard.key, index)
+        return index
+
+    def _guard(self, shard: ShardRead) -> Beside | None:
+        """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
+        node = self._hierarchy.known(shard.node.path)
+        if node is None or not self._storage.capabilities.reads_beside or self._hierarchy.is_pending(node.path):
+            return None
+        if node.layout is None or not same_shards(node.layout, shard.layout):
+            return None  # another read has just learnt better; this one has to find out
+        return Beside(metadata_key(node.path), node.generation)
+
+    async def _first_round(
+        self, shards: list[ShardRead], values: list[Value]
+    ) -> tuple[list[tuple[ShardRead, CachedIndex]], list[ShardRead]]:
+        """Indices, and shards that are wanted whole; what is to be read by the indices, and the shards whose arrays had changed."""
+        requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request() for s in shards]
+        # Where only the index is read, unguarded metadata is checked in the next round, beside the chunks.
+        whole = [s for s in shards if s.wants_everything]
         ready: list[tuple[ShardRead, CachedIndex]] = []
-        for shard, read, outcome in zip(shards, reads, outcomes, strict=True):
-            index = self.decode_index(shard, outcome)
+        outdated: list[ShardRead] = []
+        for first in await self._read_first(shards, requests, whole, {s.node.path for s in whole}):
+            shard = first.shard
+            if isinstance(first.outcome, Outdated):
+                outdated.append(shard)
+                continue
+            index = self._decode_first(first)
             if not isinstance(index, CachedIndex):
                 for i, _, _ in shard.wanted:
                     values[i] = index
-            elif isinstance(outcome, Found) and read.ranges[0] == EVERYTHING:
-                self._cut(shard, index, outcome.buffers[0], 0, values)
+            elif shard.wants_everything and isinstance(first.outcome, Found):
+                self._indices.verify(shard.key, index)
+                self._cut(shard, index, first.outcome.buffers[0], 0, values)
             else:
                 ready.append((shard, index))
-        return ready
+        if outdated:  # perhaps only in its attributes: then the new document confirms the layout
+            await self._confirm_layouts(outdated)
+        return ready, outdated
 
-    async def _second_round(self, shards: Sequence[tuple[ShardRead, CachedIndex]], values: list[Value]) -> list[ShardRead]:
+    async def _second_round(
+        self, shards: Sequence[tuple[ShardRead, CachedIndex]], just_asked: Sequence[ShardRead], values: list[Value]
+    ) -> list[ShardRead]:
+        """Chunks; beside them the metadata of arrays whose indices are not verified, or were ``just_asked`` for and lack what is wanted."""
         reads: list[Read] = []
         plans: list[tuple[ShardRead, list[tuple[int, int, ByteRange]], CoalescedReads]] = []
+        unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
         for shard, cached in shards:
             wanted: list[tuple[int, int, ByteRange]] = []
             for i, slot, request in shard.wanted:
@@ -237,7 +322,12 @@ class Reader:
                 coalesced = coalesce([r for _, _, r in wanted], self._limits)
                 reads.append(Read(shard.key, coalesced.requests, cached.generation))
                 plans.append((shard, wanted, coalesced))
-        outcomes = await self._read_with_metadata([shard for shard, *_ in plans], reads) if reads else []
+                if not cached.is_verified:
+                    unverified[shard.key] = shard, cached
+        paths = {shard.node.path for shard, _ in unverified.values()}
+        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked], reads, paths)
+        for key, (_, cached) in unverified.items():
+            self._indices.verify(key, cached)
         changed: list[ShardRead] = []
         for (shard, wanted, coalesced), outcome in zip(plans, outcomes, strict=True):
             match outcome:
@@ -258,29 +348,37 @@ class Reader:
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:
         """One request a shard from its first wanted chunk to its end: chunks and index of whichever version is there."""
         indices = await self.load_indices(shards)
-        starts = [self._first_offset(shard, index) for shard, index in zip(shards, indices, strict=True)]
-        behind: list[ShardRead] = []
-        for requests in (starts, None):
-            now = shards if requests is not None else behind
-            offsets = requests if requests is not None else [0] * len(behind)
-            reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(now, offsets, strict=True)]
-            for shard, outcome in zip(now, await self._read_with_metadata(now, reads) if reads else [], strict=True):
-                index = self.decode_index(shard, outcome)
-                if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
-                    for i, _, _ in shard.wanted:
-                        values[i] = index if isinstance(index, ShardStoreError) else None
-                    continue
-                start = outcome.nbytes - len(outcome.buffers[0])
-                if self._first_offset(shard, index) < start:
-                    behind.append(shard)  # it moved towards the beginning meanwhile: then the whole object
-                else:
-                    self._cut(shard, index, outcome.buffers[0], start, values)
+        offsets = [self._first_offset(shard, index) for shard, index in zip(shards, indices, strict=True)]
+        moved = await self._settle_from(shards, offsets, values)
+        if moved:  # towards the beginning meanwhile: then the whole object
+            await self._settle_from(moved, [0] * len(moved), values)
+
+    async def _settle_from(self, shards: Sequence[ShardRead], offsets: Sequence[int], values: list[Value]) -> list[ShardRead]:
+        """Read each shard from an offset on; those are left of which more is wanted than lies there."""
+        left: list[ShardRead] = []
+        reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(shards, offsets, strict=True)]
+        for shard, outcome in zip(shards, await self._read_with_metadata(shards, reads, {s.node.path for s in shards}), strict=True):
+            start = outcome.nbytes - len(outcome.buffers[0]) if isinstance(outcome, Found) else 0
+            if isinstance(outcome, Found) and 0 < start > outcome.nbytes - shard.layout.index_format.nbytes:
+                left.append(shard)  # not even the whole index
+                continue
+            index = self.decode_index(shard, outcome)
+            if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
+                for i, _, _ in shard.wanted:
+                    values[i] = index if isinstance(index, ShardStoreError) else None
+            elif self._first_offset(shard, index) < start:
+                left.append(shard)
+            else:
+                self._cut(shard, index, outcome.buffers[0], start, values)
+        return left
 
     def _first_offset(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None) -> int:
+        """Where the wanted chunks begin, or the index where that comes first and nothing is wanted before it."""
         if not isinstance(index, CachedIndex):
             return 0
         places = [self._where(shard, index, slot) for _, slot, _ in shard.wanted]
-        return min((p.offset for p in places if isinstance(p, ChunkLocation)), default=index.object_nbytes)
+        start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
+        return min((p.offset for p in places if isinstance(p, ChunkLocation)), default=start_of_index)
 
     def _cut(self, shard: ShardRead, cached: CachedIndex, data: memoryview, start: int, values: list[Value]) -> None:
         """Slices out of ``data``, which begins at byte ``start`` of the object."""

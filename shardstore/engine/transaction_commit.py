@@ -11,6 +11,7 @@ from shardstore.engine.keys import metadata_path
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.values import KeyUpdate, Values
+from shardstore.errors import ShardStoreError
 
 
 class OverlayCommit:
@@ -55,7 +56,10 @@ class OverlayCommit:
             self._committer.forget_unborn()
             await self._commit_wave([key for key in documents if key not in planned])
         except Exception as exc:
-            await self._committer.withdraw_unborn()
+            try:
+                await self._committer.withdraw_unborn()
+            except ShardStoreError as left:
+                exc.add_note(f"shards of arrays that the transaction was to create could not be withdrawn, and have to be erased: {left}")
             exc.add_note(
                 f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
                 "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")

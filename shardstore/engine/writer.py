@@ -17,6 +17,11 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat
 
 
+_SHORTEST_PAUSE_SECONDS = 0.003
+_LONGEST_PAUSE_SECONDS = 0.005
+_PAUSES = 10
+
+
 @dataclass(slots=True)
 class _Submission:
     """One caller's updates of one shard."""
@@ -77,14 +82,31 @@ class Writer:
 
     async def _run(self, name: _QueueName, queue: _ShardQueue) -> None:
         """Commit what waits for one shard, again and again, until nothing waits."""
+        clock = asyncio.get_running_loop().time
         await asyncio.sleep(0)  # let what arrives in this tick join
         try:
             while queue.waiting:
                 async with self._bound:
                     together, queue.waiting = queue.waiting, []
+                    began = clock()
                     await self._commit_together(queue.shard, together)
+                if queue.waiting:
+                    await self._let_join(queue, clock() - began)
         finally:
             del self._queues[name]
+
+    async def _let_join(self, queue: _ShardQueue, commit_seconds: float) -> None:
+        """Wait as long as more keeps arriving for a shard that several write at once: that is cheaper than commits of their own.
+
+        Threads that start to write at the same time arrive over some milliseconds, and a local commit takes one.
+        """
+        pause = min(max(commit_seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        waiting = 0
+        for _ in range(_PAUSES):
+            if len(queue.waiting) == waiting:
+                return
+            waiting = len(queue.waiting)
+            await asyncio.sleep(pause)
 
     async def _commit_together(self, shard: Shard, submissions: list[_Submission]) -> None:
         merged: SlotActions = {}

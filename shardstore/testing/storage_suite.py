@@ -18,6 +18,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Gen
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
 from shardstore.storage.base import (
     Absent,
+    Beside,
     Changed,
     ConditionFailed,
     Copy,
@@ -25,6 +26,7 @@ from shardstore.storage.base import (
     Found,
     New,
     ObjectInfo,
+    Outdated,
     Read,
     ReadOutcome,
     Segment,
@@ -212,6 +214,21 @@ class StorageSuite:
             assert isinstance(s.read("a", *ranges, generation=new), Found)
         s.delete("a")
         assert s.read("a", EVERYTHING, generation=new) in (Absent(), Changed())
+
+    def test_reads_beside(self, s: SyncStorage) -> None:
+        _claimed(s.storage, "reads_beside")
+        old = s.put("document", b"1")
+        s.put("a", DATA)
+        for key in ("a", "nothing"):
+            (outcome,) = s.read_many(Read(key, (EVERYTHING,), None, Beside("document", old)))
+            assert isinstance(outcome, Found | Absent)
+        new = s.put("document", b"2")
+        reads = [Read(key, (EVERYTHING,), None, Beside("document", generation)) for key in ("a", "nothing") for generation in (old, new)]
+        first, second, third, fourth = s.read_many(*reads)
+        assert (first, third, fourth) == (Outdated(), Outdated(), Absent())
+        assert isinstance(second, Found)
+        s.delete("document")
+        assert s.read_many(*reads) == [Outdated()] * 4
 
     def test_same_length_replacements_differ(self, s: SyncStorage) -> None:
         seen = {s.put("a", b"%04d" % i) for i in range(50)}

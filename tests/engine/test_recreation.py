@@ -1,0 +1,161 @@
+"""Readers of an array that is erased and created again in another shard shape, whose index is as long as the old one's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardstore._sync import run_sync
+from shardstore.engine.actions import ERASE, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import EngineOptions
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.memory import MemoryStorage
+from tests.engine.hooked import HookedStorage, document, fresh_memory
+
+N = 8
+CHUNKS = [(i, j) for i in range(N) for j in range(N)]
+
+
+async def fill(place: MemoryStorage, chunks_per_shard: tuple[int, int]) -> None:
+    """The array ``a``, made anew."""
+    engine = Engine(place, EngineOptions(chunks_per_shard=chunks_per_shard))
+    await engine.erase_prefix("a/")
+    await engine.update(("a/zarr.json", SetValue(document((N, N), (1, 1)))))
+    errors = await engine.update_many([(f"a/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS])
+    assert not any(errors)
+
+
+def reader_of(storage: HookedStorage, metadata_ttl: float = 1000.0) -> Engine:
+    return Engine(storage, EngineOptions(metadata_ttl=metadata_ttl))
+
+
+@pytest.fixture(params=[True, False], ids=["documents beside", "documents apart"])
+def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the storage checks the document in the same step as the shard."""
+    if not request.param:
+        monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
+    return bool(request.param)
+
+
+async def read(engine: Engine, *chunks: tuple[int, int]) -> None:
+    """Read, and see that what is there is what belongs there."""
+    values = await engine.get_many([(f"a/c/{i}/{j}", EVERYTHING) for i, j in chunks])
+    for (i, j), value in zip(chunks, values, strict=True):
+        assert not isinstance(value, Exception), value
+        assert value is None or bytes(value) == bytes([i * N + j]), (i, j)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS[:: N - 1])
+def test_an_index_that_was_not_read_before(beside: bool, chunk: tuple[int, int]) -> None:
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        await fill(place, (4, 2))
+        await read(reader, chunk)
+        await read(reader, *CHUNKS)
+
+    run_sync(run())
+
+
+def test_a_whole_shard(beside: bool) -> None:
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        await fill(place, (4, 2))
+        await read(reader, *((i, j) for i in (6, 7) for j in range(4, 8)))
+
+    run_sync(run())
+
+
+@pytest.mark.parametrize("moment", range(1, 6))
+def test_between_any_two_requests(beside: bool, moment: int) -> None:
+    """What is read is right whenever the array is replaced."""
+
+    async def run(old: tuple[int, int], new: tuple[int, int], *chunks: tuple[int, int]) -> None:
+        place = fresh_memory()
+        await fill(place, old)
+        storage = HookedStorage(place)
+        reader = reader_of(storage)
+        await read(reader, (0, 0))
+        left = moment
+
+        async def replace(operation: str, _key: str) -> None:
+            nonlocal left
+            left -= operation == "read"
+            if left == 0:
+                left = -1
+                storage.before = None
+                await fill(place, new)
+
+        storage.before = replace
+        await read(reader, *chunks)
+        storage.before = None
+        await read(reader, *CHUNKS)
+
+    for old, new in (((2, 4), (4, 2)), ((8, 1), (1, 8))):
+        run_sync(run(old, new, (3, 0)))
+        run_sync(run(old, new, (7, 7), (3, 0), (0, 7)))
+        run_sync(run(old, new, *CHUNKS))
+
+
+def test_a_missing_chunk_makes_nobody_believe_the_index(beside: bool) -> None:
+    """An index that was read for a chunk that it lacks is used for others only with another look at the document."""
+
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        await fill(place, (4, 2))
+        other = Engine(place)
+        await other.update(("a/c/7/7", ERASE))  # slot 7 of the last shard, in either shape
+        assert await reader.get(("a/c/7/7", EVERYTHING)) is None
+        await read(reader, *CHUNKS)
+
+    run_sync(run())
+
+
+def test_what_it_costs(beside: bool) -> None:
+    """Nothing, or one request for the document of an array, in the same round as the chunks."""
+    more = 0 if beside else 1
+
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+
+        async def cost(*chunks: tuple[int, int]) -> int:
+            before = reader.counters.requests
+            await read(reader, *chunks)
+            return reader.counters.requests - before
+
+        assert await cost((2, 0)) == 2 + more
+        assert await cost((3, 1)) == 1
+        assert await cost((6, 0), (6, 7), (4, 0)) == 6 + more
+        assert await cost(*((i, j) for i in (4, 5) for j in range(4, 8))) == 1 + more
+        reader = reader_of(HookedStorage(place), float("inf"))
+        await read(reader, (0, 0))
+        assert await cost((2, 0)) == 2
+
+    run_sync(run())
+
+
+def test_new_attributes_are_no_new_layout() -> None:
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        await Engine(place).update(("a/zarr.json", SetValue(document((N, N), (1, 1), attributes={"a": 1}))))
+        value = await reader.get(("a/c/7/7", EVERYTHING))
+        assert value is not None
+        assert bytes(value) == bytes([63])
+
+    run_sync(run())

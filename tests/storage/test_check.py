@@ -1,0 +1,109 @@
+"""What the engine relies on holds whatever a storage does."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+
+import pytest
+
+from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
+from shardstore.storage.base import CHANGED, Failed, Found, Read
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrap_check import CheckedStorage
+from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
+from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+from tests.storage.test_faults import CHANGING, change
+
+
+async def no_sleep(_seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def faults() -> FaultStorage:
+    return FaultStorage(MemoryStorage(f"/check-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def storage(faults: FaultStorage) -> CheckedStorage:
+    return CheckedStorage(faults, no_sleep)
+
+
+@pytest.fixture
+def s(storage: CheckedStorage) -> SyncStorage:
+    return SyncStorage(storage)
+
+
+class TestCheckedStorage(StorageSuite):
+    pass
+
+
+def test_short_ranges_are_errors(faults: FaultStorage, s: SyncStorage) -> None:
+    s.put("a", b"0123456789")
+    wanted = (ByteRange(2, 5), ByteSuffix(4), ByteRange(8, 20), ByteRange(20, 30), EVERYTHING)
+    whole = s.read("a", *wanted)
+    assert isinstance(whole, Found)
+    for at, buffer in enumerate(values(whole), 1):
+        faults.plan(Fault(at, Truncate(1)))
+        cut, other = s.read_many(Read("a", wanted), Read("a", (EVERYTHING,)))
+        assert isinstance(other, Found)
+        if len(buffer) > 1:
+            assert isinstance(cut, Failed)
+            assert isinstance(cut.error, StorageError)
+        else:
+            assert cut == whole
+
+
+def test_what_keeps_changing_is_not_absent(faults: FaultStorage, s: SyncStorage) -> None:
+    generation = s.put("a", b"1")
+    s.put("b", b"2")
+    reads = [Read("a", (EVERYTHING,)), Read("b", (EVERYTHING,))]
+    faults.plan(Fault(1, Change(), keys="a", times=2))
+    assert [values(found) for found in s.read_many(*reads) if isinstance(found, Found)] == [[b"1"], [b"2"]]
+    assert [request.key for request in faults.requests] == ["a", "b", "a", "a"]  # only what changed is read again
+    faults.plan(Fault(1, Change(), keys="a", times=None))
+    changing, found = s.read_many(*reads)
+    assert isinstance(changing, Failed)
+    assert isinstance(changing.error, Conflict)
+    assert isinstance(found, Found)
+    faults.plan(Fault(1, Change()))
+    assert s.read_many(Read("a", (EVERYTHING,), generation)) == [CHANGED]  # of one version that is an answer
+    assert len(faults.requests) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_nobody_cancelled_is_an_error(faults: FaultStorage, s: SyncStorage, after: bool) -> None:
+    for operation in CHANGING:
+        s.delete_many(*s.keys())
+        s.put("a/x", b"1")
+        faults.plan(Fault(1, Cancel(after), operations=frozenset({operation})))
+        with pytest.raises(WriteOutcomeUnknown, match="broken off"):
+            change(s, operation)
+    s.put("a/x", b"1")
+    questions: dict[str, Callable[[str], object]] = {"stat": s.stat, "list": s.keys, "list_dir": s.children, "read": s.get}
+    for operation, ask in questions.items():
+        faults.plan(Fault(1, Cancel(after), operations=frozenset({operation})))
+        with pytest.raises(StorageError, match="broken off"):
+            ask("a/")
+
+
+def test_who_is_cancelled_is_cancelled(faults: FaultStorage, s: SyncStorage) -> None:
+    s.put("a", b"1")
+
+    async def waits(_seconds: float) -> None:
+        await asyncio.Event().wait()
+
+    waiting = CheckedStorage(FaultStorage(faults, [Fault(1, Delay())], waits))
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(waiting.read([Read("a", (EVERYTHING,))]))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(CancelledError):
+        on_io_loop(cancelled())

@@ -3,6 +3,7 @@
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
+#   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -12,6 +13,7 @@ VENV     ?= .venv
 TESTARGS ?=
 URL      ?=
 DEMOARGS ?=
+SAFETYARGS ?=
 
 BIN        := $(VENV)/bin
 PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -20,7 +22,7 @@ WHEEL_VENV := build/wheel-venv
 MINISTACK  := build/ministack
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture check wheel-test clean
+.PHONY: help demo test torture safety check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,6 +63,9 @@ $(MINISTACK)/.installed: $(VENV)/.created
 torture: $(VENV)/.installed-test $(MINISTACK)/.installed
 	SHARDSTORE_TORTURE=1 SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
 		$(BIN)/python -m pytest tests/torture -n0 --timeout=0 -v $(TESTARGS)
+
+safety: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/safety.py $(SAFETYARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

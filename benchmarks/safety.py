@@ -1,0 +1,183 @@
+"""Do writers that share a shard lose chunks, do readers see torn values, and what does a small write cost?
+
+shardstore beside zarr-python's own sharding and tensorstore, on the same arrays, on this machine:
+
+    python benchmarks/safety.py                          # everything; some ten minutes
+    python benchmarks/safety.py --storage local          # a local disk only
+    python benchmarks/safety.py --quick                  # a little of everything, to see that it works
+    python benchmarks/safety.py --json FILE --markdown FILE
+
+Each contender runs in processes of its own; rounds are interleaved; nothing is flushed to disk. On S3 the server is moto on
+this machine. Bytes of local files are what the kernel counts for the process, those on S3 what the server counts. Times are
+not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from contenders import CONTENDERS, S3_ENVIRONMENT, Contender, Place, StorageName
+from counting_s3 import CountingS3, counting_s3
+from crew import Crew
+from experiments import Amplification, Arena, Experiment, Loss, TornReads
+from report import Report, Result, describe
+
+_PACKAGES = ("shardstore", "zarr", "tensorstore", "zarrs", "s3fs", "obstore", "moto")
+_QUICK_CONTENDERS = ("zarr-python", "tensorstore", "shardstore")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An experiment with the number of its rounds."""
+
+    experiment: Experiment
+    rounds: int
+
+
+# The server on this machine shares its processor with everybody: without a rest, writers would leave readers next to nothing.
+_PAUSE_SECONDS: dict[StorageName, float] = {"local": 0.0, "s3": 0.1}
+
+
+def plans_of(storage: StorageName, trials: int, seconds: float) -> list[Plan]:
+    """Everything. ``seconds`` are those of reading, for each contender, over all rounds."""
+    return [
+        Plan(Loss(writers=4, chunks=64, chunk_nbytes=5000), trials),
+        Plan(Loss(writers=8, chunks=400, chunk_nbytes=500), 1),
+        Plan(TornReads(writers=2, readers=4, seconds=seconds / 2, pause_seconds=_PAUSE_SECONDS[storage]), 2),
+        Plan(Amplification("one by one", 64, 5000), 1),
+        Plan(Amplification("together", 64, 5000), 1),
+        Plan(Amplification("in a transaction", 64, 5000), 1),
+        Plan(Amplification("in one assignment", 64, 5000), 1),
+    ]
+
+
+def quick_plans() -> list[Plan]:
+    return [
+        Plan(Loss(writers=2, chunks=48, chunk_nbytes=500), 2),
+        Plan(TornReads(writers=1, readers=1, seconds=0.5, chunks=16, chunk_items=200), 1),
+        Plan(Amplification("one by one", 8, 5000), 1),
+        Plan(Amplification("in one assignment", 8, 5000), 1),
+    ]
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _place_on(storage: StorageName, directory: str | None) -> Iterator[tuple[Place, CountingS3 | None]]:
+    """A new, empty place, removed afterwards."""
+    if storage == "local":
+        with tempfile.TemporaryDirectory(prefix="shardstore-safety-", dir=directory, ignore_cleanup_errors=True) as path:
+            yield Place(path), None
+    else:
+        with counting_s3() as server:
+            yield Place(f"{server.bucket}/{uuid.uuid4().hex}", server.endpoint), server
+
+
+def run(report: Report, storage: StorageName, contenders: Sequence[Contender], plans: Sequence[Plan], directory: str | None) -> None:
+    """Run all plans on one storage and add what they find to ``report``."""
+    with ExitStack() as stack:
+        place, server = stack.enter_context(_place_on(storage, directory))
+        crews = {each.name: stack.enter_context(Crew()) for each in contenders}
+        for number, plan in enumerate(plans):
+            results = {each.name: Result(storage, plan.experiment, each.name, []) for each in contenders}
+            for turn in range(plan.rounds):
+                for contender in contenders:
+                    arena = Arena(crews[contender.name], contender, place, f"a{number}-{turn}-{uuid.uuid4().hex[:8]}", server)
+                    figures = plan.experiment.measure(arena)
+                    results[contender.name].rounds.append(figures)
+                    progress = f"{storage}, {type(plan.experiment).__name__}, {contender.name}: {describe(figures)}"
+                    print(progress, file=sys.stderr, flush=True)
+            report.results.extend(results.values())
+
+
+# -- the head of the table ---------------------------------------------------------------------------------------------
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _file_system(directory: str) -> str:
+    """The type of the file system that ``directory`` lies on."""
+    try:
+        mounts = [line.split(" ")[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return "unknown file system"
+    path = os.path.realpath(directory)
+    above = [(mount, kind) for mount, kind in mounts if os.path.commonpath([mount, path]) == mount]
+    return max(above, key=lambda found: len(found[0]))[1] if above else "unknown file system"
+
+
+def _versions() -> str:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def head_of(arguments: Sequence[str], directory: str | None) -> dict[str, str]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "machine": f"{os.cpu_count()} × {_processor()}, {memory:.0f} GiB; {platform.system()} {platform.release()}, "
+        f"{_file_system(directory or tempfile.gettempdir())}",
+        "versions": f"Python {platform.python_version()}, {_versions()}",
+        "command": shlex.join(["python", "benchmarks/safety.py", *arguments]),
+    }
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--storage", nargs="+", choices=["local", "s3"], help="default: both; with --quick: local")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[each.name for each in CONTENDERS], help="these contenders")
+    parser.add_argument("--directory", metavar="DIR", help="the local disk to use; default: a temporary directory")
+    parser.add_argument("--trials", type=int, default=5, help="of the loss of chunks, for each contender (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of torn reads, for each contender (default: %(default)g)")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, three contenders: what it finds means little")
+    parser.add_argument("--json", metavar="FILE", help="write everything that was counted")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table as Markdown")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str]) -> None:
+    arguments = _arguments(given)
+    os.environ.update(S3_ENVIRONMENT)
+    wanted = arguments.only or (_QUICK_CONTENDERS if arguments.quick else [each.name for each in CONTENDERS])
+    report = Report(head_of(given, arguments.directory))
+    for storage in arguments.storage or (["local"] if arguments.quick else ["local", "s3"]):
+        reasons = {each.name: each.unavailable(storage) for each in CONTENDERS if each.name in wanted}
+        report.left_out |= {f"{name} on {storage}": reason for name, reason in reasons.items() if reason is not None}
+        plans = quick_plans() if arguments.quick else plans_of(storage, arguments.trials, arguments.seconds)
+        able = [each for each in CONTENDERS if reasons.get(each.name, "not wanted") is None]
+        run(report, storage, able, plans, arguments.directory)
+    print(report.as_text(), end="")
+    if arguments.json:
+        Path(arguments.json).write_text(report.as_json() + "\n")
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(report.as_markdown())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -16,7 +16,6 @@ from shardstore.engine.reader import StaleLayout
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat
 
-
 _SHORTEST_PAUSE_SECONDS = 0.003
 _LONGEST_PAUSE_SECONDS = 0.005
 _PAUSES = 10

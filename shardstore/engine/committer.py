@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from shardstore.engine.actions import Action, apply_actions, needs_old_value
@@ -114,11 +113,14 @@ class Committer:
         turn = self._contention.turn(key)
         await turn.start()
         atomic = self._storage.capabilities.atomic_commits
-        cached = self._indices.get(key, shard.layout.index_format) if atomic else None
+        # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
+        cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_unborn else None
+        if cached is not None and not self._is_verified(cached):
+            cached = None  # read again, and the document after it
         from_cache = cached is not None
         while True:
             if not from_cache:
-                cached = await self._load(shard)
+                cached = await self._load(shard, has_lost=turn.has_lost)
             if cached is not None and shard.node.is_unborn:
                 raise _not_alone(shard)
             try:
@@ -140,23 +142,34 @@ class Committer:
             except ConditionFailed as exc:
                 self._indices.drop(key)
                 await turn.lost(f"shard {key!r} of array {shard.node.path!r}", exc)
-                await self._confirm(shard)
             except Corruption as exc:
                 self._indices.drop(key)
                 if not from_cache:
                     raise self._damaged(shard, exc) from exc
             from_cache = False
 
-    async def _load(self, shard: Shard) -> CachedIndex | None:
-        """The index as it is now."""
-        read = ShardRead(shard.node, shard.layout, shard.coords, shard.key)
-        (outcome,) = await self._storage.read([Read(shard.key, (shard.layout.index_format.request(),))])
-        index = self._reader.decode_index(read, outcome)
+    async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
+        """The index as it is now, verified; without one, the layout is confirmed where another writer was faster just now.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise.
+        """
+        (index,) = await self._reader.load_indices([ShardRead(shard.node, shard.layout, shard.coords, shard.key)])
         if isinstance(index, Corruption):
             await self._confirm(shard)
         if isinstance(index, ShardStoreError):
             raise index
+        is_sure = self._is_verified(index) if index is not None else not has_lost
+        if not is_sure and not shard.node.is_unborn:
+            # Shards are deleted before a document gives them another meaning: so this version of the shard is of this layout,
+            # and a commit on condition of it cannot change one of an array that was created since.
+            await self._confirm(shard)
+            if index is not None:
+                index = self._indices.verify(shard.key, index)
         return index
+
+    def _is_verified(self, index: CachedIndex) -> bool:
+        return index.is_verified or self._hierarchy.never_checks
 
     async def _confirm(self, shard: Shard) -> None:
         """Is the shard still laid out as this commit believes?
@@ -300,10 +313,17 @@ class Committer:
     async def withdraw_unborn(self) -> None:
         """Remove the shards that were written of arrays that could not be created after all, where they are still ours."""
         unborn, self._unborn = self._unborn, {}
+        first: ShardStoreError | None = None
         for key, generation in unborn.items():
             self._indices.drop(key)
-            with suppress(ConditionFailed):
+            try:
                 await self._storage.delete(key, IfGeneration(generation))
+            except ConditionFailed:
+                continue  # somebody else's by now
+            except ShardStoreError as exc:
+                first = first or exc
+        if first is not None:
+            raise first
 
     def forget_unborn(self) -> None:
         """The arrays have been created: what was written of them stays."""

@@ -141,6 +141,7 @@ class Hierarchy:
         self._nodes: dict[str, Node] = {}
         self._absent: dict[str, float] = {}  # path -> when; for reads only
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
+        self._lost: set[str] = set()  # where another client deleted a node: likely to be made anew, so asked for each time
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
         self._siblings = Siblings()
 
@@ -179,6 +180,7 @@ class Hierarchy:
         self._nodes.pop(path, None)
         self._absent.pop(path, None)
         self._vanished.pop(path, None)
+        self._lost.discard(path)
 
     def forget_below(self, path: str) -> None:
         """Forget a node and everything inside it, because this process has removed it."""
@@ -279,11 +281,16 @@ class Hierarchy:
                 raise error
             case Absent() | Changed():
                 gone = self._nodes.pop(path, None)
-                if gone is not None and gone.kind == "sharded":
-                    self._vanished[path] = gone
+                if gone is not None:
+                    if len(self._lost) >= _MOST_ABSENT:
+                        self._lost.clear()
+                    self._lost.add(path)
+                    if gone.kind == "sharded":
+                        self._vanished[path] = gone
                 if len(self._absent) >= _MOST_ABSENT:
                     self._absent.clear()
-                self._absent[path] = self._clock()
+                if path not in self._lost:
+                    self._absent[path] = self._clock()
                 return None
             case Found(generation, _, (data,)):
                 known = self._nodes.get(path)

@@ -325,14 +325,19 @@ class Reader:
                 if not cached.is_verified:
                     unverified[shard.key] = shard, cached
         paths = {shard.node.path for shard, _ in unverified.values()}
+        if not self._storage.capabilities.reads_beside:
+            paths |= {shard.node.path for shard in just_asked}  # missing it may be by an old layout only
         outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked], reads, paths)
-        for key, (_, cached) in unverified.items():
-            self._indices.verify(key, cached)
+        for key, (shard, cached) in unverified.items():
+            if not self._hierarchy.is_pending(shard.node.path):
+                self._indices.verify(key, cached)
+        asked = {shard.key for shard in just_asked}
         changed: list[ShardRead] = []
         for (shard, wanted, coalesced), outcome in zip(plans, outcomes, strict=True):
             match outcome:
                 case Failed(error):
-                    for i, _, _ in wanted:
+                    # That others are missing would have been confirmed by this read.
+                    for i, _, _ in wanted if shard.key in asked else shard.wanted:
                         values[i] = error
                 case Absent() | Changed():
                     # Rewritten, or perhaps of another array by now: its layout is checked again beside its new index.

@@ -90,6 +90,10 @@ class Turn:
         self._losses = 0
         self._began = contention.clock()
 
+    @property
+    def has_lost(self) -> bool:
+        return self._losses > 0
+
     async def start(self) -> None:
         """Before the first attempt: where this client has just won against others, let them go first."""
         contest = self._contention.contest(self._key)

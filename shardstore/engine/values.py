@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions, tells_creation
 from shardstore.engine.documents import Documents
-from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget, Target
-from shardstore.engine.keys import check_key, metadata_path, possible_owners
+from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
+from shardstore.engine.keys import check_key, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Contention
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
-from shardstore.storage.base import Absent, Changed, ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import Absent, Beside, Changed, ConditionFailed, Failed, Found, Outdated, Read, ReadOutcome, Storage
 
 _LAYOUT_TRIES = 5
 _PLAIN_AT_ONCE = 64
@@ -70,6 +71,8 @@ class Values:
         documents: list[tuple[int, MetadataTarget]] = []
         for i, target in zip(numbers, targets, strict=True):
             match target:
+                case ChunkTarget() if target.node.is_unborn:
+                    values[i] = None  # what the transaction brings was looked up before; what else is there is not of this array
                 case ChunkTarget():
                     chunks.append((i, target))
                 case PlainTarget():
@@ -95,6 +98,16 @@ class Values:
             found = await self._reader.read(shards, len(chunks))
         except StaleLayout:
             return [i for i, _ in chunks]
+        except ShardStoreError as exc:  # of some array's document: the others are read without it
+            arrays: dict[str, list[tuple[int, ChunkTarget]]] = {}
+            for chunk in chunks:
+                arrays.setdefault(chunk[1].node.path, []).append(chunk)
+            if len(arrays) > 1:
+                again = await asyncio.gather(*(self._read_chunks(mine, requests, values) for mine in arrays.values()))
+                return [i for mine in again for i in mine]
+            for i, _ in chunks:
+                values[i] = exc
+            return []
         for (i, _), value in zip(chunks, found, strict=True):
             values[i] = value
         return []
@@ -102,9 +115,11 @@ class Values:
     async def _read_plain(self, plain: list[tuple[int, PlainTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
         if not plain:
             return []
-        outcomes = await self._storage.read([Read(t.key, (requests[i][1],)) for i, t in plain])
+        owners = [self._plain_owner(target.key) for _, target in plain]
+        outcomes, errors = await self._read_beside_documents([Read(t.key, (requests[i][1],)) for i, t in plain], owners)
         doubtful: list[int] = []
-        for (i, target), outcome in zip(plain, outcomes, strict=True):
+        outdated: list[int] = []
+        for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
             match outcome:
                 case Found(_, _, (data,)):
                     values[i] = data
@@ -114,11 +129,48 @@ class Values:
                     values[i] = error
                 case _:
                     values[i] = None
+            if owner is None:
+                continue
+            if owner.path in errors:
+                values[i] = errors[owner.path]
+            elif isinstance(outcome, Outdated) or self._plain_owner(target.key) is None:
+                self._hierarchy.distrust(owner.path)
+                outdated.append(i)
         if doubtful:
             # These look like chunks and no array was known to own them: was one created meanwhile?
             targets = await self._locate([requests[i][0] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
-        return doubtful
+        return list(dict.fromkeys(doubtful + outdated))
+
+    async def _read_beside_documents(
+        self, reads: Sequence[Read], owners: Sequence[Node | None]
+    ) -> tuple[list[ReadOutcome], dict[str, ShardStoreError]]:
+        """One round. The documents of the owners are checked in the same step where the storage can do that, or read last in the round.
+
+        Returned beside the outcomes: what went wrong with documents, by path.
+        """
+        if self._storage.capabilities.reads_beside:
+            guards = [None if owner is None else Beside(metadata_key(owner.path), owner.generation) for owner in owners]
+            return await self._storage.read([replace(r, beside=guard) for r, guard in zip(reads, guards, strict=True)]), {}
+        paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
+        outcomes = await self._storage.read([*reads, *(Read(metadata_key(path), (EVERYTHING,)) for path in paths)])
+        errors: dict[str, ShardStoreError] = {}
+        for path, outcome in zip(paths, outcomes[len(reads) :], strict=True):
+            try:
+                self._hierarchy.learn(path, outcome)
+            except ShardStoreError as exc:
+                errors[path] = exc
+        return outcomes[: len(reads)], errors
+
+    def _plain_owner(self, key: str) -> Node | None:
+        """The array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
+        if self._hierarchy.never_checks:
+            return None
+        for path, rest in possible_owners(key):
+            node = self._hierarchy.known(path)
+            if node is not None and node.coords_of(rest) is not None:
+                return None if node.layout is not None or self._hierarchy.is_pending(path) else node
+        return None
 
     def _may_be_shard(self, key: str) -> bool:
         owners = possible_owners(key)

@@ -93,6 +93,8 @@ class Writer:
                     await self._let_join(queue, clock() - began)
         finally:
             del self._queues[name]
+            for submission in queue.waiting:  # only where this was cancelled
+                submission.done.cancel()
 
     async def _let_join(self, queue: _ShardQueue, commit_seconds: float) -> None:
         """Wait as long as more keeps arriving for a shard that several write at once: that is cheaper than commits of their own.

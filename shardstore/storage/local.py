@@ -12,7 +12,7 @@ import os
 import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import islice
 from typing import TypeVar
@@ -131,7 +131,9 @@ class LocalStorage:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
+            while not future.done():  # however often it is cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
             if not future.cancelled():
                 future.exception()  # seen; the cancellation matters more
             raise

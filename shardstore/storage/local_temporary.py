@@ -198,6 +198,8 @@ class TemporaryFile:
         status = self._rules.status(self._path)
         if status is None:
             raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
+        if (status.st_dev, status.st_ino) != self._identity:  # replaced at once, by someone who takes no locks: matches nothing any more
+            return Generation(f"replaced-{secrets.token_hex(8)}")
         return generation_of(status)
 
     def _close_descriptor(self) -> None:

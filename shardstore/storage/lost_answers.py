@@ -67,6 +67,11 @@ class ObjectWrite:
         """Whether there is another way to write the condition, which the next request uses."""
         return False
 
+    @property
+    def is_wording_proved(self) -> bool:
+        """Whether the server is known to match versions as this client writes them."""
+        return False
+
     def busy_error(self, exc: RequestFailed) -> StorageError:
         """The error where the server stays busy."""
         return exc
@@ -99,6 +104,8 @@ class ObjectWrite:
         if failure is Failure.REFUSED and isinstance(self.condition, IfGeneration) and holds(self.condition, found):
             if self.can_be_worded_otherwise(exc):
                 return None
+            if self.is_wording_proved:  # changed, and changed back to equal bytes before the look
+                raise failed(self.key, self._url) from exc
             raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
         is_conditional = not isinstance(self.condition, Unconditional)
         if failure is Failure.REFUSED or not holds(self.condition, found) or (is_conditional and not can_resend):
@@ -153,8 +160,8 @@ async def delete_object(send: Callable[[], Awaitable[bool]], look: Look, key: st
             return True  # deleted by this request, perhaps sent twice, or by another client
         if not holds(condition, head.generation):
             raise failed(key, url) from error
-        if is_refused:  # for a version that is there
-            raise error
+        if is_refused:  # although that version is there: changed, and changed back to equal bytes, before the look
+            raise failed(key, url) from error
         if sends < _SENDS:
             await _wait(sends)
     raise WriteOutcomeUnknown(

@@ -85,13 +85,16 @@ async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
 
 
 async def past_the_end(source: RangeSource, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
-    """The server says that ``request`` starts at or after the end, or the object is empty; a look tells which version that is true of."""
+    """The server says that ``request`` starts at or after the end, or the object is empty; a look tells which version that is true of.
+
+    Raises ``StorageError`` where the server contradicts itself.
+    """
     part = await source.look_up(key, generation)
     if not isinstance(part, Part):
         return part
     wanted = resolve(request, part.nbytes)
     if wanted.start == wanted.end:
         return part
-    if generation is None:  # it grew in between
-        return CHANGED
+    if generation is None:  # did it grow in between? Of the version just seen the answer is a range, or a contradiction
+        return await source.get(key, request, part.generation)
     raise StorageError(f"reading {key!r}: the server says that {request!r} is past the end, of {part.nbytes} bytes")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
@@ -95,6 +96,12 @@ class S3Client:
     def endpoint(self) -> str:
         """Which server this talks to, as far as its abilities go."""
         return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or "aws")
+
+    @property
+    def is_aws(self) -> bool:
+        """Whether the server is Amazon's own, whose manual can be believed."""
+        host = urlsplit(self.endpoint).hostname or ""
+        return self.endpoint == "aws" or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def full_key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key

@@ -33,6 +33,8 @@ class ServerFacts:
     """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
     etag_unquoted: bool = False
     """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
+    etag_wording_is_proved: bool = False
+    """Whether a PUT on condition of an ETag has succeeded in that wording."""
     warned: bool = False
 
     def if_match(self, generation: Generation) -> str:

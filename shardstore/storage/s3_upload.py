@@ -35,7 +35,8 @@ class _Write(ObjectWrite):
     def __init__(self, client: S3Client, key: str, condition: Condition) -> None:
         super().__init__(key, client.url, condition, client.head)
         self.client = client
-        self._quoting_tried = False
+        self._unquoted = False
+        self._tried: set[bool] = set()
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -48,12 +49,18 @@ class _Write(ObjectWrite):
             case IfAbsent():
                 return {"IfNoneMatch": "*"}
             case IfGeneration(generation):
-                return {"IfMatch": facts_of(self.client).if_match(generation)}
+                facts = facts_of(self.client)
+                self._unquoted = facts.etag_unquoted
+                self._tried.add(self._unquoted)
+                return {"IfMatch": facts.if_match(generation)}
             case Unconditional():
                 return {}
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
         """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed."""
+        if isinstance(self.condition, IfGeneration):
+            facts = facts_of(self.client)
+            facts.etag_unquoted, facts.etag_wording_is_proved = self._unquoted, True
         if response.get("ETag"):
             return generation_of(response, self.key)
         # Stored, and replaced by another writer since: matches nothing any more.
@@ -72,12 +79,16 @@ class _Write(ObjectWrite):
 
     def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
         """With the ETag in quotes or without, whichever has not been tried."""
-        if self._quoting_tried or exc.status != 412:
-            return False
-        self._quoting_tried = True
         facts = facts_of(self.client)
-        facts.etag_unquoted = not facts.etag_unquoted
-        return True
+        if exc.status != 412 or (facts.etag_wording_is_proved and facts.etag_unquoted == self._unquoted):
+            return False
+        if facts.etag_unquoted == self._unquoted:  # or another write has just changed it
+            facts.etag_unquoted = not self._unquoted
+        return facts.etag_unquoted not in self._tried
+
+    @property
+    def is_wording_proved(self) -> bool:
+        return facts_of(self.client).etag_wording_is_proved
 
 
 async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:

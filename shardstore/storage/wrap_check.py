@@ -55,16 +55,16 @@ class CheckedStorage(StorageWrapper):
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes = await self._read_once(reads)
-        tries, wait = 1, _FIRST_WAIT_SECONDS
-        while again := [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Changed) and reads[i].generation is None]:
-            if tries == _TRIES:
-                for i in again:
-                    outcomes[i] = Failed(Conflict(f"{reads[i].key!r} in {self.url} kept changing while it was being read: try again"))
-                break
+        wait = _FIRST_WAIT_SECONDS
+        for _ in range(_TRIES - 1):
+            if (first := _first_changing(reads, outcomes)) is None:
+                return outcomes
             await self._sleep(wait)
-            tries, wait = tries + 1, 2 * wait
-            for i, outcome in zip(again, await self._read_once([reads[i] for i in again]), strict=True):
-                outcomes[i] = outcome
+            wait *= 2
+            # With all that follows: what is read last, such as a document, has to be true of what was read before it.
+            outcomes[first:] = await self._read_once(reads[first:])
+        while (first := _first_changing(reads, outcomes)) is not None:
+            outcomes[first] = Failed(Conflict(f"{reads[first].key!r} in {self.url} kept changing while it was being read: try again"))
         return outcomes
 
     async def _read_once(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -123,3 +123,11 @@ class CheckedStorage(StorageWrapper):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         await self._asked("deleting", keys[0] if keys else "", self.inner.delete_many(keys), WriteOutcomeUnknown)
+
+
+def _first_changing(reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> int | None:
+    """The number of the first read of any version that was answered by ``Changed``."""
+    for i, (read, outcome) in enumerate(zip(reads, outcomes, strict=True)):
+        if isinstance(outcome, Changed) and read.generation is None:
+            return i
+    return None

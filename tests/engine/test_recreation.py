@@ -159,3 +159,22 @@ def test_new_attributes_are_no_new_layout() -> None:
         assert bytes(value) == bytes([63])
 
     run_sync(run())
+
+
+def test_a_writer_with_an_old_view() -> None:
+    """Its chunk goes where it belongs: the index that the commit starts from is checked beside the document."""
+
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        writer = reader_of(HookedStorage(place))
+        await read(writer, (0, 0))
+        await fill(place, (4, 2))
+        await writer.update(("a/c/3/0", SetValue(b"!")))
+        reader = Engine(place)
+        for i, j in CHUNKS:
+            value = await reader.get((f"a/c/{i}/{j}", EVERYTHING))
+            assert value is not None
+            assert bytes(value) == (b"!" if (i, j) == (3, 0) else bytes([i * N + j]))
+
+    run_sync(run())

@@ -61,12 +61,14 @@ def test_short_ranges_are_errors(faults: FaultStorage, s: SyncStorage) -> None:
 def test_what_keeps_changing_is_not_absent(faults: FaultStorage, s: SyncStorage) -> None:
     generation = s.put("a", b"1")
     s.put("b", b"2")
-    reads = [Read("a", (EVERYTHING,)), Read("b", (EVERYTHING,))]
+    s.put("before", b"3")
+    reads = [Read("before", (EVERYTHING,)), Read("a", (EVERYTHING,)), Read("b", (EVERYTHING,))]
     faults.plan(Fault(1, Change(), keys="a", times=2))
-    assert [values(found) for found in s.read_many(*reads) if isinstance(found, Found)] == [[b"1"], [b"2"]]
-    assert [request.key for request in faults.requests] == ["a", "b", "a", "a"]  # only what changed is read again
+    assert [values(found) for found in s.read_many(*reads) if isinstance(found, Found)] == [[b"3"], [b"1"], [b"2"]]
+    # What comes later in the round is to be true of what comes before: it is read again as well.
+    assert [request.key for request in faults.requests] == ["before", "a", "b", "a", "b", "a", "b"]
     faults.plan(Fault(1, Change(), keys="a", times=None))
-    changing, found = s.read_many(*reads)
+    _, changing, found = s.read_many(*reads)
     assert isinstance(changing, Failed)
     assert isinstance(changing.error, Conflict)
     assert isinstance(found, Found)

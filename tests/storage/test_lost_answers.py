@@ -201,6 +201,6 @@ def test_a_refused_delete() -> None:
     assert deleted(OLD, IF_OLD, [failed_with(412)], after=OTHER) == (ConditionFailed, 1)
     assert deleted(OLD, IF_OLD, [failed_with(412)], after=None) == (True, 1)  # sent twice
     assert deleted(OLD, IF_OLD, [failed_with(404)], after=None) == (True, 1)
-    assert deleted(OLD, IF_OLD, [failed_with(412)], after=OLD) == (RequestFailed, 1)
+    assert deleted(OLD, IF_OLD, [failed_with(412)], after=OLD) == (ConditionFailed, 1)  # changed back since
     for status, code in ((400, ""), (404, "NoSuchBucket"), (501, "")):
         assert deleted(OLD, IF_OLD, [failed_with(status, code)], after=None) == (RequestFailed, 1)

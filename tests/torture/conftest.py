@@ -1,10 +1,16 @@
-"""What the torture tests found, printed as one table when they are through."""
+"""What the torture tests run on, and what they found, printed as one table when they are through."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.torture import places
+from tests.torture.crew import Crew
+from tests.torture.places import Place
 
 _ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 
@@ -27,3 +33,49 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("results")
     for module, test, result in rows:
         terminalreporter.write_line(f"| {module.removesuffix('.py')} | {test.removeprefix('test_')} | {result} |")
+
+
+# -- places ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    with places.moto() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def ministack_endpoint() -> Iterator[str]:
+    program = os.environ.get("SHARDSTORE_MINISTACK")
+    if not program:
+        pytest.skip("MiniStack: SHARDSTORE_MINISTACK does not name its program")
+    with places.ministack(program) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def ceph_endpoint() -> Iterator[str]:
+    directory = os.environ.get("SHARDSTORE_CEPH")
+    if not directory:
+        pytest.skip("Ceph: SHARDSTORE_CEPH does not name a directory for it")
+    with places.ceph(directory) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=places.KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A fresh root in each kind of storage, one after the other."""
+    match request.param:
+        case "local":
+            return Place("local", str(tmp_path / "root"))
+        case "gcs":
+            return Place("gcs", *request.getfixturevalue("gcs_url"))
+        case kind:
+            return places.s3_place(kind, request.getfixturevalue(f"{kind}_endpoint"))
+
+
+@pytest.fixture(scope="session")
+def crew() -> Iterator[Crew]:
+    """Processes that begin together."""
+    with Crew() as running:
+        yield running

@@ -1,0 +1,181 @@
+"""The storages on which the torture tests run, and the servers behind them, each in a process of its own.
+
+A server in a thread of the process that tests would wait for that process's other threads, and eight clients for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.torture.crew import ROOT
+
+if TYPE_CHECKING:
+    import zarr
+
+    from shardstore import ShardedMap, ShardedStore
+    from shardstore.adapters.filesystem import ShardedFileSystem
+    from tests.stored import Objects
+
+KINDS = ("local", "moto", "ministack", "ceph", "gcs")
+
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A fresh root in a storage, as any process can open it."""
+
+    kind: str
+    url: str
+    storage_options: dict[str, Any] = field(default_factory=dict)
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        # A storage that turned out to have no compare-and-swap would pass many of these tests by luck.
+        return {"storage_options": self.storage_options, "require_atomic": True, **options}
+
+    def store(self, **options: Any) -> ShardedStore:
+        import shardstore
+
+        return shardstore.open(self.url, **self._options(options))
+
+    def mapper(self, **options: Any) -> ShardedMap:
+        import shardstore
+
+        return shardstore.get_mapper(self.url, **self._options(options))
+
+    def filesystem(self, **options: Any) -> ShardedFileSystem:
+        """The filesystem whose paths are presented keys behind ``self.path``."""
+        from shardstore.adapters.filesystem import ShardedFileSystem
+
+        protocol, _, path = self.url.rpartition("://")
+        return ShardedFileSystem(
+            fo=path, target_protocol=protocol or "file", target_options=self.storage_options, require_atomic=True, **options
+        )
+
+    @property
+    def path(self) -> str:
+        return self.url.rpartition("://")[2]
+
+    @property
+    def objects(self) -> Objects:
+        """What is stored, past shardstore."""
+        from tests.stored import FsspecObjects, LocalObjects
+
+        return LocalObjects(Path(self.url)) if self.kind == "local" else FsspecObjects(self.url, self.storage_options)
+
+    def native(self, path: str) -> zarr.Array[Any]:
+        """The array by plain zarr-python, which decodes the shards itself."""
+        import zarr
+
+        from tests.stored import as_zarr_memory
+
+        array = zarr.open_array(as_zarr_memory(self.objects), path=path, mode="r")
+        assert array.shards is not None
+        return array
+
+
+# -- servers ---------------------------------------------------------------------------------------------------------------
+
+
+def _moto_process(connection: Connection) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    connection.send(f"http://{host}:{port}")
+    with contextlib.suppress(EOFError):  # the other end is gone: that is the sign to stop
+        connection.recv()
+    server.stop()
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """The address of moto, which is written in Python."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_moto_process, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(_START_SECONDS), "moto does not start"
+        yield ours.recv()
+    finally:
+        ours.close()
+        process.join(30)
+        process.kill()
+        process.join()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_port(also: int = 0) -> int:
+    """A port at which nobody listens, nor ``also`` behind it. Below those that the system gives to clients."""
+    for port in range(20000 + os.getpid() % 5000, 30000):
+        if not _listens(port) and not (also and _listens(port + also)):
+            return port
+    raise OSError("no free port")
+
+
+@contextlib.contextmanager
+def ministack(program: str) -> Iterator[str]:
+    """The address of MiniStack."""
+    port = free_port()
+    environment = {**os.environ, "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SERVICES": "s3"}
+    process = subprocess.Popen([program], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + _START_SECONDS
+        while not _listens(port):
+            assert process.poll() is None, f"{program} ended by itself"
+            assert time.monotonic() < end, f"{program} does not start"
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def ceph(directory: str) -> Iterator[str]:
+    """The address of a Ceph RADOS Gateway; its packages are kept in ``directory``."""
+    script, port = str(Path(__file__).with_name("ceph_rgw.sh")), str(free_port(also=4000))
+    started = subprocess.run(["bash", script, "start", directory, port], capture_output=True, text=True, timeout=900, check=False)
+    try:
+        assert started.returncode == 0, started.stderr
+        yield started.stdout.strip().splitlines()[-1]
+    finally:
+        subprocess.run(["bash", script, "stop", directory, port], check=True, timeout=120)
+
+
+def s3_place(kind: str, endpoint: str) -> Place:
+    """A place in a fresh bucket."""
+    import s3fs
+
+    options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": endpoint}
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket=bucket)
+    return Place(kind, f"s3://{bucket}/root", options)

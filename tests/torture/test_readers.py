@@ -1,0 +1,60 @@
+"""Readers beside writers: never a wrong value, never an error, on every kind of storage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import zarr
+
+from tests.torture.conftest import Record
+from tests.torture.crew import Crew, Job
+from tests.torture.lives_workers import OTHER_CHUNKS, OTHER_SHARDS, Enough, Life, Seen, live, watch
+from tests.torture.places import Place
+from tests.torture.reader_workers import Limits, Reads, prepare, read_on, rewrite
+from tests.torture.scale import FULL, sized
+
+READERS, WRITERS = 4, 2
+
+
+def test_while_the_shard_is_rewritten(place: Place, crew: Crew, record: Record) -> None:
+    chunks, words = 16, 1024
+    prepare(place, words, chunks)
+    # A time where there is time; in a short run only counts, so that a slow machine sees as much as a fast one.
+    locally = 5000 if place.kind == "local" else 1
+    limits = Limits(60.0 if FULL else 0.0, sized(locally, 25), sized(20, 3))
+    jobs = [Job(read_on, (place, words, chunks, reader, READERS, limits)) for reader in range(READERS)]
+    jobs += [Job(rewrite, (place, words, chunks, writer, READERS)) for writer in range(WRITERS)]
+    results = crew.run(jobs, cells=2 * READERS)
+    readers: list[Reads] = results[:READERS]
+    reads, seconds = sum(r.reads for r in readers), max(r.seconds for r in readers)
+    by_face = ", ".join(f"{r.face} {r.reads}" for r in readers)
+    record(
+        f"{place.kind}: {reads} reads ({by_face}) of {sum(r.chunks for r in readers)} chunks in {seconds:.0f} s beside "
+        f"{sum(results[READERS:])} commits, {sum(r.retried for r in readers)} retried; 0 wrong, 0 errors"
+    )
+
+
+def watch_lives(place: Place, crew: Crew, record: Record, lives: Sequence[Life], faces: Sequence[str]) -> None:
+    zarr.create_group(place.store())
+    arrays = WRITERS
+    enough = Enough(60.0, 100, 10) if FULL else Enough(0.0, 10, 3)
+    jobs = [Job(watch, (place, faces[reader % len(faces)], reader, arrays, enough)) for reader in range(READERS)]
+    jobs += [Job(live, (place, lives, number, arrays, READERS)) for number in range(arrays)]
+    results = crew.run(jobs, cells=2 * arrays + READERS)
+    seen: list[Seen] = results[:READERS]
+    errors = sum((s.errors for s in seen), Counter())
+    record(
+        f"{place.kind}: {sum(s.reads for s in seen)} reads in {max(s.seconds for s in seen):.0f} s through "
+        f"{sum(results[READERS:])} lives of {arrays} arrays: {sum(s.right for s in seen)} right, "
+        f"{sum(s.missing for s in seen)} with chunks missing, "
+        f"{errors.total()} errors {dict(errors) or ''}; 0 wrong"
+    )
+
+
+def test_while_arrays_are_created_again_with_other_shards(place: Place, crew: Crew, record: Record) -> None:
+    watch_lives(place, crew, record, OTHER_SHARDS, ["zarr, held open", "mapper", "filesystem", "transformer"])
+
+
+def test_while_arrays_are_created_again_with_other_chunks(place: Place, crew: Crew, record: Record) -> None:
+    watch_lives(place, crew, record, OTHER_CHUNKS, ["zarr, opened anew"])

@@ -166,18 +166,21 @@ class Reader:
         return error
 
     async def _read_with_metadata(
-        self, shards: Sequence[ShardRead], reads: Sequence[Read], unsure: Collection[str] = ()
+        self, shards: Sequence[ShardRead], reads: Sequence[Read], unsure: Collection[str] = (), *, after: bool = False
     ) -> list[ReadOutcome]:
         """One round; beside it the metadata of arrays that was not checked for a while, or is ``unsure``, is checked again.
 
-        Last in the round: where a storage reads one after the other, what was read before is verified by it.
+        With ``after`` the unsure is read behind the round: then it verifies what was read in it.
         """
         if self._hierarchy.never_checks:
             unsure = ()
         unsure = {path for path in unsure if not self._hierarchy.is_pending(path)}
         stale = {s.node.path: s.node for s in shards if s.node.path in unsure or not self._fresh(s.node)}
         documents = [Read(metadata_key(path), (EVERYTHING,)) for path in stale]
-        outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
+        if after and not unsure.isdisjoint(stale):
+            outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
+        else:
+            outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
         self._check_layouts(stale, outcomes[len(reads) :])
         return outcomes[: len(reads)]
 
@@ -254,7 +257,7 @@ class Reader:
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
         guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure)
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure, after=True)
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
@@ -362,7 +365,8 @@ class Reader:
         """Read each shard from an offset on; those are left of which more is wanted than lies there."""
         left: list[ShardRead] = []
         reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(shards, offsets, strict=True)]
-        for shard, outcome in zip(shards, await self._read_with_metadata(shards, reads, {s.node.path for s in shards}), strict=True):
+        outcomes = await self._read_with_metadata(shards, reads, {s.node.path for s in shards}, after=True)
+        for shard, outcome in zip(shards, outcomes, strict=True):
             start = outcome.nbytes - len(outcome.buffers[0]) if isinstance(outcome, Found) else 0
             if isinstance(outcome, Found) and 0 < start > outcome.nbytes - shard.layout.index_format.nbytes:
                 left.append(shard)  # not even the whole index

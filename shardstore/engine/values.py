@@ -145,7 +145,8 @@ class Values:
     async def _read_beside_documents(
         self, reads: Sequence[Read], owners: Sequence[Node | None]
     ) -> tuple[list[ReadOutcome], dict[str, ShardStoreError]]:
-        """One round. The documents of the owners are checked in the same step where the storage can do that, or read last in the round.
+        """The documents of the owners are checked in the same step where the storage can do that, and read in a round of their own, after
+        the others, where it cannot.
 
         Returned beside the outcomes: what went wrong with documents, by path.
         """
@@ -153,14 +154,15 @@ class Values:
             guards = [None if owner is None else Beside(metadata_key(owner.path), owner.generation) for owner in owners]
             return await self._storage.read([replace(r, beside=guard) for r, guard in zip(reads, guards, strict=True)]), {}
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
-        outcomes = await self._storage.read([*reads, *(Read(metadata_key(path), (EVERYTHING,)) for path in paths)])
+        outcomes = await self._storage.read(reads)
+        documents = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in paths]) if paths else []
         errors: dict[str, ShardStoreError] = {}
-        for path, outcome in zip(paths, outcomes[len(reads) :], strict=True):
+        for path, outcome in zip(paths, documents, strict=True):
             try:
                 self._hierarchy.learn(path, outcome)
             except ShardStoreError as exc:
                 errors[path] = exc
-        return outcomes[: len(reads)], errors
+        return outcomes, errors
 
     def _plain_owner(self, key: str) -> Node | None:
         """The array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""

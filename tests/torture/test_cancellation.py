@@ -180,8 +180,8 @@ def attempt_interrupted(operation: Operation, at: int, when: When, *, plain: boo
         left = {key for key in now if key.startswith(operation.removes_whole)}
         assert not left or left == {key for key in before() if key.startswith(operation.removes_whole)}, left
     check_idle(store.engine)
-    check_view(client(inner), now)
-    check_view(store, now)
+    check_view(client(inner), now, operation.changes)
+    check_view(store, now, operation.changes)
     again = (operation.repeat or operation.run)(store) or {}
     assert not any(isinstance(answer, Exception) for answer in again.values()), again
     check_new(operation, contents_of(inner))

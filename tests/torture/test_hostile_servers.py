@@ -21,7 +21,8 @@ from shardstore.errors import ShardStoreError, Unsupported
 from shardstore.model.generation import IF_ABSENT
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage import gcs_probe, http_facts, lost_answers, s3_probe
-from shardstore.storage.base import ConditionFailed
+from shardstore.storage.base import ConditionFailed, Failed
+from shardstore.storage.s3 import S3Storage
 from shardstore.testing import misbehaviours as mis
 from shardstore.testing.misbehaving_server import MisbehavingServer
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -491,3 +492,30 @@ def test_a_withdrawn_shard_takes_no_chunk_of_another_along(server: Wire) -> None
         on_io_loop(client.engine.commit())
     assert (created.acted, withdrawn.acted) == (1, 1)
     assert shards.presented(case.objects).get("y/c/1") == value(1, 9)
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
+    """The same with the end of a multipart upload: of the second request the server says that there is no such upload."""
+
+    async def gone(_request: mis.Request, _send: mis.Send) -> mis.Outcome:
+        return mis.Answer(404, (("Content-Type", "application/xml"),), b"<Error><Code>NoSuchUpload</Code><Message>gone</Message></Error>")
+
+    case = Case(server)
+    before = server.objects.keys()
+    server.server.on(mis.ignore_conditions(), method="POST")
+    server.server.on(gone, method="POST", target="uploadId=", nth=2)
+    server.server.on(mis.drop_reply(), method="POST", target="uploadId=", nth=1)
+    storage = case.storage(retries=True)
+    assert isinstance(storage, S3Storage)
+    assert not on_io_loop(s3_probe.probe_multipart(storage._client))
+    assert server.objects.keys() == before
+
+
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+def test_a_range_that_is_said_to_be_past_the_end_is_no_change(server: Wire) -> None:
+    case = Case(server)
+    server.server.on(mis.wrong_suffix("refused"))
+    outcome = SyncStorage(case.storage()).read("x/c/0", ByteSuffix(4))
+    assert isinstance(outcome, Failed)
+    assert "'x/c/0'" in str(outcome.error)

@@ -68,7 +68,7 @@ class Committer:
         self._counters = counters
         self._contention = contention
         self._windows = MemoryBudget(options.max_memory)
-        self._unborn: dict[str, Generation] = {}  # shards of arrays whose documents a transaction has yet to write
+        self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._warned = False
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
@@ -314,14 +314,15 @@ class Committer:
         """Remove the shards that were written of arrays that could not be created after all, where they are still ours."""
         unborn, self._unborn = self._unborn, {}
         first: ShardStoreError | None = None
-        for key, generation in unborn.items():
+        for key, (shard, generation) in unborn.items():
             self._indices.drop(key)
             try:
-                await self._storage.delete(key, IfGeneration(generation))
+                await self._delete(shard, IfGeneration(generation))
             except ConditionFailed:
                 continue  # somebody else's by now
             except ShardStoreError as exc:
                 first = first or exc
+        self._unborn = {}  # an emptied shard is remembered as one that was written
         if first is not None:
             raise first
 
@@ -332,7 +333,7 @@ class Committer:
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> None:
         self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True))
         if shard.node.is_unborn:
-            self._unborn[shard.key] = generation
+            self._unborn[shard.key] = shard, generation
 
     def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
         return Corruption(

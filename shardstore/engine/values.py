@@ -75,6 +75,8 @@ class Values:
                     values[i] = None  # what the transaction brings was looked up before; what else is there is not of this array
                 case ChunkTarget():
                     chunks.append((i, target))
+                case PlainTarget() if target.unreadable:
+                    values[i] = _unreadable(target)
                 case PlainTarget():
                     plain.append((i, target))
                 case MetadataTarget():
@@ -353,9 +355,9 @@ class Values:
     async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
         """An object that is stored as it is presented."""
         key = target.key
-        if target.unreadable and await self._storage.stat(key) is not None:
+        if target.unreadable:
             raise Corruption(
-                f"{key!r} is not written, because the object that is there may be a shard: the metadata that would tell cannot be read "
+                f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "
                 f"({target.unreadable}). Restore the metadata first, or delete the node"
             )
         last = None if tells_creation(actions) else actions[-1]
@@ -411,3 +413,10 @@ class Values:
 
 def _holds_consolidated(action: Action) -> bool:
     return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
+
+
+def _unreadable(target: PlainTarget) -> Corruption:
+    return Corruption(
+        f"{target.key!r} cannot be read: it looks like a chunk, and the metadata that would tell where it lies cannot be read "
+        f"({target.unreadable}). Restore the metadata"
+    )

@@ -109,7 +109,7 @@ class GCSStorage:
         try:
             answer = await self._get_media(key, request, pin)
         except RequestFailed as exc:
-            if exc.status == 412:
+            if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
                 return await past_the_end(self, key, request, generation)

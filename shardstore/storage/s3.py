@@ -112,7 +112,7 @@ class S3Storage:
         except RequestFailed as exc:
             if exc.status == 404 and exc.code != "NoSuchBucket":
                 return ABSENT
-            if exc.status == 412:
+            if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
                 return await past_the_end(self, key, request, generation)
@@ -120,6 +120,10 @@ class S3Storage:
         found = generation_of(response, key)
         if generation is not None and found != generation:  # the server ignored If-Match
             return CHANGED
+        if (encoding := response.get("ContentEncoding") or "identity") not in ("identity", "aws-chunked"):
+            raise StorageError(
+                f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
+            )
         view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), data, key)
         return Part(found, nbytes, view)
 

@@ -516,5 +516,5 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
 def test_a_range_that_is_said_to_be_past_the_end_is_no_change(server: Wire) -> None:
     case = Case(server)
     server.server.on(mis.wrong_suffix("refused"))
-    with pytest.raises(StorageError, match="'x/c/0'.*past the end"):
+    with pytest.raises(StorageError, match=r"'x/c/0'.*past the end"):
         SyncStorage(case.storage()).read("x/c/0", ByteSuffix(4))

@@ -18,7 +18,7 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
 from shardstore.engine.retrying import Contention
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
@@ -69,6 +69,7 @@ class Committer:
         self._contention = contention
         self._windows = MemoryBudget(options.max_memory)
         self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
+        self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
         self._warned = False
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
@@ -82,31 +83,34 @@ class Committer:
         """
         await self._check_capabilities()
         refused: Refused = {}
+        is_done = False
         if len(actions) == shard.layout.grid.nslots and not any(map(needs_old_value, actions.values())):
             updates = _apply(shard, actions, {}, refused)
-            if not refused:
-                await self._replace(shard, updates)
-        if refused or len(actions) < shard.layout.grid.nslots or any(map(needs_old_value, actions.values())):
+            is_done = not refused and await self._replace(shard, updates)
+        if not is_done:
             refused = await self._update(shard, actions)
         self._counters.commits += 1
         self._counters.chunks_written += len(actions) - len(refused)
         return refused
 
-    async def _replace(self, shard: Shard, updates: dict[int, BytesLike | None]) -> None:
-        """Every chunk of the shard is given: nothing of what is there matters."""
+    async def _replace(self, shard: Shard, updates: dict[int, BytesLike | None]) -> bool:
+        """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
         plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
-        key = shard.key
         if isinstance(plan, WriteShard):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            condition = self._condition(None) if shard.node.is_unborn else UNCONDITIONAL
             try:
-                generation = await self._storage.write(key, body, plan.nbytes, condition)
-            except ConditionFailed as exc:
-                raise _not_alone(shard) from exc
+                generation = await self._write_new(
+                    shard, body, plan.nbytes, self._condition(None) if shard.node.is_unborn else UNCONDITIONAL
+                )
+            except ConditionFailed:
+                return False
             self._remember(shard, generation, plan)
+        elif shard.node.is_unborn:
+            return False
         else:
-            await self._storage.delete(key, UNCONDITIONAL)
-            self._indices.drop(key)
+            await self._storage.delete(shard.key, UNCONDITIONAL)
+            self._indices.drop(shard.key)
+        return True
 
     async def _update(self, shard: Shard, actions: SlotActions) -> Refused:
         key = shard.key
@@ -121,7 +125,7 @@ class Committer:
         while True:
             if not from_cache:
                 cached = await self._load(shard, has_lost=turn.has_lost)
-            if cached is not None and shard.node.is_unborn:
+            if cached is not None and shard.node.is_unborn and cached.index.present().any():
                 raise _not_alone(shard)
             try:
                 refused: Refused = {}
@@ -156,6 +160,8 @@ class Committer:
         """
         (index,) = await self._reader.load_indices([ShardRead(shard.node, shard.layout, shard.coords, shard.key)])
         if isinstance(index, Corruption):
+            if shard.node.is_unborn:
+                raise _not_alone(shard) from index
             await self._confirm(shard)
         if isinstance(index, ShardStoreError):
             raise index
@@ -204,7 +210,7 @@ class Committer:
             return
         if not any(isinstance(segment, CopyOld) for segment in plan.segments):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            generation = await self._storage.write(key, body, plan.nbytes, condition)
+            generation = await self._write_new(shard, body, plan.nbytes, condition)
         elif self._storage.capabilities.compose:
             assert cached is not None  # there is nothing to copy where there is no shard
             segments = [Copy(s.offset, s.nbytes) if isinstance(s, CopyOld) else New(s.data) for s in plan.segments]
@@ -215,6 +221,19 @@ class Committer:
             async with self._windows.hold(min(plan.nbytes, self._options.copy_window_bytes)):
                 generation = await self._storage.write(key, pieces, plan.nbytes, condition)
         self._remember(shard, generation, plan)
+
+    async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        """Write a shard that keeps nothing of an old one."""
+        if shard.node.is_unborn:
+            self._doubtful.add(shard.key)
+        try:
+            generation = await self._storage.write(shard.key, body, nbytes, condition)
+        except ShardStoreError as exc:
+            if not isinstance(exc, WriteOutcomeUnknown):
+                self._doubtful.discard(shard.key)
+            raise
+        self._doubtful.discard(shard.key)
+        return generation
 
     async def _delete(self, shard: Shard, condition: Condition) -> None:
         """Remove a shard that has no chunks left, unless someone has just written one."""
@@ -310,10 +329,15 @@ class Committer:
         self._warned = True
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    async def withdraw_unborn(self) -> None:
-        """Remove the shards that were written of arrays that could not be created after all, where they are still ours."""
+    async def withdraw_unborn(self) -> list[str]:
+        """Remove the shards that were written of arrays that could not be created after all, where they are still ours.
+
+        Returns what may be left: the keys, each with the reason. One of which it is not known whether it was written is left alone,
+        even where the same bytes are there: they can be those of another client that creates the same array.
+        """
         unborn, self._unborn = self._unborn, {}
-        first: ShardStoreError | None = None
+        left = [f"{key!r} (whether it was written is not known)" for key in sorted(self._doubtful)]
+        self._doubtful.clear()
         for key, (shard, generation) in unborn.items():
             self._indices.drop(key)
             try:
@@ -321,10 +345,9 @@ class Committer:
             except ConditionFailed:
                 continue  # somebody else's by now
             except ShardStoreError as exc:
-                first = first or exc
+                left.append(f"{key!r} ({exc})")
         self._unborn = {}  # an emptied shard is remembered as one that was written
-        if first is not None:
-            raise first
+        return left
 
     def forget_unborn(self) -> None:
         """The arrays have been created: what was written of them stays."""

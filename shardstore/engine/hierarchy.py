@@ -43,6 +43,8 @@ class Node:
     plain: PlainArray | None = None
     reason: str = ""
     """Why it passes through, in words."""
+    damage: Literal["json", "empty", ""] = ""
+    """Of an "other" one: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
     is_unborn: bool = False
     """An open transaction creates it: no other client may have written anything of it."""
 
@@ -88,6 +90,10 @@ class PlainTarget:
     key: str
     unreadable: str = ""
     """Why the document of a node that may own the key says nothing; an object that is there may be a shard then."""
+    may_read: bool = True
+    """Not where that document looks like damaged metadata; where it never was any, the key hides nothing."""
+    may_create: bool = True
+    """Not where it looks like the rest of metadata. (Of something empty that is not sure: zarr's own tests create chunks beside it.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +247,13 @@ class Hierarchy:
         try:
             document = loads_object(data)
         except Corruption as exc:
-            return Node(path, "other", generation, now, reason=f"its metadata is {exc}"), None
+            start = bytes(data[:64]).strip()
+            damage: Literal["json", "empty", ""] = "json" if start.startswith(b"{") else "" if start else "empty"
+            return Node(path, "other", generation, now, reason=f"its metadata is {exc}", damage=damage), None
         if is_group(document):
             return Node(path, "group", generation, now), document
         if not is_array(document):
-            return Node(path, "other", generation, now, reason="its metadata is not that of a Zarr v3 node"), document
+            return Node(path, "other", generation, now, reason="its metadata is not that of a Zarr v3 node", damage="json"), document
         layout = parse_layout(document)
         if isinstance(layout, ArrayLayout):
             return Node(path, "sharded", generation, now, layout=layout), document
@@ -351,7 +359,7 @@ class Hierarchy:
                     waiting.append((i, owners))
                 else:
                     gone = self._vanished_owner(owners, for_write)
-                    targets[i] = GoneTarget(keys[i]) if gone else PlainTarget(keys[i], self._unreadable_owner(owners))
+                    targets[i] = GoneTarget(keys[i]) if gone else self._plain(keys[i], owners)
             if to_load:
                 await self.load(to_load)
                 loaded.update(to_load)
@@ -399,12 +407,12 @@ class Hierarchy:
             return True
         return False
 
-    def _unreadable_owner(self, owners: list[tuple[str, str]]) -> str:
-        for path, _ in owners:
-            node = self.known(path)
-            if node is not None and node.kind == "other":
-                return f"{metadata_key(path)!r}: {node.reason}"
-        return ""
+    def _plain(self, key: str, owners: list[tuple[str, str]]) -> PlainTarget:
+        unreadable = [node for path, _ in owners if (node := self.known(path)) is not None and node.kind == "other"]
+        if not unreadable:
+            return PlainTarget(key)
+        worst = max(unreadable, key=lambda node: ("", "empty", "json").index(node.damage))
+        return PlainTarget(key, f"{metadata_key(worst.path)!r}: {worst.reason}", not worst.damage, worst.damage != "json")
 
 
 def _target(key: str, node: Node, coords: ChunkCoords) -> Target:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.committer import Committer
 from shardstore.engine.documents import Documents, PlannedArray
@@ -11,7 +13,6 @@ from shardstore.engine.keys import metadata_path
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.values import KeyUpdate, Values
-from shardstore.errors import ShardStoreError
 
 
 class OverlayCommit:
@@ -55,11 +56,12 @@ class OverlayCommit:
                 self._stored += 1
             self._committer.forget_unborn()
             await self._commit_wave([key for key in documents if key not in planned])
-        except Exception as exc:
-            try:
-                await self._committer.withdraw_unborn()
-            except ShardStoreError as left:
-                exc.add_note(f"shards of arrays that the transaction was to create could not be withdrawn, and have to be erased: {left}")
+        except (Exception, asyncio.CancelledError) as exc:
+            if left := await self._committer.withdraw_unborn():
+                exc.add_note(
+                    "shards of arrays that the transaction was to create may be left, and have to be erased before it is tried again: "
+                    + ", ".join(left)
+                )
             exc.add_note(
                 f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
                 "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")

@@ -14,7 +14,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.stored_documents import DocumentReader, StoredDocument
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
-from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_plain
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
     consolidated_arrays,
@@ -91,9 +91,9 @@ class Translation:
         stored = shard_document(presented, IndexFormat(wanted, self._options.index_codecs, self._options.index_location))
         if present_array(stored) != presented:
             return presented  # a document that is not sound: it passes through, and nothing is made of it
-        plain = parse_plain(presented)
-        assert isinstance(plain, PlainArray)  # the policy shards no other
-        found = None if nothing_there else (await self.chunk_objects(path, plain)).with_chunks
+        layout = parse_layout(stored)
+        assert isinstance(layout, ArrayLayout)  # the policy shards no other
+        found = None if nothing_there else (await self.chunk_objects(path, layout)).with_chunks
         if found is not None:
             raise InvalidInput(
                 f"array {path!r} cannot be created sharded: object {found!r} exists already and would be taken for a shard. Write the "

@@ -75,7 +75,7 @@ class Values:
                     values[i] = None  # what the transaction brings was looked up before; what else is there is not of this array
                 case ChunkTarget():
                     chunks.append((i, target))
-                case PlainTarget() if target.unreadable:
+                case PlainTarget() if not target.may_read:
                     values[i] = _unreadable(target)
                 case PlainTarget():
                     plain.append((i, target))
@@ -355,7 +355,7 @@ class Values:
     async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
         """An object that is stored as it is presented."""
         key = target.key
-        if target.unreadable:
+        if not target.may_create or (target.unreadable and await self._storage.stat(key) is not None):
             raise Corruption(
                 f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "
                 f"({target.unreadable}). Restore the metadata first, or delete the node"

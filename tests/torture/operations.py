@@ -102,7 +102,7 @@ class Operation:
     removes_whole: str = ""
     """A prefix below which it removes all or nothing, if it is cancelled."""
     clean_up: Callable[[shardstore.ShardedStore], None] | None = None
-    """What has to be done before it is repeated where its own cleaning up failed too."""
+    """What has to be done before it is repeated where its error says that something may be left."""
 
     def __str__(self) -> str:
         return self.name

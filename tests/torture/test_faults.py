@@ -177,7 +177,7 @@ def attempt(operation: Operation, kind: Kind, fault: Fault, *, warm: bool) -> bo
         check_acknowledged(operation, answers, now)
     check_view(client(inner), now, operation.changes)
     check_view(store, now, operation.changes)
-    if operation.clean_up is not None and fault.times is None:
+    if operation.clean_up is not None and any("have to be erased" in note for e in errors for note in getattr(e, "__notes__", ())):
         operation.clean_up(store)
     again = (operation.repeat or operation.run)(store) or {}
     if operation.answers is not None:

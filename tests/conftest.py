@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import signal
 import threading
 import uuid
 from collections.abc import Iterator
@@ -80,3 +81,11 @@ def gcs_url(gcs_endpoint: str) -> tuple[str, dict[str, Any]]:
     bucket = f"bucket-{uuid.uuid4().hex}"
     gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
     return f"gs://{bucket}/root", options
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT means KeyboardInterrupt, though the tests may have been started where it is ignored, as jobs in the background are."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

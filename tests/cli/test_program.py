@@ -323,6 +323,7 @@ def test_a_reader_that_stops_is_no_error(local: Place) -> None:
     assert (done.returncode, done.stderr) == (ExitCode.BROKEN_PIPE, b"")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, local: Place) -> None:
     def interrupt(*arguments: object) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -319,6 +319,7 @@ def test_callers_on_a_loop_of_their_own(late: bool) -> None:
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+@pytest.mark.usefixtures("interruptible")
 def test_a_keyboard_interrupt_leaves_the_memory_to_its_caller() -> None:
     """Whoever catches it may use its memory again, though the write may still be on its way."""
     inner = fresh_memory()

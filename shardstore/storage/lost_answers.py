@@ -72,6 +72,11 @@ class ObjectWrite:
         """Whether the server is known to match versions as this client writes them."""
         return False
 
+    @property
+    def versions_come_again(self) -> bool:
+        """Whether an object that is changed, and changed back to equal bytes, is of its old version again."""
+        return False
+
     def busy_error(self, exc: RequestFailed) -> StorageError:
         """The error where the server stays busy."""
         return exc
@@ -104,9 +109,13 @@ class ObjectWrite:
         if failure is Failure.REFUSED and isinstance(self.condition, IfGeneration) and holds(self.condition, found):
             if self.can_be_worded_otherwise(exc):
                 return None
-            if self.is_wording_proved:  # changed, and changed back to equal bytes before the look
-                raise failed(self.key, self._url) from exc
-            raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
+            if self.versions_come_again and (self.is_wording_proved or not can_resend):
+                raise failed(self.key, self._url) from exc  # changed, and changed back before the look
+            if not self.versions_come_again or self._sends >= _SENDS:
+                raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
+            await _wait(self._sends)  # either that, or the server cannot match: then it refuses each time
+            self._sends += 1
+            return None
         is_conditional = not isinstance(self.condition, Unconditional)
         if failure is Failure.REFUSED or not holds(self.condition, found) or (is_conditional and not can_resend):
             raise failed(self.key, self._url) from exc

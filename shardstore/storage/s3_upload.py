@@ -87,6 +87,10 @@ class _Write(ObjectWrite):
         return facts.etag_unquoted not in self._tried
 
     @property
+    def versions_come_again(self) -> bool:
+        return True  # an ETag is made from the bytes
+
+    @property
     def is_wording_proved(self) -> bool:
         return facts_of(self.client).etag_wording_is_proved
 

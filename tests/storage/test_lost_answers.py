@@ -15,6 +15,7 @@ from shardstore.storage.base import ConditionFailed
 from shardstore.storage.gcs_upload import _Write as GCSWrite
 from shardstore.storage.lost_answers import ObjectWrite, delete_object
 from shardstore.storage.object_requests import Head, RequestFailed
+from shardstore.storage.s3_probe import forget_facts
 from shardstore.storage.s3_upload import _Write as S3Write
 
 OLD, OURS, OTHER = Generation("1"), Generation("2"), Generation("3")
@@ -24,7 +25,7 @@ IF_OLD = IfGeneration(OLD)
 class Client:
     """A place with one object, of one version or none."""
 
-    url = "test://place"
+    url, endpoint, bucket = "test://place", "test://", "place"
 
     def __init__(self) -> None:
         self.there: Generation | None = None
@@ -48,6 +49,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         waited.append(sends)
 
     monkeypatch.setattr(lost_answers, "_wait", wait)
+    forget_facts()
     return waited
 
 
@@ -106,6 +108,26 @@ def test_a_refused_condition(kind: str) -> None:
         assert judged(kind, None, IF_ABSENT, status) is ConditionFailed  # gone since
     if kind == "gcs":
         assert judged(kind, OLD, IF_OLD, 412) is StorageError
+
+
+def test_a_version_that_comes_again_is_tried_again_and_a_server_that_never_matches_is_an_error(waits: list[int]) -> None:
+    """Another writer changes the object and changes it back: equal bytes are an equal ETag."""
+    client, etag = Client(), Generation('"old"')
+    write = new_write("s3", client, IfGeneration(etag))
+    assert isinstance(write, S3Write)
+    client.there = etag
+    sent = []
+    for _ in range(4):
+        sent.append(write.headers["IfMatch"])
+        assert asyncio.run(write.judge(failed_with(412))) is None
+    assert waits == [1, 2, 3], "the other way to write an ETag is tried at once"
+    assert sent == ['"old"', "old"] * 2
+    sent.append(write.headers["IfMatch"])
+    with pytest.raises(StorageError, match="refuses to match"):
+        asyncio.run(write.judge(failed_with(412)))
+    client.there = OTHER
+    with pytest.raises(ConditionFailed):
+        asyncio.run(write.judge(failed_with(412)))
 
 
 @pytest.mark.parametrize("kind", ["s3", "gcs"])

@@ -106,8 +106,11 @@ class ObjectWrite:
             logger.info("the write of %r was stored although its answer was: %s", self.key, exc)
             return head.generation
         found = None if head is None else head.generation
-        if failure is Failure.REFUSED and isinstance(self.condition, IfGeneration) and holds(self.condition, found):
-            if self.can_be_worded_otherwise(exc):
+        is_mismatch = failure is Failure.REFUSED and isinstance(self.condition, IfGeneration)
+        # Asked even where the object did change: under contention it always has, and the next write is to try the other way.
+        has_other_wording = is_mismatch and self.can_be_worded_otherwise(exc)
+        if is_mismatch and holds(self.condition, found):
+            if has_other_wording:
                 return None
             if self.versions_come_again and (self.is_wording_proved or not can_resend):
                 raise failed(self.key, self._url) from exc  # changed, and changed back before the look

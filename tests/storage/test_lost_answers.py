@@ -130,6 +130,20 @@ def test_a_version_that_comes_again_is_tried_again_and_a_server_that_never_match
         asyncio.run(write.judge(failed_with(412)))
 
 
+def test_the_way_to_write_an_etag_is_learned_where_the_object_keeps_changing() -> None:
+    """As on Ceph, which knows ETags without quotes only: every refusal looks like a conflict."""
+    client, etag = Client(), Generation('"old"')
+    sent = []
+    for _ in range(4):
+        write = new_write("s3", client, IfGeneration(etag))
+        assert isinstance(write, S3Write)
+        client.there = OTHER
+        sent.append(write.headers["IfMatch"])
+        with pytest.raises(ConditionFailed):
+            asyncio.run(write.judge(failed_with(412)))
+    assert sent == ['"old"', "old"] * 2
+
+
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
 @pytest.mark.parametrize("status", [400, 405, 411, 413, 416, 501])
 def test_a_final_refusal_is_raised_without_a_look(kind: str, status: int) -> None:

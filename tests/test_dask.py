@@ -74,7 +74,7 @@ def cluster() -> Iterator[Any]:
     """``distributed``, with a process a worker."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": WORKERS, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": None}
+    options = {"n_workers": WORKERS, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options) as running, Client(running, set_as_default=False) as client:  # type: ignore[no-untyped-call]
         yield client
 

@@ -94,7 +94,7 @@ def cluster() -> Iterator[Any]:
     """``distributed``, with a process a worker."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": sized(8, 2), "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": None}
+    options = {"n_workers": sized(8, 2), "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**options, memory_limit=0) as running, Client(running, set_as_default=False) as client:  # type: ignore[no-untyped-call]
         yield client
 
@@ -167,7 +167,7 @@ def test_creators_of_one_array(place: Place, crew: Crew, record: Record) -> None
 
 def test_a_chunk_written_while_its_shard_is_erased(place: Place, crew: Crew, record: Record) -> None:
     """An emptied shard is removed; whoever writes to it at that moment has written, or has not been answered yet."""
-    erasers, writers, shards, words = sized(3, 1), sized(5, 2), sized(60, 6), 16
+    erasers, writers, shards, words = sized(3, 1), sized(5, 2), sized(60, 3), 16
     chunks = shards * (1 + writers)
     create(place.store(chunks_per_shard=(1 + writers,)), PATH, chunks, words)
     jobs = [Job(toggle, (place, PATH, words, shards, writers, eraser, erasers)) for eraser in range(erasers)]

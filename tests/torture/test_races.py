@@ -94,7 +94,13 @@ def cluster() -> Iterator[Any]:
     """``distributed``, with a process a worker."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": sized(8, 2), "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    options = {
+        "n_workers": sized(8, 2),
+        "threads_per_worker": 1,
+        "processes": True,
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+    }
     with LocalCluster(**options, memory_limit=0) as running, Client(running, set_as_default=False) as client:  # type: ignore[no-untyped-call]
         yield client
 

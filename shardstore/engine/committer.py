@@ -17,7 +17,7 @@ from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
-from shardstore.engine.retrying import Contention
+from shardstore.engine.retrying import Contention, Turn
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
@@ -82,13 +82,16 @@ class Committer:
             Conflict: others were faster too many times in a row; nothing was written.
         """
         await self._check_capabilities()
+        turn = self._contention.turn(shard.key)
+        await turn.start()
         refused: Refused = {}
         is_done = False
         if len(actions) == shard.layout.grid.nslots and not any(map(needs_old_value, actions.values())):
             updates = _apply(shard, actions, {}, refused)
             is_done = not refused and await self._replace(shard, updates)
         if not is_done:
-            refused = await self._update(shard, actions)
+            refused = await self._update(shard, actions, turn)
+        turn.won()
         self._counters.commits += 1
         self._counters.chunks_written += len(actions) - len(refused)
         return refused
@@ -112,10 +115,8 @@ class Committer:
             self._indices.drop(shard.key)
         return True
 
-    async def _update(self, shard: Shard, actions: SlotActions) -> Refused:
+    async def _update(self, shard: Shard, actions: SlotActions, turn: Turn) -> Refused:
         key = shard.key
-        turn = self._contention.turn(key)
-        await turn.start()
         atomic = self._storage.capabilities.atomic_commits
         # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
         cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_unborn else None
@@ -141,7 +142,6 @@ class Committer:
                     return refused
                 if not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
                     await self._execute(shard, cached, plan)
-                    turn.won()
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)

@@ -1,11 +1,13 @@
 """How long a writer waits after it lost against another, who goes first, and when it gives up.
 
 A writer that has the shard's index needs one request to commit; one that has just lost needs two. So without manners whoever won
-would win again, until it has nothing left to write. Three things make it fair, without a word between the writers:
+would win again, until it has nothing left to write. Four things make it fair, without a word between the writers:
 
 - Waits are drawn at random, and at most a few times as long as an attempt takes, whatever that is on this storage.
 - Who has lost often waits less, so that nobody is overtaken for ever.
 - Who has won an object that was contested waits its turn before it writes the same object again.
+- Who writes the same object again and again, and never loses, stops now and then for a moment: it would not know of others
+  that lose against it each time.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ _LEAST_PATIENCE = 0.35  # not nothing: many who have lost often would be in each
 _FADING = 0.75  # of what is remembered of rivals, for each commit that met none
 _FEW_RIVALS = 0.5  # below which an object is not contested any more
 _LONGEST_WAIT_SECONDS = 30.0
+_FIRST_RUN = 16.0  # attempts without a pause before the first stop; twice as many before the next one
+_LONGEST_RUN = 64.0
+_STOP = 8.0  # attempts: time enough for one of somebody else, who has to read more, and waits between his own
 _REMEMBERED_OBJECTS = 4096
 
 Sleep = Callable[[float], Awaitable[object]]
@@ -48,6 +53,25 @@ class _Contest:
         return min(self.rivals * self.attempt_seconds, _LONGEST_WAIT_SECONDS)
 
 
+@dataclass(slots=True)
+class _Run:
+    """Commits of one object by this client, one right after the other, none of them contested."""
+
+    began: float
+    ended: float
+    attempt_seconds: float
+    allowed: float = _FIRST_RUN
+    """How many attempts long it may become."""
+
+    def goes_on(self, now: float) -> bool:
+        """Whether a commit that begins now leaves nobody else the time for one."""
+        return now - self.ended < 2 * self.attempt_seconds
+
+    @property
+    def is_due_to_stop(self) -> bool:
+        return self.ended - self.began >= self.allowed * self.attempt_seconds
+
+
 class Contention:
     """Which objects this client has met rivals at. Used on one event loop only."""
 
@@ -60,6 +84,7 @@ class Contention:
         self.sleep = sleep
         self.rng = rng or random.Random()
         self._contests: OrderedDict[str, _Contest] = OrderedDict()
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
 
     def turn(self, key: str) -> Turn:
         """One write of the object at ``key``, until it succeeds or gives up."""
@@ -71,14 +96,38 @@ class Contention:
 
     def contested(self, key: str) -> _Contest:
         """The object has a rival."""
+        self._runs.pop(key, None)
         contest = self._contests.setdefault(key, _Contest())
-        self._contests.move_to_end(key)
-        if len(self._contests) > _REMEMBERED_OBJECTS:
-            self._contests.popitem(last=False)
+        _used(self._contests, key)
         return contest
 
     def forget(self, key: str) -> None:
         self._contests.pop(key, None)
+
+    def stop_seconds(self, key: str) -> float:
+        """How long to stop before the object is written once more."""
+        run = self._runs.get(key)
+        if run is None:
+            return 0.0
+        if not run.goes_on(self.clock()):
+            del self._runs[key]
+            return 0.0
+        return _STOP * run.attempt_seconds if run.is_due_to_stop else 0.0
+
+    def committed(self, key: str, began: float) -> None:
+        """The object was written without a conflict."""
+        now = self.clock()
+        run = self._runs.setdefault(key, _Run(began, now, now - began))
+        _used(self._runs, key)
+        if run.is_due_to_stop:  # and has stopped
+            run.began, run.allowed = began, min(2 * run.allowed, _LONGEST_RUN)
+        run.ended, run.attempt_seconds = now, (run.attempt_seconds + now - began) / 2
+
+
+def _used(remembered: OrderedDict[str, _Contest] | OrderedDict[str, _Run], key: str) -> None:
+    remembered.move_to_end(key)
+    if len(remembered) > _REMEMBERED_OBJECTS:
+        remembered.popitem(last=False)
 
 
 class Turn:
@@ -95,10 +144,13 @@ class Turn:
         return self._losses > 0
 
     async def start(self) -> None:
-        """Before the first attempt: where this client has just won against others, let them go first."""
+        """Before the first attempt: where this client has just won against others, or may have all the time, let them go first."""
         contest = self._contention.contest(self._key)
         if contest is not None:
             await self._wait(contest.window_seconds)
+        elif seconds := self._contention.stop_seconds(self._key):
+            await self._contention.sleep(seconds)
+            self._began = self._contention.clock()
 
     async def lost(self, what: str, cause: Exception) -> None:
         """Another writer was faster: wait before the write is planned again.
@@ -120,8 +172,11 @@ class Turn:
 
     def won(self) -> None:
         """The write is done."""
+        if self._losses:
+            return
+        self._contention.committed(self._key, self._began)
         contest = self._contention.contest(self._key)
-        if contest is not None and not self._losses:
+        if contest is not None:
             contest.rivals *= _FADING
             if contest.rivals < _FEW_RIVALS:
                 self._contention.forget(self._key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.retrying import Contention
 from shardstore.errors import Conflict
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_latency import LatencyStorage
 from shardstore.testing.virtual_time import run_in_virtual_time
@@ -22,19 +24,29 @@ from tests.engine.hooked import HookedStorage, document, fresh_memory
 LATENCY = 0.02
 
 
-def client(place: MemoryStorage, seed: int) -> Engine:
+class NoCompose(LatencyStorage):
+    """What is kept of a shard is read, and written with the rest, as with all object stores."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, compose=False)
+
+
+def client(
+    place: MemoryStorage, seed: int, kind: type[LatencyStorage] = LatencyStorage, jitter: float = 0.5, per_shard: int = 4096
+) -> Engine:
     """A client of its own, over a network whose requests take 10 to 30 ms."""
     rng = random.Random(seed)
 
     async def on_the_way(seconds: float) -> None:
-        await asyncio.sleep(seconds * rng.uniform(0.5, 1.5))
+        await asyncio.sleep(seconds * rng.uniform(1 - jitter, 1 + jitter))
 
-    storage = LatencyStorage(place, LATENCY, sleep=on_the_way)
-    return Engine(storage, EngineOptions(chunks_per_shard=(4096,)), clock=asyncio.get_running_loop().time, rng=rng)
+    storage = kind(place, LATENCY, sleep=on_the_way)
+    return Engine(storage, EngineOptions(chunks_per_shard=(per_shard,)), clock=asyncio.get_running_loop().time, rng=rng)
 
 
-async def new_array(place: MemoryStorage, chunks: int) -> None:
-    await client(place, 0).update(("a/zarr.json", SetValue(document((chunks,), (1,)))))
+async def new_array(place: MemoryStorage, chunks: int, per_shard: int = 4096) -> None:
+    await client(place, 0, per_shard=per_shard).update(("a/zarr.json", SetValue(document((chunks,), (1,)))))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -95,6 +107,63 @@ def test_one_write_beside_a_writer_that_never_stops() -> None:
         assert mine.counters.conflicts <= 20 * 15
 
     run_in_virtual_time(beside())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("late", [1, 4])
+@pytest.mark.parametrize("whole", [False, True])
+def test_one_write_beside_a_writer_that_is_always_faster(seed: int, late: int, whole: bool) -> None:
+    """Who has written the shard last has its index: two requests a commit, where who comes late needs three. It never sees that it wins."""
+
+    slots = 24
+
+    async def beside() -> None:
+        place = fresh_memory()
+        await new_array(place, slots, per_shard=slots)
+        rival = client(place, seed, NoCompose, 0.0, slots)
+        others = [client(place, 100 * seed + i, NoCompose, 0.0, slots) for i in range(late)]
+        everything = [(f"a/c/{k}", SetValue(b"r")) for k in range(slots)]
+        is_over = False
+        most_losses = 0
+
+        async def write(i: int, value: int) -> None:
+            nonlocal most_losses
+            before = others[i].counters.conflicts
+            await others[i].update((f"a/c/{16 + i}", SetValue(bytes([value]))))
+            most_losses = max(most_losses, others[i].counters.conflicts - before)
+
+        async def hammer() -> None:
+            while not is_over:
+                await rival.update_many(everything if whole else [everything[rival.counters.commits % 16]])
+
+        hammering = asyncio.ensure_future(hammer())
+        await asyncio.sleep(1.0)
+        try:
+            for k in range(5):
+                await asyncio.gather(*(write(i, k) for i in range(late)))
+        finally:
+            is_over = True
+        await hammering
+        assert most_losses <= 60  # of the 100 that are allowed
+
+    run_in_virtual_time(beside())
+
+
+def test_who_is_alone_loses_little_time() -> None:
+    """Letting others go first now and then takes about an eighth of the time of a writer that nobody waits for."""
+
+    async def alone() -> None:
+        place = fresh_memory()
+        await new_array(place, 4096)
+        mine = client(place, 1, NoCompose, 0.0)
+        await mine.update(("a/c/0", SetValue(b"m")))
+        began = asyncio.get_running_loop().time()
+        for k in range(1000):
+            await mine.update((f"a/c/{k % 16}", SetValue(b"m")))
+        took = asyncio.get_running_loop().time() - began
+        assert 1000 * 2 * LATENCY < took < 1000 * 2 * LATENCY * 1.17
+
+    run_in_virtual_time(alone())
 
 
 def test_it_is_bounded() -> None:

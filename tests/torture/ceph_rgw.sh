@@ -70,7 +70,7 @@ mon data = $d/mon.a
 [osd.0]
 osd data = $d/osd.0
 [client.rgw]
-rgw frontends = beast endpoint=127.0.0.1:$port
+rgw frontends = beast endpoint=127.0.0.1:$port tcp_nodelay=1
 rgw enable usage log = false
 rgw run sync thread = false
 rgw dns name = 127.0.0.1

@@ -30,7 +30,7 @@ _siblings: dict[str, Siblings] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
-_LATER_OPTIONS = {"stored": "codec", "present": "v3"}  # whose other values come with later versions
+_LATER_OPTIONS = {"present": "v3"}  # whose other values come with later versions
 
 
 def _after_fork() -> None:

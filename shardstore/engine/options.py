@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput
-from shardstore.format.shard_index import IndexCodecs, IndexLocation
+from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
+from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.reads import ReadLimits
+
+Stored = Literal["codec", "transformer-v3"]
+"""What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``, or by the 2022 draft's storage transformer."""
+
+_STORED: tuple[Stored, ...] = get_args(Stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +24,8 @@ class EngineOptions:
 
     chunks_per_shard: ShardingPolicy = "auto"
     """Which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
+    stored: Stored = "codec"
+    """By what new arrays are sharded."""
     index_location: IndexLocation = "end"
     """Where new arrays keep their shard index."""
     index_checksum: bool = True
@@ -49,6 +57,10 @@ class EngineOptions:
         validate_policy(self.chunks_per_shard)
         if self.index_location not in ("start", "end"):
             raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
+        if self.stored not in _STORED:
+            raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
+        if self.stored != "codec" and self.index_location != "end":
+            raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if self.strategy != "rewrite":
@@ -65,8 +77,14 @@ class EngineOptions:
             check_flag(name, getattr(self, name))
 
     @property
-    def index_codecs(self) -> IndexCodecs:
-        return IndexCodecs("little", self.index_checksum)
+    def shards_by_transformer(self) -> bool:
+        return self.stored != "codec"
+
+    def index_format(self, chunks_per_shard: tuple[int, ...]) -> IndexFormat:
+        """How the shards of a new array are indexed."""
+        if self.shards_by_transformer:
+            return transformer_index_format(chunks_per_shard)
+        return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
 
     def read_limits(self, kind: str) -> ReadLimits:
         """Gap and size limits for a kind of storage.

@@ -23,6 +23,7 @@ from shardstore.format.presentation import (
     same_chunks,
     shard_document,
     update_stored,
+    without_transformers,
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.plan.policy import chunks_per_shard
@@ -78,8 +79,8 @@ class Translation:
             await self._refuse_while_chunks_exist(current.node, _difference(presented, present_array(previous)))
         if asks_for_shards(presented):
             raise InvalidInput(
-                f"array {path!r} asks for shards itself (shards=, or encoding['shards'] copied from a native dataset): shardstore does "
-                "the sharding, and two layers would disagree about what a chunk key means. Leave shards= out (in xarray: "
+                f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers): "
+                "shardstore does the sharding, and two layers would disagree about what a chunk key means. Leave shards= out (in xarray: "
                 "del ds[name].encoding['shards']) and choose the shard shape by chunks_per_shard when you open the store"
             )
         restored = self._restored(path, presented, current)
@@ -88,8 +89,10 @@ class Translation:
         wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
         if wanted is None:
             return presented
-        stored = shard_document(presented, IndexFormat(wanted, self._options.index_codecs, self._options.index_location))
-        if present_array(stored) != presented:
+        by_transformer = self._options.shards_by_transformer
+        index_format = self._options.index_format(wanted)
+        stored = shard_document(presented, index_format, by_transformer=by_transformer)
+        if present_array(stored) != (without_transformers(presented) if by_transformer else presented):
             return presented  # a document that is not sound: it passes through, and nothing is made of it
         layout = parse_layout(stored)
         assert isinstance(layout, ArrayLayout)  # the policy shards no other
@@ -109,7 +112,7 @@ class Translation:
             return None
         if (plain.chunk_shape, plain.key_encoding) != (known.layout.chunk_shape, known.layout.key_encoding):
             return None
-        return shard_document(presented, known.layout.index_format)
+        return shard_document(presented, known.layout.index_format, by_transformer=known.layout.by_transformer)
 
     async def _group(self, path: str, document: JsonObject, data: bytes, current: StoredDocument | None) -> bytes:
         """A group's document; array documents inside are stored as the arrays themselves are, or as they were stored before."""

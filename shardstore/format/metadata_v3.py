@@ -1,8 +1,9 @@
 """Zarr v3 metadata documents: what of an array's document decides how its chunks are stored.
 
 A document is read in one of three ways: a group, an array whose shards can be shown chunk by chunk (``ArrayLayout``),
-or anything else, which passes through whole with a reason in words. Passing through is always right. Specification:
-Zarr v3, "Array metadata"; sharding codec 1.0, "Configuration parameters".
+or anything else, which passes through whole with a reason in words. Passing through is always right. An array can be sharded
+by its codec or by a storage transformer. Specification: Zarr v3, "Array metadata"; sharding codec 1.0, "Configuration
+parameters"; sharding storage transformer 1.0 (draft), "Configuration".
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
 from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
+from shardstore.format.storage_transformers import parse_sharding_transformer, transformer_index_format
 from shardstore.model.chunks import ShardGrid
 
 METADATA_NAME = "zarr.json"
@@ -37,6 +39,8 @@ class ArrayLayout:
     chunk_shape: tuple[int, ...]
     key_encoding: ChunkKeyEncoding
     index_format: IndexFormat
+    by_transformer: bool = False
+    """Sharded by the 2022 draft's storage transformer, not by a codec."""
 
     @property
     def ndim(self) -> int:
@@ -109,6 +113,13 @@ def _must_understand(value: Any) -> bool:
 
 def parse_plain(document: JsonObject) -> PlainArray | str:
     """Shape, chunk shape and keys of an array, of whatever codecs; or in words why its chunks cannot be told."""
+    plain = _parse_members(document)
+    if isinstance(plain, PlainArray) and document.get("storage_transformers"):
+        return "it has storage transformers"
+    return plain
+
+
+def _parse_members(document: JsonObject) -> PlainArray | str:
     shape = _sizes(document.get("shape"), 0)
     if shape is None:
         return "its shape is not a list of sizes"
@@ -118,8 +129,6 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
     key_encoding = parse_chunk_key_encoding(document.get("chunk_key_encoding"))
     if key_encoding is None:
         return "its chunk key encoding is not known"
-    if document.get("storage_transformers"):
-        return "it has storage transformers"
     unknown = sorted(k for k, v in document.items() if k not in _ARRAY_MEMBERS and _must_understand(v))
     if unknown:
         return f"its member {unknown[0]!r} must be understood and is not known"
@@ -128,9 +137,11 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
 
 def parse_layout(document: JsonObject) -> ArrayLayout | str:
     """The layout of an array that can be shown chunk by chunk, or in words why it cannot."""
-    plain = parse_plain(document)
+    plain = _parse_members(document)
     if isinstance(plain, str):
         return plain
+    if document.get("storage_transformers"):
+        return _transformed_layout(document["storage_transformers"], plain)
     codecs = document.get("codecs")
     if not mentions_sharding(codecs):
         return "it is not sharded"
@@ -159,6 +170,14 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
     return ArrayLayout(plain.shape, inner, plain.key_encoding, IndexFormat(chunks_per_shard, index_codecs, location))
+
+
+def _transformed_layout(transformers: Any, plain: PlainArray) -> ArrayLayout | str:
+    """Of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the shards."""
+    chunks_per_shard = parse_sharding_transformer(transformers, len(plain.shape))
+    if chunks_per_shard is None or isinstance(chunks_per_shard, str):
+        return chunks_per_shard or "it names no storage transformer"
+    return ArrayLayout(plain.shape, plain.chunk_shape, plain.key_encoding, transformer_index_format(chunks_per_shard), by_transformer=True)
 
 
 # Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.

@@ -1,7 +1,8 @@
 """From the stored metadata document to the presented one, and back.
 
 Presented: the same array with ``chunk_grid`` of the inner chunk shape and the inner codecs. Stored: the shard shape, and
-``sharding_indexed`` as the only codec. Every other member, attribute and number form is carried over both ways.
+``sharding_indexed`` as the only codec; or, where the 2022 draft's storage transformer does the sharding, the presented document
+with the member ``storage_transformers``. Every other member, attribute and number form is carried over both ways.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from shardstore.format.metadata_v3 import (
     parse_layout,
 )
 from shardstore.format.shard_index import IndexFormat
+from shardstore.format.storage_transformers import sharding_transformer
 
 # Members that decide what the bytes of the chunks mean: they cannot change while chunks exist.
 _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs")
+_TRANSFORMERS = "storage_transformers"
 
 # How a codec packs, which no reader has to know: left out or filled in by one library or another.
 _PACKING = {"zstd": ("level", "checksum"), "gzip": ("level",), "blosc": ("cname", "clevel", "shuffle", "typesize", "blocksize")}
@@ -40,8 +43,15 @@ def present_array(stored: JsonObject) -> JsonObject:
 
 
 def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
+    if stored.get(_TRANSFORMERS):
+        return without_transformers(stored)
     grid = {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}}
     return stored | {"chunk_grid": grid, "codecs": codec_configuration(stored["codecs"][0])["codecs"]}
+
+
+def without_transformers(document: JsonObject) -> JsonObject:
+    """The document without a list of storage transformers; an empty one means the same as none."""
+    return {member: value for member, value in document.items() if member != _TRANSFORMERS}
 
 
 def present_node(stored: JsonObject) -> JsonObject:
@@ -134,11 +144,16 @@ def update_stored(presented: JsonObject, previous: JsonObject) -> JsonObject:
     Only where ``same_chunks(presented, present_array(previous))``.
     """
     kept = {member: previous[member] for member in _CHUNK_MEMBERS if member in previous}
+    if previous.get(_TRANSFORMERS):
+        kept[_TRANSFORMERS] = previous[_TRANSFORMERS]
     return presented | kept
 
 
-def shard_document(presented: JsonObject, index_format: IndexFormat) -> JsonObject:
+def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_transformer: bool = False) -> JsonObject:
     """The stored document of a new sharded array; ``index_format`` names the chunks per shard.
+
+    With ``by_transformer``, one whose chunks are sharded by the 2022 draft's storage transformer, and not by a codec; then
+    ``index_format`` is the transformer's.
 
     Raises:
         InvalidInput: the shard's rank is not the array's.
@@ -149,6 +164,8 @@ def shard_document(presented: JsonObject, index_format: IndexFormat) -> JsonObje
             f"chunks_per_shard {index_format.chunks_per_shard} has {len(index_format.chunks_per_shard)} dimensions, the array has "
             f"{len(chunk_shape)}: give one number a dimension, or a mapping from path patterns to tuples"
         )
+    if by_transformer:
+        return presented | {_TRANSFORMERS: [sharding_transformer(index_format.chunks_per_shard)]}
     shard_shape = [c * n for c, n in zip(chunk_shape, index_format.chunks_per_shard, strict=True)]
     sharding = {
         "name": SHARDING,
@@ -164,8 +181,8 @@ def shard_document(presented: JsonObject, index_format: IndexFormat) -> JsonObje
 
 
 def asks_for_shards(presented: JsonObject) -> bool:
-    """Whether a client tries to create an array that is itself sharded."""
-    return mentions_sharding(presented.get("codecs"))
+    """Whether a client tries to create an array that is itself sharded, by a codec or by a storage transformer."""
+    return mentions_sharding(presented.get("codecs")) or bool(presented.get(_TRANSFORMERS))
 
 
 def _canonical(member: str, value: Any) -> Any:

@@ -69,7 +69,7 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
     ("option", "error", "message"),
     [
         ({"chunk_per_shard": (2,)}, InvalidInput, "option 'chunk_per_shard' is not known: did you mean 'chunks_per_shard'"),
-        ({"stored": "transformer"}, Unsupported, "only 'codec'"),
+        ({"stored": "draft"}, InvalidInput, "'codec', 'transformer-v3'"),
         ({"present": "v2"}, Unsupported, "only 'v3'"),
         ({"strategy": "append"}, InvalidInput, "this version has 'rewrite'"),
         ({"index_location": "middle"}, InvalidInput, "neither 'start' nor 'end'"),

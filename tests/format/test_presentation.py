@@ -137,7 +137,7 @@ def stored(codecs: list[Any] | None = None, **members: Any) -> dict[str, Any]:
         (stored([{"name": "transpose", "configuration": {"order": [1, 0]}}, _sharding()]), "wraps or precedes"),
         (stored() | {"chunk_grid": {"name": "rectangular", "configuration": {}}}, "not regular"),
         (stored(unheard_of={"name": "x"}), "must be understood"),
-        (stored(storage_transformers=[{"name": "x"}]), "storage transformers"),
+        (stored(storage_transformers=[{"name": "x"}]), "storage transformer 'x' is not known"),
         (stored([_sharding(chunk_shape=[3, 3])]), "does not divide"),
         (stored([_sharding(chunk_shape=[2])]), "not a shape"),
         (stored([_sharding(chunk_shape=[0, 3])]), "not a shape"),

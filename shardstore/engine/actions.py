@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
@@ -48,7 +48,18 @@ class EraseValue:
     """The chunk ceases to exist."""
 
 
-Action = SetValue | SetIfMissing | Patch | EraseValue
+@dataclass(frozen=True, slots=True)
+class Revise:
+    """The value becomes what ``compute`` makes of it; ``None`` stands for a value that does not exist.
+
+    Called again with a newer value where another client was faster, so it must not do anything else. What it raises, if it is a
+    ``ShardStoreError``, is the error of the update.
+    """
+
+    compute: Callable[[bytes | None], bytes | None]
+
+
+Action = SetValue | SetIfMissing | Patch | EraseValue | Revise
 
 ERASE = EraseValue()
 
@@ -70,6 +81,8 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) ->
                 value = data if value is None else value
             case EraseValue():
                 value = None
+            case Revise(compute):
+                value = compute(None if value is None else bytes(value))
             case Patch(start, data, at_end):
                 before = b"" if value is None else bytes(value)
                 if at_end and start != len(before):
@@ -85,7 +98,7 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) ->
 
 def needs_old_value(actions: Sequence[Action]) -> bool:
     """Whether the outcome depends on what is stored."""
-    return isinstance(actions[0], SetIfMissing | Patch)
+    return isinstance(actions[0], SetIfMissing | Patch | Revise)
 
 
 def tells_creation(actions: Sequence[Action]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -64,10 +64,34 @@ class Documents:
             Conflict: others kept changing the document.
         """
         data = bytes(data)
+
+        def written(old: StoredDocument | None) -> bytes | None:
+            return None if only_if_absent and old is not None else data
+
+        return await self._replace(path, written)
+
+    async def revise(self, path: str, compute: Callable[[bytes | None], bytes | None]) -> None:
+        """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None``: there is none, or is to be none.
+
+        Raises as ``write`` and ``erase`` do.
+        """
+        was_there = False
+
+        def revised(old: StoredDocument | None) -> bytes | None:
+            nonlocal was_there
+            was_there = old is not None
+            return compute(None if old is None else old.presented())
+
+        if not await self._replace(path, revised) and was_there:
+            await self.erase(path)
+
+    async def _replace(self, path: str, new: Callable[[StoredDocument | None], bytes | None]) -> bool:
+        """Store what ``new`` makes of the current document; ``False`` where that is nothing, and nothing was changed."""
         turn = self._contention.turn(metadata_key(path))
         while True:
             current = await self.read(path)
-            if only_if_absent and current is not None:
+            data = new(current)
+            if data is None:
                 return False
             stored = await self._translation.to_stored(path, data, current)
             try:

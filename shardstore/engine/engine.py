@@ -160,7 +160,7 @@ class Engine:
                     return None
             if isinstance(action, Patch) and metadata_path(key) is not None:
                 raise InvalidInput(f"the metadata document {key!r} can only be set whole")
-            (old,) = await self.get_many([(key, EVERYTHING)])
+            (old,) = await Engine.get_many(self, [(key, EVERYTHING)])
             if self._overlay is not overlay:  # it ended meanwhile: then this is no part of it
                 return (await self._update_many([(key, action)]))[0]
             if isinstance(old, ShardStoreError):
@@ -223,7 +223,7 @@ class Engine:
             prefix += "/"
         if self._held is None:
             return await self._listing.directory(prefix, approximate=approximate)
-        return await directly_below(prefix, self.list(prefix))
+        return await directly_below(prefix, Engine.list(self, prefix))
 
     async def size_prefix(self, prefix: str) -> int:
         """The bytes of all values whose keys start with ``prefix``: chunks, documents as presented, other objects."""
@@ -235,16 +235,20 @@ class Engine:
 
     # -- erasing ---------------------------------------------------------------------------------------------------
 
-    async def erase_prefix(self, prefix: str) -> None:
-        """Erase everything below a prefix that is ``""`` or ends with ``/``."""
+    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
+        """Erase everything below a prefix that is ``""`` or ends with ``/``; with ``keep_documents``, all but the nodes' metadata."""
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         await self._commit_ended.wait()
-        if self._overlay is not None:
+        if self._overlay is None:
+            await self._erasing.erase_prefix(prefix, keep_documents=keep_documents)
+        elif not keep_documents:
             self._overlay.erase_prefix(prefix)
         else:
-            await self._erasing.erase_prefix(prefix)
+            async for value in Engine.list(self, prefix):
+                if metadata_path(value.key) is None:
+                    self._overlay.erase(value.key)
 
     # -- whole nodes -----------------------------------------------------------------------------------------------
 

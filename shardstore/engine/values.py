@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardstore.engine.actions import Action, EraseValue, SetIfMissing, SetValue, apply_actions, tells_creation
+from shardstore.engine.actions import Action, EraseValue, Revise, SetIfMissing, SetValue, apply_actions, tells_creation
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
 from shardstore.engine.keys import check_key, metadata_key, metadata_path, possible_owners
@@ -296,6 +296,8 @@ class Values:
                         creation.happened = created
                 case EraseValue():
                     await self._documents.erase(path)
+                case Revise(compute):
+                    await self._documents.revise(path, compute)
                 case _:
                     raise InvalidInput(f"the metadata document {key!r} can only be set whole: part of it may lie in another form")
         except ShardStoreError as exc:

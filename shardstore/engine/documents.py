@@ -72,17 +72,20 @@ class Documents:
 
     async def revise(self, path: str, compute: Callable[[bytes | None], bytes | None]) -> None:
         """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None``: there is none, or is to be none.
+        Nothing is stored where it returns the very bytes that it was given.
 
         Raises as ``write`` and ``erase`` do.
         """
-        was_there = False
+        is_to_go = False
 
         def revised(old: StoredDocument | None) -> bytes | None:
-            nonlocal was_there
-            was_there = old is not None
-            return compute(None if old is None else old.presented())
+            nonlocal is_to_go
+            before = None if old is None else old.presented()
+            after = compute(before)
+            is_to_go = after is None and before is not None
+            return None if after is before else after
 
-        if not await self._replace(path, revised) and was_there:
+        if not await self._replace(path, revised) and is_to_go:
             await self.erase(path)
 
     async def _replace(self, path: str, new: Callable[[StoredDocument | None], bytes | None]) -> bool:

@@ -90,6 +90,16 @@ def test_an_error_changes_nothing() -> None:
     asyncio.run(revise())
 
 
+def test_what_is_left_as_it_is_is_not_written() -> None:
+    async def revise() -> None:
+        engine = await with_array()
+        before = await engine.storage.stat(KEY)
+        await engine.update((KEY, Revise(lambda old: old)))
+        assert await engine.storage.stat(KEY) == before
+
+    asyncio.run(revise())
+
+
 def test_in_a_transaction() -> None:
     async def revise() -> None:
         engine = await with_array()

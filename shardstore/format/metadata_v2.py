@@ -10,8 +10,10 @@ Pure functions on parsed JSON (``json_text.loads_object``; ``dumps`` here writes
 
 - The chunks' bytes are the same in both formats. What would make them differ is refused: with ``InvalidInput`` towards v3,
   where it was asked for, with ``Unsupported`` towards v2, where it is stored.
-- What v2 says is given back exactly: what v3 has no member for is kept in the attribute ``RESERVED``, hidden from v2 and
-  absent in the usual case. The order of members is not kept, as ``dumps`` sorts them.
+- What v2 says is given back exactly: what v3 has no member for is kept in the attribute ``RESERVED``, absent in the usual
+  case. Both views hide it: ``array_to_v2`` and ``group_to_v2`` leave it out, ``hide_kept`` takes it out of what the v3 view
+  shows, and ``carry_kept`` puts it back into what a client of that view writes. The order of members is not kept, as
+  ``dumps`` sorts them.
 - A change made in v3 wins over what is kept.
 
 Specifications: Zarr v2, "Metadata"; Zarr v3, "Array metadata" and "Group metadata". ``v2_dtypes``, ``v2_fill_values`` and
@@ -21,18 +23,10 @@ Specifications: Zarr v2, "Metadata"; Zarr v3, "Array metadata" and "Group metada
 from __future__ import annotations
 
 from shardstore.format.v2_arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
-from shardstore.format.v2_groups import (
-    ARRAY_NAME,
-    ATTRIBUTES_NAME,
-    CONSOLIDATED_NAME,
-    GROUP_NAME,
-    consolidated_from_v2,
-    consolidated_to_v2,
-    group_from_v2,
-    group_to_v2,
-)
+from shardstore.format.v2_groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2_json import dumps
-from shardstore.format.v2_kept import RESERVED
+from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME
+from shardstore.format.v2_kept import RESERVED, carry_kept, hide_kept
 
 __all__ = [
     "ARRAY_DIMENSIONS",
@@ -43,9 +37,11 @@ __all__ = [
     "RESERVED",
     "array_from_v2",
     "array_to_v2",
+    "carry_kept",
     "consolidated_from_v2",
     "consolidated_to_v2",
     "dumps",
     "group_from_v2",
     "group_to_v2",
+    "hide_kept",
 ]

@@ -7,7 +7,7 @@ shown only where each dimension has one (v2 has no half of them), and an attribu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format import v2_codecs, v2_dtypes, v2_fill_values
@@ -72,7 +72,7 @@ def array_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
         raise Unsupported(f"this array cannot be shown as Zarr v2, for its {exc.member}: {exc.reason}") from exc
     attributes, kept = split_attributes(document)
     names = document.get("dimension_names")
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+    if _are_names(names):
         attributes = {ARRAY_DIMENSIONS: names} | (attributes or {})
     return _restore(regenerated, kept), attributes
 
@@ -171,20 +171,27 @@ def _update(zarray: JsonObject, previous: JsonObject) -> tuple[JsonObject, Kept]
 
 def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None) -> JsonObject | None:
     """The attributes for ``document``, whose ``dimension_names`` are set to what ``zattrs`` and ``previous`` say."""
+    document.pop("dimension_names", None)
+    ndim = len(document["shape"])
     names = (zattrs or {}).get(ARRAY_DIMENSIONS)
     before = (previous or {}).get("dimension_names")
+    if not isinstance(before, list) or len(before) != ndim:
+        before = None
     attributes_before = (previous or {}).get("attributes")
-    stays = isinstance(attributes_before, dict) and ARRAY_DIMENSIONS in attributes_before
-    named = isinstance(before, list) and all(isinstance(name, str) for name in before)
-    document.pop("dimension_names", None)
-    if stays and names is not None:  # it was, and stays, an attribute beside the names
-        if before is not None:
+    if not isinstance(attributes_before, dict):
+        attributes_before = {}
+    if names is not None and ARRAY_DIMENSIONS in attributes_before and same_text(attributes_before[ARRAY_DIMENSIONS], names):
+        if before is not None:  # beside the names there was, and stays, an attribute that says something else
             document["dimension_names"] = before
         return zattrs
-    if isinstance(names, list) and len(names) == len(document["shape"]) and all(isinstance(name, str) for name in names):
+    if zattrs is not None and _are_names(names) and len(names) == ndim:
         document["dimension_names"] = names
-        assert zattrs is not None
-        return {name: value for name, value in zattrs.items() if name != ARRAY_DIMENSIONS}
-    if before is not None and not named:  # names that v2 does not show
+        rest = {name: value for name, value in zattrs.items() if name != ARRAY_DIMENSIONS}
+        return rest if rest or previous is None or "attributes" in previous else None
+    if before is not None and not _are_names(before):  # some without a name, which v2 does not show
         document["dimension_names"] = before
     return zattrs
+
+
+def _are_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

@@ -31,7 +31,7 @@ _NOT_A_TIME = -(2**63)
 _SPECIAL_FLOATS = ("NaN", "Infinity", "-Infinity")
 _HEX_FLOAT = re.compile(r"0x([0-9a-fA-F]{4}|[0-9a-fA-F]{8}|[0-9a-fA-F]{16})")
 _FLOAT_FORMATS = {2: ">e", 4: ">f", 8: ">d"}
-_FLOAT_TYPES = {2: np.float16, 4: np.float32, 8: np.float64}
+_FLOAT_TYPES: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32, 8: np.float64}
 
 
 def from_v2(value: Any, element: ElementType) -> Any:

@@ -23,10 +23,8 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.v2_arrays import array_from_v2, array_to_v2
+from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.format.v2_kept import difference, split_attributes, with_attributes
-
-ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME = ".zarray", ".zgroup", ".zattrs"
-CONSOLIDATED_NAME = ".zmetadata"
 
 _ZGROUP: JsonObject = {"zarr_format": 2}
 
@@ -76,10 +74,10 @@ def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObjec
         raise InvalidInput(f"'zarr_consolidated_format' of {CONSOLIDATED_NAME} is {version!r}, not 1")
     nodes: dict[str, JsonObject] = {}
     for key, document in zmetadata["metadata"].items():
-        path, _, name = key.rpartition("/")
-        if name not in (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME) or not isinstance(document, dict) or key.startswith("/"):
+        found = document_key(key)
+        if found is None or found.name == CONSOLIDATED_NAME or not isinstance(document, dict):
             raise InvalidInput(f"{key!r} in {CONSOLIDATED_NAME} is no metadata document of Zarr v2")
-        nodes.setdefault(path, {})[name] = document
+        nodes.setdefault(found.path, {})[found.name] = document
     translated = {path: _node_from_v2(path, documents, previous or {}) for path, documents in nodes.items()}
     if not is_group(translated.pop("", {"zarr_format": 3, "node_type": "group"})):  # the group itself: its own document says it
         raise InvalidInput(f"{CONSOLIDATED_NAME} says of the group itself that it is an array")
@@ -89,12 +87,12 @@ def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObjec
 def _node_from_v2(path: str, documents: JsonObject, previous: Mapping[str, JsonObject]) -> JsonObject:
     zarray, zgroup, zattrs = (documents.get(name) for name in (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME))
     where = repr(path) if path else "the group itself"
-    if (zarray is None) == (zgroup is None):
-        raise InvalidInput(f"{CONSOLIDATED_NAME} says of {where} that it is {'both' if zarray else 'neither'} an array and a group")
     try:
-        if zarray is not None:
+        if zarray is not None and zgroup is None:
             return array_from_v2(zarray, zattrs, previous.get(path))
-        return group_from_v2(zgroup, zattrs, _without_consolidated(previous.get(path)))
+        if zgroup is not None and zarray is None:
+            return group_from_v2(zgroup, zattrs, _without_consolidated(previous.get(path)))
+        raise InvalidInput("it is neither an array nor a group" if zgroup is None else "it is both an array and a group")
     except InvalidInput as exc:
         raise InvalidInput(f"{CONSOLIDATED_NAME}, {where}: {exc}") from exc
 

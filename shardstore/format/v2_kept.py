@@ -16,11 +16,13 @@ It is there only where the document regenerated from v3 would be another, and ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import is_group
 from shardstore.format.v2_json import same_text
 
 RESERVED = "_shardstore_v2"
@@ -59,7 +61,7 @@ def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: K
         InvalidInput: the client uses the reserved name.
     """
     if attributes is not None and RESERVED in attributes:
-        raise InvalidInput(f"the attribute {RESERVED!r} is reserved for what Zarr v3 cannot hold of a Zarr v2 document: rename it")
+        raise _reserved_name()
     if not kept:
         return document if attributes is None else document | {"attributes": attributes}
     reserved: JsonObject = {}
@@ -92,3 +94,68 @@ def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
         no_attributes,
     )
     return (None if no_attributes and not shown else shown), kept
+
+
+def hide_kept(document: JsonObject) -> JsonObject:
+    """A v3 document without the reserved attribute, for the v3 view; those inside a group's consolidated metadata too."""
+
+    def one(path: str, node: JsonObject) -> JsonObject:
+        attributes = node.get("attributes")
+        if not isinstance(attributes, dict) or RESERVED not in attributes:
+            return node
+        shown, _ = split_attributes(node)
+        rest = {name: value for name, value in node.items() if name != "attributes"}
+        return rest if shown is None else rest | {"attributes": shown}
+
+    return _map_nodes(document, "", one)
+
+
+def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
+    """What a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it replaces.
+
+    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata;
+    for those that it lacks the copies in ``previous`` are taken. What is kept but no longer applies does no harm: the v2
+    view compares (see ``array_to_v2``).
+
+    Raises:
+        InvalidInput: the client uses the reserved name itself.
+    """
+    known: dict[str, JsonObject] = {}
+
+    def note(path: str, node: JsonObject) -> JsonObject:
+        known[path] = node
+        return node
+
+    _map_nodes(previous or {}, "", note)
+    known.update(nodes or {})
+
+    def one(path: str, node: JsonObject) -> JsonObject:
+        attributes = node.get("attributes")
+        if isinstance(attributes, dict) and RESERVED in attributes:
+            raise _reserved_name()
+        before = known.get(path, {})
+        if before.get("node_type") != node.get("node_type") or not isinstance(before.get("attributes"), dict):
+            return node
+        if RESERVED not in before["attributes"] or not isinstance(node.get("attributes", {}), dict):
+            return node
+        return node | {"attributes": node.get("attributes", {}) | {RESERVED: before["attributes"][RESERVED]}}
+
+    return _map_nodes(document, "", one)
+
+
+def _map_nodes(document: JsonObject, path: str, change: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
+    """``document`` changed, and every document inside its consolidated metadata; paths are relative to the first."""
+    changed = change(path, document)
+    consolidated = document.get("consolidated_metadata")
+    if not is_group(document) or not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
+        return changed
+
+    def below(name: str, node: Any) -> Any:
+        return _map_nodes(node, f"{path}/{name}" if path else name, change) if isinstance(node, dict) else node
+
+    inside = {name: below(name, node) for name, node in consolidated["metadata"].items()}
+    return changed | {"consolidated_metadata": consolidated | {"metadata": inside}}
+
+
+def _reserved_name() -> InvalidInput:
+    return InvalidInput(f"the attribute {RESERVED!r} is reserved for what Zarr v3 cannot hold of a Zarr v2 document: rename it")

@@ -13,10 +13,9 @@ zarr-python 3 writes with them zarr-python 2 would read as other values, or neit
 - a filter of elements behind one of bytes, and codecs that v3 has no name for (pickle, json2, categorize, base64, …);
 - filters that flatten an array (delta, fixedscaleoffset, packbits, vlen-utf8, vlen-bytes) in order F with two dimensions
   or more: in numcodecs they follow the layout of memory, which ``transpose`` does not change;
-- filters that are told the type of their elements (delta, fixedscaleoffset, quantize, astype) and told another than they
-  get: numcodecs reinterprets the bytes then;
-- filters that change the byte order: v3 has one, that of ``bytes``. (In v3 filters get elements in the machine's byte order,
-  so that their configuration says ``<i4`` where v2 says ``>i4``.)
+- filters that are told the type of their elements (delta, fixedscaleoffset, quantize, astype) on big-endian elements, or
+  told another type than they get: numcodecs reinterprets the bytes then. (zarr-python 3.1 gives a filter little-endian
+  elements when it writes, and big-endian ones when it reads, so that no spelling of the type is right for both.)
 - filters that make elements of several bytes out of single bytes: zarr-python 3 derives no byte order for them;
 - quantize to another type: zarr-python 3 does not follow it.
 """
@@ -36,6 +35,7 @@ NUMCODECS = "numcodecs."
 # As zarr-python 3 classifies what numcodecs has. pcodec and zfpy (array to bytes) are not among them.
 _ELEMENT_FILTERS = frozenset(("delta", "bitround", "fixedscaleoffset", "quantize", "packbits", "astype"))
 _CHECKSUMS = frozenset(("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"))
+_LOCATED = frozenset(("crc32", "crc32c", "adler32"))  # at the start or the end
 _COMPRESSORS = frozenset(("blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma"))
 _BYTES_CODECS = _COMPRESSORS | _CHECKSUMS | {"shuffle"}
 
@@ -138,9 +138,10 @@ def _step_to_v3(member: str, config: Any, chain: _Chain) -> None:
             raise NoCounterpart(member, f"{identifier} takes elements, and follows a codec that returns bytes")
         _refuse_flattening(member, identifier, chain)
         configuration, chain.element = _element_filter(member, config, chain.element)
-        if chain.element.endian not in (None, chain.array.endian):
-            before = chain.array.endian or "none, of single bytes"
-            raise NoCounterpart(member, f"{identifier} makes {chain.element.v2!r} of it; the byte order in Zarr v3 is the array's: {before}")
+        if chain.element.endian is not None and chain.array.endian is None:
+            raise NoCounterpart(
+                member, f"{identifier} makes elements of several bytes out of single bytes, without a byte order in Zarr v3"
+            )
         chain.to_array.append({"name": NUMCODECS + identifier, "configuration": configuration})
     elif identifier in _BYTES_CODECS:
         chain.to_bytes.append(_bytes_codec(member, config, chain.item_nbytes))
@@ -168,15 +169,13 @@ def _element_filter(member: str, config: JsonObject, element: ElementType) -> tu
     if encoded == "astype" and configuration.get("astype") is None:
         configuration["astype"] = configuration.get("dtype")
     types = {name: number_from_v2(configuration.get(name), member) for name in (decoded, encoded)}
+    if "big" in (element.endian, *(t.endian for t in types.values())):
+        raise NoCounterpart(member, f"{identifier} of big-endian elements: libraries of Zarr v3 give it them little-endian")
     if types[decoded].v2 != element.v2:
         raise NoCounterpart(member, f"{identifier} is told of elements {types[decoded].v2!r}, and gets {element.v2!r}")
     if identifier == "quantize" and types[encoded].v2 != element.v2:
         raise NoCounterpart(member, f"quantize to {types[encoded].v2!r}: libraries of Zarr v3 do not follow the change of type")
-    return configuration | {name: _in_byte_order(t.v2, "little") for name, t in types.items()}, types[encoded]
-
-
-def _in_byte_order(typestr: str, endian: Endian) -> str:
-    return typestr if typestr[0] == "|" else ("<" if endian == "little" else ">") + typestr[1:]
+    return configuration | {name: t.v2 for name, t in types.items()}, types[encoded]
 
 
 def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObject:
@@ -197,14 +196,13 @@ def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
         if type(level) is not int or not -1 <= level <= 9:
             raise NoCounterpart(member, f"gzip has no level {level!r}")
         return {"name": "gzip", "configuration": {"level": 6 if level == -1 else level}}  # zlib's default
-    configuration = {name: value for name, value in config.items() if name != "id"}
+    defaults = _DEFAULTS.get(identifier, {})
+    _known_members(member, config, {*defaults, *(("location",) if identifier in _LOCATED else ())})
+    configuration = defaults | {name: value for name, value in config.items() if name != "id"}
     if identifier == "crc32c" and configuration in ({}, {"location": "end"}):
         return {"name": "crc32c"}
-    if identifier == "shuffle":
-        _known_members(member, config, {"elementsize"})
-        size = configuration.setdefault("elementsize", _DEFAULTS["shuffle"]["elementsize"])
-        if type(size) is not int:
-            raise NoCounterpart(member, f"shuffle has no elementsize {size!r}")
+    if identifier == "shuffle" and type(configuration["elementsize"]) is not int:
+        raise NoCounterpart(member, f"shuffle has no elementsize {configuration['elementsize']!r}")
     return {"name": NUMCODECS + identifier, "configuration": configuration}
 
 
@@ -254,7 +252,6 @@ def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
     if to_bytes is None:
         raise NoCounterpart("codecs", "none of them is known to turn elements into bytes")
     element = type_from_v3(data_type, endian)
-    configs = [_in_array_byte_order(config, element) for config in configs]
     if to_bytes != (element.object_codec or "bytes"):
         raise NoCounterpart("codecs", f"in Zarr v2 elements of type {data_type!r} do not become bytes through {to_bytes}")
     if permutation not in (in_order_c, in_order_c[::-1]):
@@ -291,17 +288,8 @@ def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool)
     if "astype" in _TYPE_MEMBERS.get(identifier, ()) and config.get("astype") is None:
         config["astype"] = config.get("dtype")
     for member in _TYPE_MEMBERS.get(identifier, ()):
-        number = number_from_v2(config.get(member), "codecs")
-        if number.endian == "big":
-            raise NoCounterpart("codecs", f"{name!r} of {number.v2!r}: libraries of Zarr v3 give it elements in another byte order")
-        config[member] = number.v2
+        config[member] = number_from_v2(config.get(member), "codecs").v2
     return config
-
-
-def _in_array_byte_order(config: JsonObject, element: ElementType) -> JsonObject:
-    """The configuration of a filter with the types that it gets in v2, whose byte order is the array's."""
-    members = _TYPE_MEMBERS.get(config["id"], ())
-    return config | {member: _in_byte_order(config[member], element.endian or "little") for member in members}
 
 
 def _core_config_from_v3(identifier: str, config: JsonObject) -> JsonObject:

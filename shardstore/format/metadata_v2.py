@@ -25,8 +25,8 @@ from __future__ import annotations
 from shardstore.format.v2_arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
 from shardstore.format.v2_groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
 from shardstore.format.v2_json import dumps
-from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.format.v2_kept import RESERVED, carry_kept, hide_kept
+from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME
 
 __all__ = [
     "ARRAY_DIMENSIONS",

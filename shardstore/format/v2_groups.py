@@ -11,7 +11,8 @@
 
 Paths are relative to the group, all in one object, as both versions of zarr-python write them; groups that hold
 consolidated metadata of their own, as v3 allows, are read too. The group's own documents are not repeated in v3: what
-``.zmetadata`` shows of them is what they are now.
+``.zmetadata`` shows of them is what they are now. A group without a document, above nodes that have one, gets one in v3,
+where zarr-python 3 does not open a hierarchy without; marked, so that v2 is not shown it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.v2_arrays import array_from_v2, array_to_v2
+from shardstore.format.v2_kept import Kept, difference, split_attributes, with_attributes
 from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
-from shardstore.format.v2_kept import difference, split_attributes, with_attributes
 
 _ZGROUP: JsonObject = {"zarr_format": 2}
 
@@ -81,7 +82,18 @@ def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObjec
     translated = {path: _node_from_v2(path, documents, previous or {}) for path, documents in nodes.items()}
     if not is_group(translated.pop("", {"zarr_format": 3, "node_type": "group"})):  # the group itself: its own document says it
         raise InvalidInput(f"{CONSOLIDATED_NAME} says of the group itself that it is an array")
+    implicit = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))
+    for path in list(translated):
+        for parent in _parents(path):
+            if is_array(translated.setdefault(parent, implicit)):
+                raise InvalidInput(f"{CONSOLIDATED_NAME} says of {path!r} that it lies below the array {parent!r}")
     return {"kind": "inline", "must_understand": False, "metadata": translated}
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _node_from_v2(path: str, documents: JsonObject, previous: Mapping[str, JsonObject]) -> JsonObject:
@@ -122,7 +134,8 @@ def consolidated_to_v2(document: JsonObject, *, omit_unsupported: bool = False) 
             if omit_unsupported:
                 continue
             raise Unsupported(f"{path!r} in the consolidated metadata: {exc}") from exc
-        _put(metadata, path + "/", name, shown, attributes)
+        if attributes or not split_attributes(node)[1].implicit:
+            _put(metadata, path + "/", name, shown, attributes)
     return {"metadata": metadata, "zarr_consolidated_format": 1}
 
 

@@ -7,7 +7,8 @@
         "_shardstore_v2": {
             "members": {"fill_value": null, "compressor": {…}},   members of .zarray or .zgroup, as they were written
             "absent": ["dimension_separator"],                     members that zarr-python 2 writes, and this one lacked
-            "no_attributes": true                                  there was no .zattrs, not even an empty one
+            "no_attributes": true,                                 there was no .zattrs, not even an empty one
+            "implicit": true                                       there was no .zgroup (only in consolidated metadata)
         }
     }
 
@@ -35,10 +36,11 @@ class Kept:
     members: JsonObject = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     no_attributes: bool = False
+    implicit: bool = False
 
     def __bool__(self) -> bool:
         """Whether it changes the document; ``no_attributes`` only matters beside what does."""
-        return bool(self.members or self.absent)
+        return bool(self.members or self.absent or self.implicit)
 
     def only(self, names: Iterable[str]) -> Kept:
         chosen = set(names)
@@ -69,6 +71,8 @@ def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: K
         reserved["members"] = kept.members
     if kept.absent:
         reserved["absent"] = list(kept.absent)
+    if kept.implicit:
+        reserved["implicit"] = True
     if attributes is None:
         reserved["no_attributes"] = True
     return document | {"attributes": (attributes or {}) | {RESERVED: reserved}}
@@ -92,6 +96,7 @@ def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
         members if isinstance(members, dict) else {},
         tuple(name for name in absent if isinstance(name, str)) if isinstance(absent, list) else (),
         no_attributes,
+        reserved.get("implicit") is True,
     )
     return (None if no_attributes and not shown else shown), kept
 

@@ -180,7 +180,8 @@ def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: 
     attributes_before = (previous or {}).get("attributes")
     if not isinstance(attributes_before, dict):
         attributes_before = {}
-    if names is not None and ARRAY_DIMENSIONS in attributes_before and same_text(attributes_before[ARRAY_DIMENSIONS], names):
+    both = zattrs is not None and ARRAY_DIMENSIONS in zattrs and ARRAY_DIMENSIONS in attributes_before
+    if both and same_text(attributes_before[ARRAY_DIMENSIONS], names):
         if before is not None:  # beside the names there was, and stays, an attribute that says something else
             document["dimension_names"] = before
         return zattrs

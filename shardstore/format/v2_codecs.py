@@ -18,6 +18,8 @@ zarr-python 3 writes with them zarr-python 2 would read as other values, or neit
   elements when it writes, and big-endian ones when it reads, so that no spelling of the type is right for both.)
 - filters that make elements of several bytes out of single bytes: zarr-python 3 derives no byte order for them;
 - quantize to another type: zarr-python 3 does not follow it.
+
+In order F numcodecs' bitround loses the order of what zarr-python 2 writes; both versions read the same of it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ to keep. Where the formats differ:
 - v2 has ``null``: chunks that are missing hold anything. v3 requires a value: zero. A library of v3 may leave out chunks of
   zeros, as zarr-python 3 does by default; a v2 program that is shown ``null`` then reads whatever its memory held.
 - v3 can name a NaN by its bits (``"0x7fc00001"``), v2 has one NaN; an element that was never written has other bits then.
+- Complex values are the same in both. (zarr-python 2.18 reads ``[1.0, "Infinity"]`` as ``nan+infj``, as it adds a product
+  with ``1j``, and writes that back when it resizes; the translation goes by the document.)
 - For objects zarr-python 2 writes ``0`` unless told otherwise. Its codecs take ``0`` and ``null`` for an empty element, as
   does this module. An array of ``bytes`` objects has no other fill value in v2, because JSON holds no bytes.
 

@@ -25,6 +25,8 @@ from shardstore.format.metadata_v2 import (
     group_to_v2,
     hide_kept,
 )
+from shardstore.format.presentation import present_array, same_chunks, shard_document
+from shardstore.format.shard_index import IndexCodecs, IndexFormat
 from shardstore.format.v2_json import same_text
 
 Json = dict[str, Any]
@@ -205,6 +207,20 @@ def test_arrays_are_given_back_byte_for_byte(zarray: Json, attributes: Json | No
 
 
 @UNHURRIED
+@given(zarrays(), zattrs(), st.integers(1, 4))
+def test_stored_in_shards_nothing_is_lost(zarray: Json, attributes: Json | None, chunks_per_side: int) -> None:
+    """Through the document of shards, as it is stored, and its presentation."""
+    document = array_from_v2(zarray, attributes)
+    chunks_per_shard = (chunks_per_side,) * len(zarray["shape"])
+    stored = shard_document(document, IndexFormat(chunks_per_shard, IndexCodecs(), "end"))
+    presented = present_array(stored_and_read(stored))
+    assert same_chunks(presented, document)
+    shown, shown_attributes = array_to_v2(presented)
+    assert same_text(shown, zarray)
+    assert same_text(shown_attributes, attributes)
+
+
+@UNHURRIED
 @given(zarrays(), zattrs(), zattrs(), st.data())
 def test_updates_change_nothing_else(zarray: Json, before: Json | None, after: Json | None, data: st.DataObject) -> None:
     """A resize and new attributes, of an array that somebody has annotated in v3."""
@@ -271,6 +287,22 @@ def test_v3_documents_survive_a_client_of_v2(document: Json, data: st.DataObject
     shape = data.draw(st.lists(st.integers(0, 99), min_size=len(document["shape"]), max_size=len(document["shape"])))
     resized = array_from_v2(zarray | {"shape": shape}, attributes, document)
     assert same_text(resized, document | {"shape": shape})
+
+
+@pytest.mark.parametrize("attribute", [None, ["y", "x"], ["a", "b"], "a"])
+@pytest.mark.parametrize("names", [["y", "x"], ["y", None], [None, None], None])
+def test_names_of_dimensions_beside_an_attribute(attribute: Any, names: Any) -> None:
+    """Where a v3 document has both, a client of v2 sees the attribute, and what it leaves alone stays."""
+    document = array_from_v2(REFUSABLE, {ARRAY_DIMENSIONS: 0, "units": "K"})
+    document["attributes"][ARRAY_DIMENSIONS] = attribute
+    document |= {} if names is None else {"dimension_names": names}
+    zarray, attributes = array_to_v2(document)
+    assert attributes == {ARRAY_DIMENSIONS: attribute, "units": "K"}
+    assert array_from_v2(zarray, attributes, document) == document
+    renamed = array_from_v2(zarray, attributes | {ARRAY_DIMENSIONS: ["p", "q"]}, document)
+    assert (renamed["dimension_names"], renamed["attributes"]) == (["p", "q"], {"units": "K"})
+    unnamed = array_from_v2(zarray, {"units": "K"}, document)
+    assert unnamed.get("dimension_names") == (names if names in (["y", None], [None, None]) else None)
 
 
 @UNHURRIED

@@ -16,6 +16,9 @@ Pure functions on parsed JSON (``json_text.loads_object``; ``dumps`` here writes
   ``dumps`` sorts them.
 - A change made in v3 wins over what is kept.
 
+``NaN`` and the like as numbers, which JSON does not have and zarr-python of both versions writes in attributes, stay what they
+are; stricter readers, tensorstore among them, refuse a ``zarr.json`` that holds one.
+
 Specifications: Zarr v2, "Metadata"; Zarr v3, "Array metadata" and "Group metadata". ``v2_dtypes``, ``v2_fill_values`` and
 ``v2_codecs`` say how each member is translated.
 """

@@ -20,6 +20,7 @@ PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_DIR  := build/wheel
 WHEEL_VENV := build/wheel-venv
 MINISTACK  := build/ministack
+ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test torture safety check wheel-test clean
@@ -49,8 +50,16 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-test
 demo: $(VENV)/.installed-test
 	$(BIN)/python examples/demo.py $(if $(URL),"$(URL)") $(DEMOARGS)
 
-test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTARGS)
+# zarr-python 2, which cannot be installed beside zarr-python 3; its tests run it as another process.
+$(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
+	@echo "installing zarr-python 2, whose programs the tests run, into $(ZARR2)"
+	$(PYTHON) -m venv --clear $(ZARR2)
+	$(ZARR2)/bin/python -m pip --disable-pip-version-check --quiet install --editable . \
+		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' pytest
+	@touch $@
+
+test: $(VENV)/.installed-test $(ZARR2)/.installed
+	SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(BIN)/python -m pytest -n auto --dist worksteal $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

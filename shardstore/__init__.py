@@ -144,11 +144,12 @@ def get_mapper(
 ) -> ShardedMap:
     """Open a store as a mapping from presented keys to bytes, for programs that take a mapping. zarr is not needed.
 
-    Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's.
+    Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's. Where zarr-python 2 is installed, what is returned
+    with ``present="v2"`` is a store of its own too, to which it hands whole batches.
     """
-    from shardstore.adapters.mapping import ShardedMap
+    from shardstore.adapters.mapping import mapping_class
 
-    return ShardedMap(
+    return mapping_class(present)(
         url,
         read_only=read_only,
         storage_options=storage_options,

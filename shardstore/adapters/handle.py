@@ -18,8 +18,9 @@ from fsspec.registry import known_implementations
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node, Siblings
-from shardstore.engine.options import EngineOptions, check_flag
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.engine.options import EngineOptions, Present, check_flag
+from shardstore.errors import InvalidInput
+from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
@@ -30,7 +31,7 @@ _siblings: dict[str, Siblings] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
-_LATER_OPTIONS = {"present": "v3"}  # whose other values come with later versions
+_ENGINES: dict[Present, type[Engine]] = {"v3": Engine, "v2": V2Engine}
 
 
 def _after_fork() -> None:
@@ -104,12 +105,9 @@ class Handle:
 
         Raises:
             InvalidInput: an option is not known or has a value that cannot be right; the target's protocol is not known.
-            Unsupported: the value of an option, or the kind of storage, comes with a later version.
+            Unsupported: the kind of storage comes with a later version.
         """
         options = dict(options)
-        for name, only in _LATER_OPTIONS.items():
-            if (given := options.pop(name, only)) != only:
-                raise Unsupported(f"{name}={given!r} is not supported by this version: only {only!r}")
         fsync = options.pop("fsync", True)
         check_flag("fsync", fsync)
         locks = options.pop("locks", "auto")
@@ -117,7 +115,7 @@ class Handle:
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
-            names = sorted(known | {"fsync", "locks", "read_only", "storage_options", *_LATER_OPTIONS})
+            names = sorted(known | {"fsync", "locks", "read_only", "storage_options"})
             close = difflib.get_close_matches(unknown[0], names, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")
@@ -141,7 +139,7 @@ class Handle:
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
-            engine = Engine(storage, self.recipe.options)
+            engine = _ENGINES[self.recipe.options.present](storage, self.recipe.options)
             engine.hierarchy.join(_siblings.setdefault(storage.kind, Siblings()), storage.url)
             if self._identity is not None:
                 _engines[self._identity] = engine

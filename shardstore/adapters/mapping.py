@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -165,6 +167,22 @@ class ShardedMap(MutableMapping[str, bytes]):
             raise self._missing(key)
         return nbytes
 
+    def listdir(self, path: str = "") -> list[str]:
+        """The names directly below a path, sorted; ``[]`` where there is nothing."""
+        path = path.strip("/")
+        prefix = path + "/" if path else ""
+        listed = run_sync(self.engine.list_dir(prefix))
+        return sorted({key[len(prefix) :].rstrip("/") for key in (*listed.keys, *listed.prefixes)})
+
+    def rename(self, src_path: str, dst_path: str) -> None:
+        """Move a node, or everything below a path, as it is stored.
+
+        Raises:
+            InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.
+        """
+        self._check_writable()
+        run_sync(self.engine.move_prefix(src_path.strip("/"), dst_path.strip("/")))
+
     def rmdir(self, path: str) -> None:
         """Remove a node, or everything below a path: whole shards unread, metadata last."""
         self._check_writable()
@@ -186,6 +204,23 @@ class ShardedMap(MutableMapping[str, bytes]):
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{key!r} does not exist in {self.url}")
+
+
+def mapping_class(present: str) -> type[ShardedMap]:
+    """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
+    if present == "v2" and _has_zarr2():
+        from shardstore.adapters.zarr2_store import Zarr2Store
+
+        return Zarr2Store
+    return ShardedMap
+
+
+@functools.cache
+def _has_zarr2() -> bool:
+    try:
+        return importlib.metadata.version("zarr").startswith("2.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _checked(key: object) -> str:

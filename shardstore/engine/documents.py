@@ -48,7 +48,7 @@ class Documents:
         self._hierarchy = hierarchy
         self._indices = indices
         self._contention = contention
-        self._reader = DocumentReader(storage, hierarchy)
+        self._reader = DocumentReader(storage, hierarchy, hides_kept=options.hides_kept)
         self._translation = Translation(storage, hierarchy, self._reader, options)
 
     async def read(self, path: str) -> StoredDocument | None:

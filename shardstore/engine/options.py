@@ -15,7 +15,11 @@ from shardstore.plan.reads import ReadLimits
 Stored = Literal["codec", "transformer-v3"]
 """What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``, or by the 2022 draft's storage transformer."""
 
+Present = Literal["v3", "v2"]
+"""What clients see: final Zarr v3, or Zarr v2."""
+
 _STORED: tuple[Stored, ...] = get_args(Stored)
+_PRESENT: tuple[Present, ...] = get_args(Present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,8 @@ class EngineOptions:
     """Which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
     stored: Stored = "codec"
     """By what new arrays are sharded."""
+    present: Present = "v3"
+    """Under whose keys and documents clients see what is stored."""
     index_location: IndexLocation = "end"
     """Where new arrays keep their shard index."""
     index_checksum: bool = True
@@ -59,6 +65,8 @@ class EngineOptions:
             raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
         if self.stored not in _STORED:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
+        if self.present not in _PRESENT:
+            raise InvalidInput(f"present {self.present!r} is not known: there are {', '.join(map(repr, _PRESENT))}")
         if self.stored != "codec" and self.index_location != "end":
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
@@ -79,6 +87,11 @@ class EngineOptions:
     @property
     def shards_by_transformer(self) -> bool:
         return self.stored != "codec"
+
+    @property
+    def hides_kept(self) -> bool:
+        """Whether clients neither see nor write the attribute that keeps what Zarr v3 cannot hold of a document of Zarr v2."""
+        return self.present != "v2"
 
     def index_format(self, chunks_per_shard: tuple[int, ...]) -> IndexFormat:
         """How the shards of a new array are indexed."""

@@ -9,6 +9,7 @@ from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.keys import metadata_key
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.presentation import present_node
+from shardstore.format.v2_kept import hide_kept
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
@@ -22,21 +23,26 @@ class StoredDocument:
     generation: Generation
     node: Node
     document: JsonObject | None
+    hides_kept: bool = True
+    """Whether clients do not see what is kept for the view of Zarr v2."""
 
     def presented(self) -> bytes:
         """The bytes that a client sees; the stored ones unchanged where nothing has to be translated."""
         if self.document is None:
             return self.data
         presented = present_node(self.document)
+        if self.hides_kept:
+            presented = hide_kept(presented)
         return self.data if presented == self.document else dumps(presented)
 
 
 class DocumentReader:
     """Reads documents as they are now; what they say is remembered by the hierarchy."""
 
-    def __init__(self, storage: Storage, hierarchy: Hierarchy) -> None:
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, *, hides_kept: bool) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
+        self._hides_kept = hides_kept
 
     async def read(self, path: str) -> StoredDocument | None:
         """The document of the node at ``path``, or ``None``."""
@@ -53,7 +59,7 @@ class DocumentReader:
                 case Found(generation, _, (data,)):
                     self._hierarchy.learn(path, outcome, even_damaged=True)
                     node, document = self._hierarchy.describe(path, data, generation)
-                    documents[path] = StoredDocument(bytes(data), generation, node, document)
+                    documents[path] = StoredDocument(bytes(data), generation, node, document, self._hides_kept)
                 case Absent() | Changed():
                     self._hierarchy.learn(path, Absent())
                     documents[path] = None

@@ -6,6 +6,7 @@ may be stored that makes existing objects mean something else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardstore.engine.hierarchy import Hierarchy, Node
@@ -26,6 +27,7 @@ from shardstore.format.presentation import (
     without_transformers,
 )
 from shardstore.format.shard_index import IndexFormat
+from shardstore.format.v2_kept import carry_kept
 from shardstore.plan.policy import chunks_per_shard
 from shardstore.storage.base import Found, ObjectInfo, Read, Storage
 
@@ -73,6 +75,7 @@ class Translation:
     async def array(self, path: str, presented: JsonObject, current: StoredDocument | None, *, nothing_there: bool = False) -> JsonObject:
         """The stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
         previous = current.document if current is not None and is_array(current.document or {}) else None
+        presented = self._carried(presented, previous)
         if current is not None and previous is not None:
             if same_chunks(presented, present_array(previous)):
                 return update_stored(presented, previous)
@@ -116,11 +119,16 @@ class Translation:
 
     async def _group(self, path: str, document: JsonObject, data: bytes, current: StoredDocument | None) -> bytes:
         """A group's document; array documents inside are stored as the arrays themselves are, or as they were stored before."""
+        previous = None if current is None else current.document
+        paths = list(consolidated_arrays(document))
+        arrays = await self._reader.read_many([join(path, below) for below in paths]) if paths else {}
+        original = document
+        known = {below: now.document for below in paths if (now := arrays[join(path, below)]) is not None and now.document is not None}
+        document = self._carried(document, previous, known)
         inside = consolidated_arrays(document)
         if not inside:
-            return data
+            return data if document == original else dumps(document)
         before = consolidated_arrays(current.document) if current is not None and current.document is not None else {}
-        arrays = await self._reader.read_many([join(path, below) for below in inside])
         stored: dict[str, JsonObject] = {}
         for below, presented in inside.items():
             now = arrays[join(path, below)]
@@ -136,7 +144,11 @@ class Translation:
                 )
             stored[below] = await self.array(join(path, below), presented, None)
         translated = map_consolidated(document, lambda below, _: stored[below])
-        return data if translated == document else dumps(translated)
+        return data if translated == original else dumps(translated)
+
+    def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
+        """With what is kept for the view of Zarr v2, which clients of this one do not see."""
+        return carry_kept(document, previous, nodes) if self._options.hides_kept else document
 
     # -- what must not be reinterpreted ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from shardstore import InvalidInput, ShardingTransformer, Unsupported
+from shardstore import InvalidInput, ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.actions import SetValue
@@ -70,7 +70,7 @@ def test_a_relative_path_is_meant_where_it_was_written(tmp_path: Path, monkeypat
     [
         ({"chunk_per_shard": (2,)}, InvalidInput, "option 'chunk_per_shard' is not known: did you mean 'chunks_per_shard'"),
         ({"stored": "draft"}, InvalidInput, "'codec', 'transformer-v3'"),
-        ({"present": "v2"}, Unsupported, "only 'v3'"),
+        ({"present": "v4"}, InvalidInput, "'v3', 'v2'"),
         ({"strategy": "append"}, InvalidInput, "this version has 'rewrite'"),
         ({"index_location": "middle"}, InvalidInput, "neither 'start' nor 'end'"),
         ({"chunk_order": "hilbert"}, InvalidInput, "neither 'C' nor 'morton'"),

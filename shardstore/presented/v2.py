@@ -1,0 +1,339 @@
+"""The keys and documents of Zarr v2, whatever is stored: ``x/.zarray``, ``x/.zattrs``, ``x/.zgroup``, ``.zmetadata``, ``x/0.1``.
+
+What is stored is final Zarr v3, so a program that knows v2 only writes what today's tools read, and reads what they write. The
+documents of v2 are parts of one document of v3; each is changed by a compare-and-swap of the whole. The keys of v3 itself are not
+shown. Where a node is stored as Zarr v2, without any ``zarr.json``, it passes through as it is. Specification: Zarr v2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
+from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.values import KeyUpdate
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.json_text import dumps as dumps_v3
+from shardstore.format.metadata_v2 import (
+    ARRAY_NAME,
+    ATTRIBUTES_NAME,
+    CONSOLIDATED_NAME,
+    GROUP_NAME,
+    array_from_v2,
+    array_to_v2,
+    consolidated_from_v2,
+    consolidated_to_v2,
+    dumps,
+    group_from_v2,
+    group_to_v2,
+)
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_plain
+from shardstore.format.v2_keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
+from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.view import Canonical, Meaning, Nothing, Part, PresentedEngine
+
+_DOCUMENTS_AT_ONCE = 100
+_NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenPart(Part):
+    """A part that is written, with what has been read for it.
+
+    ``pending`` are attributes that were written ahead of the node, ``nodes`` the documents below a group, for its consolidated metadata.
+    """
+
+    pending: JsonObject | None = None
+    nodes: Mapping[str, JsonObject] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """How the chunks of an array are named."""
+
+    encoding: ChunkKeyEncoding
+    ndim: int
+
+
+class V2Engine(PresentedEngine):
+    """An engine under the keys of Zarr v2."""
+
+    # -- what keys mean ------------------------------------------------------------------------------------------------
+
+    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+        owners = {key: possible_owners(key) for key in keys if document_key(key) is None and metadata_path(key) is None}
+        arrays = await self._arrays((path for found in owners.values() for path, _ in found), for_write=for_write)
+        return [self._meaning(key, owners.get(key, []), arrays) for key in keys]
+
+    def _meaning(self, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, _Array]) -> Meaning:
+        if (document := document_key(key)) is not None:
+            return Part(document.path, document.name)
+        if metadata_path(key) is not None:
+            return Nothing("it is the key of a Zarr v3 document, and this view is of Zarr v2: write .zarray, .zgroup and .zattrs")
+        for path, rest in owners:
+            if (array := arrays.get(path)) is None:
+                continue
+            if (chunk := canonical_chunk_key(rest, array.encoding, array.ndim)) is not None:
+                return Canonical(join(path, chunk))
+            if array.encoding.decode(rest, array.ndim) is not None:
+                return Nothing(f"it is where a shard of array {path!r} is stored, not the key of a chunk of Zarr v2")
+        return Canonical(key)
+
+    async def _arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, _Array]:
+        """The arrays of final Zarr v3 among the nodes at ``paths``, in one round of requests at most."""
+        arrays: dict[str, _Array] = {}
+        unknown: list[str] = []
+        hierarchy, held = self.hierarchy, self._held
+        for path in dict.fromkeys(paths):
+            if held is not None and held.decides(metadata_key(path)):
+                if (array := _array_of_document(held.get(metadata_key(path)))) is not None:
+                    arrays[path] = array
+                continue
+            node = hierarchy.known(path)
+            if node is not None and (hierarchy.is_fresh(node) or not for_write):
+                if (array := _array_of_node(node)) is not None:
+                    arrays[path] = array
+            elif node is not None or for_write or not hierarchy.recently_absent(path):
+                unknown.append(path)
+        for path, node in (await hierarchy.load(unknown) if unknown else {}).items():
+            if node is not None and (array := _array_of_node(node)) is not None:
+                arrays[path] = array
+        return arrays
+
+    # -- documents -------------------------------------------------------------------------------------------------------
+
+    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        shown = await super()._read_parts(parts)
+        # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
+        absent = [i for i, value in enumerate(shown) if value is None]
+        values = await Engine.get_many(self, [(join(parts[i].path, parts[i].kind), EVERYTHING) for i in absent])
+        for i, value in zip(absent, values, strict=True):
+            shown[i] = bytes(value) if isinstance(value, memoryview) else value
+        return shown
+
+    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
+        canonical = None if document is None else loads_object(document)
+        if canonical is None or not (is_array(canonical) or is_group(canonical)):
+            return None
+        shown: JsonObject | None = None
+        if part.kind == CONSOLIDATED_NAME:
+            shown = consolidated_to_v2(canonical, omit_unsupported=True) if is_group(canonical) else None
+        elif part.kind == ATTRIBUTES_NAME:
+            _, shown = array_to_v2(canonical) if is_array(canonical) else group_to_v2(canonical)
+        elif part.kind == ARRAY_NAME and is_array(canonical):
+            shown, _ = array_to_v2(canonical)
+        elif part.kind == GROUP_NAME and is_group(canonical):
+            shown, _ = group_to_v2(canonical)
+        return None if shown is None else dumps(shown)
+
+    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+        new = None if data is None else _parsed(data, join(part.path, part.kind))
+        pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
+        previous = None if document is None else loads_object(document)
+        attributes = pending
+        if previous is not None and is_array(previous):
+            zarray, attributes = array_to_v2(previous)
+        elif previous is not None and is_group(previous):
+            zgroup, attributes = group_to_v2(previous)
+        if part.kind in _NODE_NAMES:
+            if new is None:
+                return None
+            if part.kind == ARRAY_NAME:
+                return dumps_v3(array_from_v2(new, attributes, previous))
+            return dumps_v3(group_from_v2(new, attributes, previous))
+        if previous is None:
+            raise InvalidInput(f"there is no node at {part.path!r} any more that {part.kind} could be of")
+        if part.kind == ATTRIBUTES_NAME:
+            return dumps_v3(array_from_v2(zarray, new, previous) if is_array(previous) else group_from_v2(zgroup, new, previous))
+        if not is_group(previous):
+            raise InvalidInput(f"{part.kind} is of a group, and {part.path!r} is an array")
+        without = {member: value for member, value in previous.items() if member != "consolidated_metadata"}
+        return dumps_v3(without if new is None else without | {"consolidated_metadata": consolidated_from_v2(new, nodes)})
+
+    # -- writing ---------------------------------------------------------------------------------------------------------
+
+    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Nodes first, then what is of them: attributes, consolidated metadata, chunks. Nodes that are erased go last."""
+        errors: list[Exception | None] = [None] * len(updates)
+        waves: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for i, (key, action) in enumerate(updates):
+            document = document_key(key)
+            is_node = document is not None and document.name in _NODE_NAMES
+            waves[1 if not is_node else 2 if isinstance(action, EraseValue) else 0].append(i)
+        for numbers in filter(None, waves):
+            for i, error in zip(numbers, await self._update_wave([updates[i] for i in numbers]), strict=True):
+                errors[i] = error
+        return errors
+
+    async def _update_wave(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        meanings = await self._meanings([check_key(key) for key, _ in updates], for_write=True)
+        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        if not parts:
+            return await self._update_meant(updates, meanings)
+        documents = await self._documents_at({part.path for _, part in parts})
+        stored = await self._stored_as_v2([path for path, document in documents.items() if document is None])
+        for i, part in parts:
+            if documents[part.path] is None:
+                beside = stored[part.path]
+                if part.kind not in _NODE_NAMES or any(name in beside for name in _NODE_NAMES):
+                    meanings[i] = Canonical(join(part.path, part.kind))  # stored as v2, or ahead of its node
+                elif ATTRIBUTES_NAME in beside:
+                    meanings[i] = _WrittenPart(part.path, part.kind, _parsed(beside[ATTRIBUTES_NAME], join(part.path, ATTRIBUTES_NAME)))
+            elif part.kind == CONSOLIDATED_NAME and isinstance(action := updates[i][1], SetValue | SetIfMissing):
+                meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(part.path, bytes(action.data)))
+        errors = await self._update_meant(updates, meanings)
+        settled = [
+            (join(m.path, ATTRIBUTES_NAME), ERASE)
+            for m, error in zip(meanings, errors, strict=True)
+            if error is None and isinstance(m, _WrittenPart) and m.pending is not None
+        ]
+        if settled:
+            await Engine.update_many(self, settled)
+        return errors
+
+    async def _documents_at(self, paths: Iterable[str]) -> dict[str, bytes | None]:
+        asked = sorted(paths)
+        found = await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in asked])
+        return {path: bytes(_raised(value)) if value is not None else None for path, value in zip(asked, found, strict=True)}
+
+    async def _stored_as_v2(self, paths: Sequence[str]) -> dict[str, dict[str, bytes]]:
+        """The objects beside which there is no ``zarr.json``, by path and name."""
+        names = (*_NODE_NAMES, ATTRIBUTES_NAME)
+        found = await Engine.get_many(self, [(join(path, name), EVERYTHING) for path in paths for name in names])
+        stored: dict[str, dict[str, bytes]] = {path: {} for path in paths}
+        for (path, name), value in zip(((path, name) for path in paths for name in names), found, strict=True):
+            if value is not None:
+                stored[path][name] = bytes(_raised(value))
+        return stored
+
+    async def _nodes_below(self, path: str, data: bytes) -> dict[str, JsonObject]:
+        """The documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
+        inside = _parsed(data, join(path, CONSOLIDATED_NAME)).get("metadata")
+        names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
+        documents = await self._documents_at({join(path, name) for name in names})
+        return {name: loads_object(document) for name in names if (document := documents[join(path, name)]) is not None}
+
+    # -- listing ---------------------------------------------------------------------------------------------------------
+
+    async def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
+        documents: list[str] = []
+        for canonical_prefix in await self._canonical_prefixes(prefix):
+            async for value in Engine.list(self, canonical_prefix):
+                path = metadata_path(value.key)
+                if path is None:
+                    key = await self._presented_key(value.key)
+                    if key is not None and key.startswith(prefix):
+                        yield ListedValue(key, value.nbytes)
+                    continue
+                documents.append(path)
+                if len(documents) == _DOCUMENTS_AT_ONCE:
+                    for key in await self._parts_at(documents):
+                        if key.startswith(prefix):
+                            yield ListedValue(key, None)
+                    documents = []
+        for key in await self._parts_at(documents):
+            if key.startswith(prefix):
+                yield ListedValue(key, None)
+
+    async def _canonical_prefixes(self, prefix: str) -> list[str]:
+        """The canonical prefixes below which everything lies that is presented below ``prefix``; none covers another."""
+        cuts = list(ancestors(prefix))
+        arrays = await self._arrays([path for path, _ in cuts], for_write=False)
+        for path, rest in cuts:
+            if (array := arrays.get(path)) is not None and rest:
+                chunks = join(path, canonical_chunk_prefix(rest, array.encoding, array.ndim))
+                beside = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
+                return [chunks] if beside.startswith(chunks) else [beside] if chunks.startswith(beside) else [chunks, beside]
+        return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
+
+    async def _presented_key(self, canonical: str) -> str | None:
+        """The presented key of what is listed under a canonical one, and is no document of v3."""
+        if (document := document_key(canonical)) is not None and (await self._documents_at([document.path]))[document.path] is not None:
+            return None  # left over from a node that was stored as v2; the document of v3 is what counts
+        owners = possible_owners(canonical)
+        arrays = await self._arrays([path for path, _ in owners], for_write=False)
+        for path, rest in owners:
+            if (array := arrays.get(path)) is not None and (chunk := v2_chunk_key(rest, array.encoding, array.ndim)) is not None:
+                return join(path, chunk)
+        return canonical
+
+    async def _parts_at(self, paths: Sequence[str]) -> list[str]:
+        """The keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
+        parts = [Part(path, name) for path in paths for name in DOCUMENT_NAMES]
+        documents = await self._documents_at(paths)
+        shown = [self._of_document(part, _view(documents[part.path])) for part in parts]
+        return [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
+
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            prefix += "/"
+        cuts = list(ancestors(prefix))
+        if await self._arrays([path for path, _ in cuts], for_write=False):
+            return await directly_below(prefix, self.list(prefix))
+        listed = await Engine.list_dir(self, prefix, approximate=approximate)
+        values: list[ListedValue] = []
+        for value in listed.values:
+            path = metadata_path(value.key)
+            keys = [await self._presented_key(value.key)] if path is None else await self._parts_at([path])
+            values += [ListedValue(key, value.nbytes if path is None else None) for key in keys if key is not None]
+        return ListedDir(tuple(values), listed.prefixes)
+
+    # -- erasing ---------------------------------------------------------------------------------------------------------
+
+    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        if not await self._arrays([path for path, rest in ancestors(prefix) if rest], for_write=True):
+            await super().erase_prefix(prefix, keep_documents=keep_documents)
+            return
+        # Inside an array the same prefix means other keys of what is stored.
+        keys = [value.key async for value in self._presented_keys(prefix)]
+        for error in await self.update_many([(key, ERASE) for key in keys if not (keep_documents and document_key(key))]):
+            if error is not None:
+                raise error
+
+
+def _array_of_node(node: Node) -> _Array | None:
+    array: ArrayLayout | PlainArray | None = node.layout or node.plain
+    return None if array is None else _Array(array.key_encoding, len(array.shape))
+
+
+def _array_of_document(data: bytes | None) -> _Array | None:
+    """Of a document that a transaction holds back."""
+    try:
+        document = {} if data is None else loads_object(data)
+    except Corruption:
+        return None
+    plain = parse_plain(document) if is_array(document) else ""
+    return _Array(plain.key_encoding, len(plain.shape)) if isinstance(plain, PlainArray) else None
+
+
+def _may_name_document(prefix: str) -> bool:
+    """Whether a prefix goes on as the name of a document, as ``x/.za`` does."""
+    name = prefix.rpartition("/")[2]
+    return any(document.startswith(name) for document in DOCUMENT_NAMES)
+
+
+def _parsed(data: bytes, key: str) -> JsonObject:
+    try:
+        return loads_object(data)
+    except Corruption as exc:
+        raise InvalidInput(f"{key!r} cannot be stored: it is {exc}") from exc
+
+
+def _view(document: bytes | None) -> memoryview | None:
+    return None if document is None else memoryview(document)
+
+
+def _raised(value: memoryview | ShardStoreError) -> memoryview:
+    if isinstance(value, ShardStoreError):
+        raise value
+    return value

@@ -1,0 +1,210 @@
+"""An engine under other keys: each presented key is a canonical one, a part of a document, an object beside the hierarchy, or nothing.
+
+Flavours subclass it. The canonical keys are those of final Zarr v3, which the engine itself knows; what is pinned, held back by a
+transaction, committed and retried is the engine's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import check_key, check_prefix, metadata_key
+from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.pinned import HeldValue, OpenValue
+from shardstore.engine.reader import Value
+from shardstore.engine.uninterrupted import uninterrupted
+from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.model.ranges import EVERYTHING, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """The value of this canonical key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the flavour shows as ``kind`` of the document of the node at ``path``."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The flavour has no such key, and nothing can be stored there, because of ``reason``."""
+
+    reason: str
+
+
+Meaning = Canonical | Part | Nothing
+
+
+class PresentedEngine(Engine):
+    """An engine whose public methods take and give the keys of a flavour."""
+
+    # -- what a flavour defines ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+        """What each presented key means."""
+
+    @abstractmethod
+    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
+        """The bytes of a part of the node whose canonical presented document is ``document``; ``None``: there is no such part.
+
+        Raises:
+            ShardStoreError: the flavour cannot express it.
+        """
+
+    @abstractmethod
+    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+        """The canonical presented document with ``data`` as that part, or without the part; ``None``: no document is left.
+
+        Raises:
+            InvalidInput: final Zarr v3 cannot express it.
+        """
+
+    @abstractmethod
+    def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
+        """Every presented key that starts with ``prefix``."""
+
+    # -- values --------------------------------------------------------------------------------------------------------
+
+    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+        meanings = await self._meanings([check_key(key) for key, _ in requests], for_write=False)
+        canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
+        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        found, shown = await asyncio.gather(
+            super().get_many([(key, requests[i][1]) for i, key in canonical]), self._read_parts([part for _, part in parts])
+        )
+        values: list[Value] = [None] * len(requests)
+        for (i, _), value in zip(canonical, found, strict=True):
+            values[i] = value
+        for (i, _), data in zip(parts, shown, strict=True):
+            if isinstance(data, bytes):
+                inside = resolve(requests[i][1], len(data))
+                values[i] = memoryview(data)[inside.start : inside.end]
+            else:
+                values[i] = data
+        return values
+
+    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        """The bytes of each part, whole; each document is read once."""
+        paths = list(dict.fromkeys(part.path for part in parts))
+        found = await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in paths])
+        documents = dict(zip(paths, found, strict=True))
+        return [self._of_document(part, documents[part.path]) for part in parts]
+
+    def _of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
+        if isinstance(document, ShardStoreError):
+            return document
+        try:
+            return self._shown(part, None if document is None else bytes(document))
+        except ShardStoreError as exc:
+            return exc
+
+    async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        return await uninterrupted(self._update_presented(updates))
+
+    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        return await self._update_meant(updates, await self._meanings([check_key(key) for key, _ in updates], for_write=True))
+
+    async def _update_meant(self, updates: Sequence[KeyUpdate], meanings: Sequence[Meaning]) -> list[Exception | None]:
+        """Carry out updates of which it is known what their keys mean."""
+        errors: list[Exception | None] = [None] * len(updates)
+        numbers: list[int] = []
+        translated: list[KeyUpdate] = []
+        for i, (meaning, (key, action)) in enumerate(zip(meanings, updates, strict=True)):
+            match meaning:
+                case Canonical():
+                    translated.append((meaning.key, action))
+                case Part() if isinstance(action, Patch):
+                    errors[i] = InvalidInput(f"the metadata document {key!r} can only be set whole")
+                    continue
+                case Part():
+                    translated.append((metadata_key(meaning.path), self._on_document(meaning, action)))
+                case Nothing(reason):
+                    if not isinstance(action, EraseValue):
+                        errors[i] = InvalidInput(f"{key!r} cannot be stored: {reason}")
+                    continue
+            numbers.append(i)
+        for i, error in zip(numbers, await super().update_many(translated), strict=True):
+            errors[i] = error
+        return errors
+
+    def _on_document(self, part: Part, action: Action) -> Revise:
+        """The same action on the document that the part is of."""
+
+        def compute(document: bytes | None) -> bytes | None:
+            match action:
+                case SetValue(data):
+                    return self._revised(part, bytes(data), document)
+                case SetIfMissing(data, creation):
+                    is_missing = self._shown(part, document) is None
+                    if creation is not None:
+                        creation.happened = is_missing
+                    return self._revised(part, bytes(data), document) if is_missing else document
+                case EraseValue():
+                    return document if self._shown(part, document) is None else self._revised(part, None, document)
+                case Revise(inner):
+                    return self._revised(part, inner(self._shown(part, document)), document)
+                case _:
+                    raise AssertionError(f"{action!r} is not for documents")
+
+        return Revise(compute)
+
+    async def size(self, key: str) -> int | None:
+        (meaning,) = await self._meanings([check_key(key)], for_write=False)
+        match meaning:
+            case Canonical():
+                return await super().size(meaning.key)
+            case Part():
+                value = await self._read_part(meaning)
+                return None if value is None else len(value)
+            case Nothing():
+                return None
+
+    async def pin(self, key: str) -> OpenValue | None:
+        (meaning,) = await self._meanings([check_key(key)], for_write=True)
+        match meaning:
+            case Canonical():
+                return await super().pin(meaning.key)
+            case Part():
+                value = await self._read_part(meaning)
+                return None if value is None else HeldValue(value)
+            case Nothing():
+                return None
+
+    async def _read_part(self, part: Part) -> bytes | None:
+        (value,) = await self._read_parts([part])
+        if isinstance(value, ShardStoreError):
+            raise value
+        return value
+
+    async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
+        meanings = await self._meanings(keys, for_write=False)
+        canonical = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Canonical)]
+        groups = await super().shard_groups([m.key for m in meanings if isinstance(m, Canonical)])
+        others = [[i] for i, meaning in enumerate(meanings) if not isinstance(meaning, Canonical)]
+        return sorted([*([canonical[n] for n in group] for group in groups), *others])
+
+    # -- listing -------------------------------------------------------------------------------------------------------
+
+    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
+        async for value in self._presented_keys(check_prefix(prefix)):
+            yield value
+
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            prefix += "/"
+        return await directly_below(prefix, self.list(prefix))

@@ -1,0 +1,255 @@
+"""The v2 view of a store beside its v3 view, by zarr-python 3, which knows both formats; and what only the view itself can do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import LocalStore
+
+import shardstore
+from shardstore.errors import InvalidInput, NotFound, Unsupported
+
+VALUES = np.arange(100, dtype="<i4").reshape(10, 10)
+RESERVED = "_shardstore_v2"
+
+
+def v2(root: Path, **options: Any) -> shardstore.ShardedMap:
+    return shardstore.get_mapper(str(root), present="v2", chunks_per_shard=(2, 2), **options)
+
+
+def zarray(**members: Any) -> bytes:
+    document = {
+        "zarr_format": 2,
+        "shape": [10, 10],
+        "chunks": [2, 5],
+        "dtype": "<i4",
+        "compressor": None,
+        "fill_value": 0,
+        "order": "C",
+        "filters": None,
+    }
+    return json.dumps(document | members).encode()
+
+
+def written(root: Path, **members: Any) -> shardstore.ShardedMap:
+    """An array ``a`` of v2, all of whose chunks are written."""
+    mapper = v2(root)
+    mapper[".zgroup"] = b'{"zarr_format": 2}'
+    mapper["a/.zarray"] = zarray(**members)
+    dot = members.get("dimension_separator", ".")
+    mapper.setitems({f"a/{i}{dot}{j}": VALUES[2 * i : 2 * i + 2, 5 * j : 5 * j + 5].tobytes() for i in range(5) for j in range(2)})
+    return mapper
+
+
+def natively(root: Path) -> Any:
+    return zarr.open_array(LocalStore(root), path="a", mode="r+", zarr_format=3)
+
+
+def stored(root: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((root / "a/zarr.json").read_bytes())
+    return loaded
+
+
+def test_keys_and_bytes(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    assert sorted(mapper) == [".zgroup", "a/.zarray", *(f"a/{i}.{j}" for i in range(5) for j in range(2))]
+    assert json.loads(mapper["a/.zarray"]) == json.loads(zarray())
+    assert mapper["a/3.1"] == VALUES[6:8, 5:].tobytes()
+    np.testing.assert_array_equal(natively(tmp_path)[...], VALUES)
+    assert natively(tmp_path).shards == (4, 10)
+    assert mapper.listdir() == [".zgroup", "a"]
+    assert mapper.listdir("a")[:3] == [".zarray", "0.0", "0.1"]
+    assert (mapper.getsize("a/0.0"), mapper.getsize("a/.zarray")) == (40, len(mapper["a/.zarray"]))
+
+
+def test_one_commit_a_shard(tmp_path: Path) -> None:
+    assert written(tmp_path).counters.commits == 3
+
+
+def test_attributes_and_documents_are_parts_of_one(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    assert "a/.zattrs" not in mapper
+    mapper["a/.zattrs"] = b'{"_ARRAY_DIMENSIONS": ["y", "x"], "unit": "K"}'
+    assert (natively(tmp_path).metadata.dimension_names, dict(natively(tmp_path).attrs)["unit"]) == (("y", "x"), "K")
+    mapper["a/.zarray"] = zarray(shape=[12, 10])
+    assert natively(tmp_path).shape == (12, 10)
+    assert json.loads(mapper["a/.zattrs"]) == {"_ARRAY_DIMENSIONS": ["y", "x"], "unit": "K"}
+    del mapper["a/.zattrs"]
+    assert "a/.zattrs" not in mapper
+    np.testing.assert_array_equal(natively(tmp_path)[:10], VALUES)
+
+
+def test_a_native_change_is_seen(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    native = natively(tmp_path)
+    native.attrs["unit"] = "K"
+    native.resize((8, 10))
+    fresh = v2(tmp_path, index_cache_bytes=0)
+    assert (json.loads(fresh["a/.zarray"])["shape"], json.loads(fresh["a/.zattrs"])) == ([8, 10], {"unit": "K"})
+    assert mapper["a/0.0"] == VALUES[:2, :5].tobytes()
+
+
+def test_what_v3_cannot_hold_is_kept_and_hidden(tmp_path: Path) -> None:
+    mapper = written(tmp_path, fill_value=None)
+    assert json.loads(mapper["a/.zarray"])["fill_value"] is None
+    assert "a/.zattrs" not in mapper
+    assert RESERVED in stored(tmp_path)["attributes"]
+    view = shardstore.open(str(tmp_path))
+    array = zarr.open_array(view, path="a", mode="r+")
+    assert dict(array.attrs) == {}
+    array.attrs["unit"] = "K"  # by a client that does not see what is kept
+    assert set(stored(tmp_path)["attributes"]) == {RESERVED, "unit"}
+    fresh = v2(tmp_path, index_cache_bytes=0)
+    assert json.loads(fresh["a/.zarray"])["fill_value"] is None
+    assert json.loads(fresh["a/.zattrs"]) == {"unit": "K"}
+    with pytest.raises(InvalidInput, match="reserved"):
+        array.attrs[RESERVED] = 1
+
+
+def test_consolidated_metadata(tmp_path: Path) -> None:
+    mapper = written(tmp_path, fill_value=None)
+    nodes = {key: json.loads(mapper[key]) for key in (".zgroup", "a/.zarray")}
+    mapper[".zmetadata"] = json.dumps({"zarr_consolidated_format": 1, "metadata": nodes}).encode()
+    assert json.loads(mapper[".zmetadata"])["metadata"] == nodes
+    group = zarr.open_group(LocalStore(tmp_path), mode="r", zarr_format=3, use_consolidated=True)
+    assert group.metadata.consolidated_metadata is not None
+    array = group["a"]
+    assert isinstance(array, zarr.Array)
+    np.testing.assert_array_equal(array[...], VALUES)
+    zarr.consolidate_metadata(shardstore.open(str(tmp_path)))  # by a client of the v3 view
+    again = json.loads(v2(tmp_path, index_cache_bytes=0)[".zmetadata"])["metadata"]
+    assert again == nodes | {".zattrs": {}}  # which zarr-python 3 writes of a group, even of nothing
+    del mapper[".zmetadata"]
+    assert ".zmetadata" not in mapper
+
+
+def test_attributes_ahead_of_their_node(tmp_path: Path) -> None:
+    """Copies in the order of keys bring the attributes of a group before the group."""
+    mapper = v2(tmp_path)
+    mapper["g/.zattrs"] = b'{"k": 1}'
+    assert mapper["g/.zattrs"] == b'{"k": 1}'
+    mapper["g/.zgroup"] = b'{"zarr_format": 2}'
+    assert json.loads(mapper["g/.zattrs"]) == {"k": 1}
+    assert sorted(mapper) == ["g/.zattrs", "g/.zgroup"]
+    assert [p.name for p in (tmp_path / "g").iterdir()] == ["zarr.json"]
+    mapper.setitems({"h/0.0": b"x" * 40, "h/.zattrs": b'{"k": 2}', "h/.zarray": zarray(shape=[2, 5])})
+    assert sorted(p.name for p in (tmp_path / "h").iterdir() if not p.name.startswith(".")) == ["c.0.0", "zarr.json"]
+    assert (json.loads(mapper["h/.zattrs"]), mapper["h/0.0"]) == ({"k": 2}, b"x" * 40)
+
+
+def test_what_is_stored_as_v2_passes_through(tmp_path: Path) -> None:
+    array = zarr.create_array(LocalStore(tmp_path), name="a", shape=(10, 10), chunks=(2, 5), dtype="<i4", zarr_format=2)
+    array[...] = VALUES
+    mapper = v2(tmp_path)
+    assert mapper["a/.zarray"] == (tmp_path / "a/.zarray").read_bytes()
+    assert mapper["a/0.0"] == (tmp_path / "a/0.0").read_bytes()
+    view = zarr.open_array(shardstore.open(str(tmp_path), present="v2"), path="a", mode="r+", zarr_format=2)
+    view[0, 0] = 77
+    view.resize((12, 10))
+    assert not (tmp_path / "a/zarr.json").exists()
+    assert zarr.open_array(LocalStore(tmp_path), path="a", mode="r", zarr_format=2)[0, 0] == 77
+
+
+def test_v3_is_hidden(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    for key in ("a/zarr.json", "zarr.json", "a/c.0.0"):
+        assert key not in mapper
+        with pytest.raises(InvalidInput, match=r"Zarr v(2|3)"):
+            mapper[key] = b"x"
+    assert (tmp_path / "a/c.0.0").stat().st_size > 40
+    with pytest.raises(NotFound):
+        mapper["a/0.0.0"]
+    mapper["a/notes.txt"] = b"kept as it is"
+    assert (tmp_path / "a/notes.txt").read_bytes() == b"kept as it is"
+
+
+def test_a_raw_v2_reader_finds_nothing(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(LocalStore(tmp_path), path="a", mode="r", zarr_format=2)
+    names = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert not [name for name in names if name[0].isdigit() or name.startswith(".z")]
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"dtype": "|O", "filters": [{"id": "pickle"}]}, "pickle"),
+        ({"compressor": {"id": "unheard-of"}}, "unheard-of"),
+        ({"dtype": "<f16"}, "f16"),
+        ({"zarr_format": 3}, "zarr_format"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(tmp_path: Path, members: dict[str, Any], reason: str) -> None:
+    mapper = v2(tmp_path)
+    with pytest.raises((InvalidInput, Unsupported), match=reason):
+        mapper["a/.zarray"] = zarray(**members)
+    assert list(mapper) == []
+    assert not (tmp_path / "a").exists()
+
+
+def test_native_arrays_without_counterpart(tmp_path: Path) -> None:
+    """They are no part of the view, and reading their documents says why."""
+    codecs: Any = {"filters": [zarr.codecs.TransposeCodec(order=(1, 2, 0))]}
+    zarr.create_array(LocalStore(tmp_path), name="t", shape=(4, 4, 4), chunks=(2, 2, 2), dtype="<i4", **codecs)
+    mapper = v2(tmp_path)
+    assert not [key for key in mapper if key.endswith(".zarray")]
+    with pytest.raises(Unsupported, match="transpose"):
+        mapper["t/.zarray"]
+
+
+def test_erasing(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    mapper.delitems([f"a/{i}.{j}" for i in range(2) for j in range(2)])
+    assert not (tmp_path / "a/c.0.0").exists()
+    with pytest.raises(InvalidInput, match="has shards"):
+        del mapper["a/.zarray"]
+    mapper["b/.zarray"] = zarray(shape=[2, 5])
+    mapper["b/0.0"] = b"x" * 40
+    mapper.delitems(["b/.zarray", "b/0.0"])
+    assert not (tmp_path / "b/zarr.json").exists()
+    mapper.rmdir("a")
+    assert list(mapper) == [".zgroup"]
+
+
+def test_prefixes_inside_an_array(tmp_path: Path) -> None:
+    """``c/`` is where an array's shards lie: in this view nothing is there, and nothing below it is erased."""
+    mapper = written(tmp_path, dimension_separator="/")
+    mapper["b/.zarray"] = zarray(dimension_separator="/")
+    assert sorted(mapper.listdir("a")) == [".zarray", "0", "1", "2", "3", "4"]
+    assert mapper.listdir("a/1") == ["0", "1"]
+    assert mapper.listdir("a/c") == []
+    mapper.rmdir("a/c")
+    mapper.rmdir("a/1")
+    assert [key for key in mapper if key.startswith("a/1")] == []
+    assert len([key for key in mapper if key.startswith("a/")]) == 9
+
+
+def test_in_a_transaction(tmp_path: Path) -> None:
+    mapper = v2(tmp_path)
+    with mapper.transaction():
+        mapper["a/.zarray"] = zarray()
+        mapper["a/.zattrs"] = b'{"k": 1}'
+        mapper["a/0.0"] = VALUES[:2, :5].tobytes()
+        assert mapper["a/0.0"] == VALUES[:2, :5].tobytes()
+        assert sorted(mapper) == ["a/.zarray", "a/.zattrs", "a/0.0"]
+        assert not (tmp_path / "a").exists()
+    assert mapper.counters.commits == 1
+    assert sorted(v2(tmp_path, index_cache_bytes=0)) == ["a/.zarray", "a/.zattrs", "a/0.0"]
+    np.testing.assert_array_equal(natively(tmp_path)[:2, :5], VALUES[:2, :5])
+
+
+def test_through_xarray_and_the_filesystem(tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    dataset = xarray.Dataset({"t": (("y", "x"), VALUES.astype("<f4"))}, attrs={"title": "v2"})
+    store = shardstore.open(str(tmp_path), present="v2", chunks_per_shard=(2, 2))
+    dataset.to_zarr(store, zarr_format=2, consolidated=True, encoding={"t": {"chunks": (2, 5)}})
+    xarray.testing.assert_equal(xarray.open_zarr(str(tmp_path)).load(), dataset)  # natively, as v3
+    xarray.testing.assert_equal(xarray.open_zarr(store, zarr_format=2).load(), dataset)
+    filesystem = shardstore.ShardedFileSystem(target_protocol="file", fo=str(tmp_path), present="v2", chunks_per_shard=(2, 2))
+    assert [name for name in filesystem.find("") if name.endswith("t/.zarray")]

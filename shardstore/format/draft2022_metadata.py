@@ -21,17 +21,13 @@ protocol 3.0, "Metadata" (24 Feb 2022 and 18 Nov 2022); Zarr v3, "Array metadata
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import uuid
-from dataclasses import dataclass
-from math import isnan
 from typing import Any
 
-import numpy as np
-
 from shardstore.errors import InvalidInput
+from shardstore.format.draft2022_types import DataType, fill_from_v3, fill_to_v3, parse_draft_type, parse_v3_type, same_fill
 from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.metadata_v3 import PlainArray, codec_configuration, codec_name, is_array, is_group, parse_plain
 from shardstore.format.presentation import same_chunks
@@ -182,13 +178,13 @@ def array_to_v3(document: JsonObject, transformers_override: tuple[int, ...] | N
     problem = _extension_problem(document.get("extensions"))
     if problem is not None:
         return problem
-    parsed = _parse_draft_type(document.get("data_type"))
+    parsed = parse_draft_type(document.get("data_type"))
     if isinstance(parsed, str):
         return parsed
     codecs = _codecs_to_v3(document, parsed[0], parsed[1], len(shape))
     if isinstance(codecs, str):
         return codecs
-    fill_value = _fill_to_v3(parsed[0], document.get("fill_value"))
+    fill_value = fill_to_v3(parsed[0], document.get("fill_value"))
     if fill_value is None:
         return f"its fill_value {document.get('fill_value')!r} is none of its data type"
     transformers = transformers_to_show(document, transformers_override, len(shape))
@@ -234,7 +230,7 @@ def _are_dimension_names(names: Any, ndim: int) -> bool:
     return all(n is None or isinstance(n, str) for n in names) and (ndim == 0 or any(n is not None for n in names))
 
 
-def _codecs_to_v3(document: JsonObject, data_type: _DataType, endian: str | None, ndim: int) -> list[JsonObject] | str:
+def _codecs_to_v3(document: JsonObject, data_type: DataType, endian: str | None, ndim: int) -> list[JsonObject] | str:
     layout = document.get("chunk_memory_layout", "C")
     if layout not in ("C", "F"):
         return f"its chunk_memory_layout {layout!r} is not known"
@@ -277,7 +273,7 @@ def _stored_codecs(document: JsonObject) -> list[tuple[str, JsonObject]] | str:
     return named
 
 
-def _compressor_to_v3(short: str, configuration: JsonObject, data_type: _DataType) -> JsonObject | str:
+def _compressor_to_v3(short: str, configuration: JsonObject, data_type: DataType) -> JsonObject | str:
     name = short if short in _CODECS else f"numcodecs.{short}"
     unknown = sorted(set(configuration) - set(_CODECS.get(name, ())))
     if name not in _CODECS or unknown:
@@ -335,9 +331,9 @@ def _kept_array(canonical: JsonObject, previous: JsonObject, shown: JsonObject) 
     document = _hidden(previous)
     if 0 in previous["chunk_grid"]["chunk_shape"] and 0 not in canonical["shape"]:
         document["chunk_grid"] = previous["chunk_grid"] | {"chunk_shape": shown["chunk_grid"]["configuration"]["chunk_shape"]}
-    data_type = _parse_v3_type(canonical["data_type"])
+    data_type = parse_v3_type(canonical["data_type"])
     assert data_type is not None  # same_chunks: it is the previous one's
-    same = _same_fill(data_type, canonical.get("fill_value"), shown["fill_value"])
+    same = same_fill(data_type, canonical.get("fill_value"), shown["fill_value"])
     return document if same else document | {"fill_value": _new_fill(data_type, canonical)}
 
 
@@ -345,7 +341,7 @@ def _new_array(canonical: JsonObject, plain: PlainArray) -> JsonObject:
     separator = plain.key_encoding.separator
     if plain.key_encoding.name != "default":
         raise InvalidInput(f"chunk_key_encoding: the 2022 draft has no encoding {plain.key_encoding.name!r}")
-    data_type = _parse_v3_type(canonical.get("data_type"))
+    data_type = parse_v3_type(canonical.get("data_type"))
     if data_type is None:
         raise InvalidInput(f"data_type: the 2022 draft (zarr-python 2.18) has no {canonical.get('data_type')!r}")
     layout, endian, compressor = _codecs_from_v3(canonical.get("codecs"), data_type, len(plain.shape))
@@ -362,8 +358,8 @@ def _new_array(canonical: JsonObject, plain: PlainArray) -> JsonObject:
     }
 
 
-def _new_fill(data_type: _DataType, canonical: JsonObject) -> Any:
-    fill_value = _fill_from_v3(data_type, canonical.get("fill_value"))
+def _new_fill(data_type: DataType, canonical: JsonObject) -> Any:
+    fill_value = fill_from_v3(data_type, canonical.get("fill_value"))
     if fill_value is None:
         raise InvalidInput(f"fill_value: {canonical.get('fill_value')!r} has no form that zarr-python 2.18 reads")
     return fill_value
@@ -391,7 +387,7 @@ def _transformers_from_v3(canonical: JsonObject, document: JsonObject) -> JsonOb
     return {"storage_transformers": wanted}
 
 
-def _codecs_from_v3(codecs: Any, data_type: _DataType, ndim: int) -> tuple[str, str, JsonObject | None]:
+def _codecs_from_v3(codecs: Any, data_type: DataType, ndim: int) -> tuple[str, str, JsonObject | None]:
     """``chunk_memory_layout``, endianness and ``compressor``."""
     remaining = list(codecs) if isinstance(codecs, list) else []
     layout = "C"
@@ -410,7 +406,7 @@ def _codecs_from_v3(codecs: Any, data_type: _DataType, ndim: int) -> tuple[str, 
     return layout, endian or "little", _compressor_from_v3(remaining[0], data_type) if remaining else None
 
 
-def _compressor_from_v3(codec: Any, data_type: _DataType) -> JsonObject:
+def _compressor_from_v3(codec: Any, data_type: DataType) -> JsonObject:
     name, configuration = codec_name(codec) or "", dict(codec_configuration(codec))
     if name not in _CODECS:
         raise InvalidInput(f"codecs: the 2022 draft (zarr-python 2.18) has no compressor {name!r}")
@@ -422,176 +418,3 @@ def _compressor_from_v3(codec: Any, data_type: _DataType) -> JsonObject:
         if configuration["shuffle"] and typesize != data_type.nbytes:
             raise InvalidInput(f"codecs: the typesize of blosc has to be that of an element, {data_type.nbytes}")
     return {"codec": _WRITTEN_CODEC_URI.format(name.removeprefix("numcodecs.")), "configuration": configuration}
-
-
-# Data types
-
-_V3_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
-_V3_EXTENSIONS = {"M": "numpy.datetime64", "m": "numpy.timedelta64", "S": "null_terminated_bytes", "U": "fixed_length_utf32"}
-# The sizes in bytes of the kinds that are not of any size.
-_SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "M": (8,), "m": (8,)}
-_TYPESTR = re.compile(r"([<>|]?)([biufcMmSU])([1-9][0-9]{0,8})(?:\[(Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as)\])?", re.ASCII)
-_CORE_NAME = re.compile(r"(bool(?!.)|(?:int|uint|float|complex)(?=.))([1-9][0-9]{0,3})?", re.ASCII)
-_DATE_URI = "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
-_EXTENSIONS = {  # what zarr-python 2.18 writes, and the word by which the drafts' other URIs are known
-    "c": ("https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/complex-dtypes/v1.0.html", "complex"),
-    "M": (_DATE_URI, "datetime"),
-    "m": (_DATE_URI, "datetime"),
-    "S": ("TODO: bytestring array protocol URL", "bytestring"),
-    "U": ("TODO: unicode array protocol URL", "unicode"),
-}
-_NON_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "+Infinity": "Infinity", "-Infinity": "-Infinity"}
-_NAT = -(2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class _DataType:
-    """A data type of both sides: numpy's letter of its kind, bytes of an element, unit of a date."""
-
-    kind: str
-    nbytes: int
-    unit: str = ""
-
-    @property
-    def has_endian(self) -> bool:
-        return self.nbytes > 1 and self.kind != "S"
-
-    @property
-    def is_sized(self) -> bool:
-        """Whether there are elements of this size."""
-        return self.nbytes in _SIZES.get(self.kind, (self.nbytes,)) and self.nbytes % (4 if self.kind == "U" else 1) == 0
-
-    @property
-    def v3_name(self) -> Any:
-        if self.kind in "Mm":
-            return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"unit": self.unit, "scale_factor": 1}}
-        if self.kind in "SU":
-            return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"length_bytes": self.nbytes}}
-        return _V3_KINDS[self.kind] + ("" if self.kind == "b" else str(8 * self.nbytes))
-
-    def draft_name(self, endian: str) -> Any:
-        """As zarr-python 2.18 writes it."""
-        if self.kind == "b":
-            return "bool"
-        order = ("<" if endian == "little" else ">") if self.has_endian else "|" if self.kind == "S" else ""
-        size = self.nbytes // 4 if self.kind == "U" else self.nbytes
-        name = f"{order}{self.kind}{size}" + (f"[{self.unit}]" if self.unit else "")
-        return {"extension": _EXTENSIONS[self.kind][0], "fallback": None, "type": name} if self.kind in _EXTENSIONS else name
-
-
-def _parse_draft_type(value: Any) -> tuple[_DataType, str | None] | str:
-    """The type and its endianness (``None`` where its name leaves that open), or in words why it is not known."""
-    name = value
-    if isinstance(value, dict):
-        name, uri = value.get("type"), str(value.get("extension"))
-        if not (isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())):
-            if value.get("fallback") is None:
-                return f"its data type {name!r} of the extension {uri!r} is not known"
-            name = value["fallback"]
-    core = _parse_v3_type(name) if isinstance(name, str) else None
-    if core is not None:
-        return core, None
-    match = _TYPESTR.fullmatch(name) if isinstance(name, str) else None
-    if match is not None and (match[4] is not None) == (match[2] in "Mm"):
-        data_type = _DataType(match[2], int(match[3]) * (4 if match[2] == "U" else 1), (match[4] or "").replace("μ", "u"))
-        if data_type.is_sized and data_type.has_endian == (match[1] in ("<", ">")):
-            return data_type, {"<": "little", ">": "big"}.get(match[1])
-    return f"its data type {name!r} is not known"
-
-
-def _parse_v3_type(value: Any) -> _DataType | None:
-    """A data type of final v3 that the draft has too, or ``None``."""
-    name, configuration = codec_name(value) or "", codec_configuration(value)
-    match, unit, nbytes = _CORE_NAME.fullmatch(name), "", configuration.get("length_bytes")
-    kinds = {word: kind for kind, word in (_V3_KINDS if match else _V3_EXTENSIONS).items()}
-    kind = kinds.get(match[1] if match else name)
-    if match is not None:
-        nbytes = int(match[2] or 8) // 8 if int(match[2] or 8) % 8 == 0 else None
-    elif kind in ("M", "m"):
-        unit, nbytes = str(configuration.get("unit")).replace("μ", "u"), 8
-        kind = kind if _TYPESTR.fullmatch(f"<M8[{unit}]") and configuration.get("scale_factor") == 1 else None
-    data_type = _DataType(kind, nbytes, unit) if kind is not None and type(nbytes) is int and 0 < nbytes < 2**31 else None
-    return data_type if data_type is not None and data_type.is_sized else None
-
-
-def _fill_to_v3(data_type: _DataType, value: Any) -> Any:
-    """The final v3 form of a draft's fill value; zero for ``null``, which is "undefined"; ``None`` where it is no value."""
-    kind, nbytes = data_type.kind, data_type.nbytes
-    if value is None:
-        value = [0, 0] if kind == "c" else "" if kind in "SU" else 0
-    if kind == "c":
-        parts = [_fill_to_v3(_DataType("f", nbytes // 2), v) for v in value] if isinstance(value, list) and None not in value else []
-        return parts if len(parts) == 2 and None not in parts else None
-    if kind == "U":
-        return value if isinstance(value, str) and 4 * len(value) <= nbytes else None
-    if kind == "S":
-        return value if isinstance(value, str) and _base64_nbytes(value) <= nbytes else None
-    bits = _bits(value, nbytes)
-    if kind == "f":
-        if bits is not None:
-            return "0x" + bits.hex()
-        if isinstance(value, NumberText) and value.text in _NON_FINITE:
-            value = value.text
-        if isinstance(value, str):
-            return _NON_FINITE.get(value)
-        return value if type(value) in (float, NumberText) or (type(value) is int and abs(value) <= 10**308) else None
-    if kind in "Mm" and value == "NaT":
-        return value
-    if bits is not None:
-        value = int.from_bytes(bits, "big", signed=kind != "u" and kind != "b")
-    number = _integer(value)
-    if kind == "b":
-        return bool(number) if number in (0, 1) else None
-    low = 0 if kind == "u" else -(2 ** (8 * nbytes - 1))
-    return number if number is not None and low <= number < low + 2 ** (8 * nbytes) else None
-
-
-def _fill_from_v3(data_type: _DataType, value: Any) -> Any:
-    """The form that zarr-python 2.18 writes, or ``None`` where it has none: NaN of other than the usual bits, no value."""
-    if data_type.kind == "c" and isinstance(value, list) and len(value) == 2:
-        parts = [_fill_from_v3(_DataType("f", data_type.nbytes // 2), v) for v in value]
-        return None if None in parts else parts
-    shown = None if value is None else _fill_to_v3(data_type, value)
-    if data_type.kind != "f" or shown is None or isinstance(shown, NumberText):
-        return _NAT if shown == "NaT" else shown
-    for text in ("NaN", "Infinity", "-Infinity"):
-        if _fill_bits(data_type, text) == _fill_bits(data_type, shown):
-            return text
-    number = float(np.frombuffer(_fill_bits(data_type, shown), f">f{data_type.nbytes}")[0])
-    return None if isnan(number) else number
-
-
-def _fill_bits(data_type: _DataType, shown: Any) -> Any:
-    """Something by which two canonical fill values can be compared: the element's bytes, big-endian, for a float."""
-    if data_type.kind == "c":
-        return [_fill_bits(_DataType("f", data_type.nbytes // 2), v) for v in shown]
-    if data_type.kind != "f":
-        return _NAT if shown == "NaT" else shown
-    if isinstance(shown, str) and shown.startswith("0x"):
-        return bytes.fromhex(shown[2:])
-    with np.errstate(over="ignore"):
-        value = float(shown.text if isinstance(shown, NumberText) else shown)
-        return np.array(value).astype(f">f{data_type.nbytes}").tobytes()
-
-
-def _same_fill(data_type: _DataType, one: Any, other: Any) -> bool:
-    one, other = (None if v is None else _fill_to_v3(data_type, v) for v in (one, other))
-    return one is not None and other is not None and bool(_fill_bits(data_type, one) == _fill_bits(data_type, other))
-
-
-def _bits(value: Any, nbytes: int) -> bytes | None:
-    """The element's bytes, most significant first, of a value such as ``0x7fc0`` or ``0b0111...`` of full length."""
-    match = re.fullmatch(f"0x([0-9a-fA-F]{{{2 * nbytes}}})|0b([01]{{{8 * nbytes}}})", value, re.ASCII) if isinstance(value, str) else None
-    return int(match[1] or match[2], 16 if match[1] else 2).to_bytes(nbytes, "big") if match else None
-
-
-def _integer(value: Any) -> int | None:
-    value = float(value.text) if isinstance(value, NumberText) else value
-    return int(value) if isinstance(value, int) or (isinstance(value, float) and value.is_integer()) else None
-
-
-def _base64_nbytes(text: str) -> int:
-    try:
-        return len(base64.b64decode(text, validate=True))
-    except ValueError:
-        return 2**31  # longer than any element: it is refused

@@ -1,0 +1,195 @@
+"""Data types and fill values of the 2022 draft, as those of final Zarr v3 and back.
+
+::
+
+    draft (zarr-python 2.18)                        canonical (final v3)
+    "<i4", ">f8", "u1", "int32"                     "int32", "float64" ...; the endianness is the bytes codec's
+    {extension: URI, type: "<M8[ns]"}               {name: "numpy.datetime64", configuration: {unit, scale_factor}}
+    {extension: ..., type: "|S8", "<U4"}            null_terminated_bytes, fixed_length_utf32
+    fill_value null                                 zero: the draft says "undefined"
+
+Specification: draft core protocol 3.0, "Data types", "Fill value"; Zarr v3, "Data types", "Fill value list".
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from math import isnan
+from typing import Any
+
+import numpy as np
+
+from shardstore.format.json_text import NumberText
+from shardstore.format.metadata_v3 import codec_configuration, codec_name
+
+_V3_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+_V3_EXTENSIONS = {"M": "numpy.datetime64", "m": "numpy.timedelta64", "S": "null_terminated_bytes", "U": "fixed_length_utf32"}
+# The sizes in bytes of the kinds that are not of any size.
+_SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16), "M": (8,), "m": (8,)}
+_TYPESTR = re.compile(r"([<>|]?)([biufcMmSU])([1-9][0-9]{0,8})(?:\[(Y|M|W|D|h|m|s|ms|us|μs|ns|ps|fs|as)\])?", re.ASCII)
+_CORE_NAME = re.compile(r"(bool(?!.)|(?:int|uint|float|complex)(?=.))([1-9][0-9]{0,3})?", re.ASCII)
+_DATE_URI = "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
+_EXTENSIONS = {  # what zarr-python 2.18 writes, and the word by which the drafts' other URIs are known
+    "c": ("https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/complex-dtypes/v1.0.html", "complex"),
+    "M": (_DATE_URI, "datetime"),
+    "m": (_DATE_URI, "datetime"),
+    "S": ("TODO: bytestring array protocol URL", "bytestring"),
+    "U": ("TODO: unicode array protocol URL", "unicode"),
+}
+_NON_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "+Infinity": "Infinity", "-Infinity": "-Infinity"}
+_NAT = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """A data type of both sides: numpy's letter of its kind, bytes of an element, unit of a date."""
+
+    kind: str
+    nbytes: int
+    unit: str = ""
+
+    @property
+    def has_endian(self) -> bool:
+        return self.nbytes > 1 and self.kind != "S"
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether there are elements of this size."""
+        return self.nbytes in _SIZES.get(self.kind, (self.nbytes,)) and self.nbytes % (4 if self.kind == "U" else 1) == 0
+
+    @property
+    def v3_name(self) -> Any:
+        if self.kind in "Mm":
+            return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"unit": self.unit, "scale_factor": 1}}
+        if self.kind in "SU":
+            return {"name": _V3_EXTENSIONS[self.kind], "configuration": {"length_bytes": self.nbytes}}
+        return _V3_KINDS[self.kind] + ("" if self.kind == "b" else str(8 * self.nbytes))
+
+    def draft_name(self, endian: str) -> Any:
+        """As zarr-python 2.18 writes it."""
+        if self.kind == "b":
+            return "bool"
+        order = ("<" if endian == "little" else ">") if self.has_endian else "|" if self.kind == "S" else ""
+        size = self.nbytes // 4 if self.kind == "U" else self.nbytes
+        name = f"{order}{self.kind}{size}" + (f"[{self.unit}]" if self.unit else "")
+        return {"extension": _EXTENSIONS[self.kind][0], "fallback": None, "type": name} if self.kind in _EXTENSIONS else name
+
+
+def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
+    """The type and its endianness (``None`` where its name leaves that open), or in words why it is not known."""
+    name = value
+    if isinstance(value, dict):
+        name, uri = value.get("type"), str(value.get("extension"))
+        if not (isinstance(name, str) and any(kind in name[:2] and word in uri for kind, (_, word) in _EXTENSIONS.items())):
+            if value.get("fallback") is None:
+                return f"its data type {name!r} of the extension {uri!r} is not known"
+            name = value["fallback"]
+    core = parse_v3_type(name) if isinstance(name, str) else None
+    if core is not None:
+        return core, None
+    match = _TYPESTR.fullmatch(name) if isinstance(name, str) else None
+    if match is not None and (match[4] is not None) == (match[2] in "Mm"):
+        data_type = DataType(match[2], int(match[3]) * (4 if match[2] == "U" else 1), (match[4] or "").replace("μ", "u"))
+        if data_type.is_sized and data_type.has_endian == (match[1] in ("<", ">")):
+            return data_type, {"<": "little", ">": "big"}.get(match[1])
+    return f"its data type {name!r} is not known"
+
+
+def parse_v3_type(value: Any) -> DataType | None:
+    """A data type of final v3 that the draft has too, or ``None``."""
+    name, configuration = codec_name(value) or "", codec_configuration(value)
+    match, unit, nbytes = _CORE_NAME.fullmatch(name), "", configuration.get("length_bytes")
+    kinds = {word: kind for kind, word in (_V3_KINDS if match else _V3_EXTENSIONS).items()}
+    kind = kinds.get(match[1] if match else name)
+    if match is not None:
+        nbytes = int(match[2] or 8) // 8 if int(match[2] or 8) % 8 == 0 else None
+    elif kind in ("M", "m"):
+        unit, nbytes = str(configuration.get("unit")).replace("μ", "u"), 8
+        kind = kind if _TYPESTR.fullmatch(f"<M8[{unit}]") and configuration.get("scale_factor") == 1 else None
+    data_type = DataType(kind, nbytes, unit) if kind is not None and type(nbytes) is int and 0 < nbytes < 2**31 else None
+    return data_type if data_type is not None and data_type.is_sized else None
+
+
+def fill_to_v3(data_type: DataType, value: Any) -> Any:
+    """The final v3 form of a draft's fill value; zero for ``null``, which is "undefined"; ``None`` where it is no value."""
+    kind, nbytes = data_type.kind, data_type.nbytes
+    if value is None:
+        value = [0, 0] if kind == "c" else "" if kind in "SU" else 0
+    if kind == "c":
+        parts = [fill_to_v3(DataType("f", nbytes // 2), v) for v in value] if isinstance(value, list) and None not in value else []
+        return parts if len(parts) == 2 and None not in parts else None
+    if kind == "U":
+        return value if isinstance(value, str) and 4 * len(value) <= nbytes else None
+    if kind == "S":
+        return value if isinstance(value, str) and _base64_nbytes(value) <= nbytes else None
+    bits = _bits(value, nbytes)
+    if kind == "f":
+        if bits is not None:
+            return "0x" + bits.hex()
+        if isinstance(value, NumberText) and value.text in _NON_FINITE:
+            value = value.text
+        if isinstance(value, str):
+            return _NON_FINITE.get(value)
+        return value if type(value) in (float, NumberText) or (type(value) is int and abs(value) <= 10**308) else None
+    if kind in "Mm" and value == "NaT":
+        return value
+    if bits is not None:
+        value = int.from_bytes(bits, "big", signed=kind != "u" and kind != "b")
+    number = _integer(value)
+    if kind == "b":
+        return bool(number) if number in (0, 1) else None
+    low = 0 if kind == "u" else -(2 ** (8 * nbytes - 1))
+    return number if number is not None and low <= number < low + 2 ** (8 * nbytes) else None
+
+
+def fill_from_v3(data_type: DataType, value: Any) -> Any:
+    """The form that zarr-python 2.18 writes, or ``None`` where it has none: NaN of other than the usual bits, no value."""
+    if data_type.kind == "c" and isinstance(value, list) and len(value) == 2:
+        parts = [fill_from_v3(DataType("f", data_type.nbytes // 2), v) for v in value]
+        return None if None in parts else parts
+    shown = None if value is None else fill_to_v3(data_type, value)
+    if data_type.kind != "f" or shown is None or isinstance(shown, NumberText):
+        return _NAT if shown == "NaT" else shown
+    for text in ("NaN", "Infinity", "-Infinity"):
+        if _fill_bits(data_type, text) == _fill_bits(data_type, shown):
+            return text
+    number = float(np.frombuffer(_fill_bits(data_type, shown), f">f{data_type.nbytes}")[0])
+    return None if isnan(number) else number
+
+
+def _fill_bits(data_type: DataType, shown: Any) -> Any:
+    """Something by which two canonical fill values can be compared: the element's bytes, big-endian, for a float."""
+    if data_type.kind == "c":
+        return [_fill_bits(DataType("f", data_type.nbytes // 2), v) for v in shown]
+    if data_type.kind != "f":
+        return _NAT if shown == "NaT" else shown
+    if isinstance(shown, str) and shown.startswith("0x"):
+        return bytes.fromhex(shown[2:])
+    with np.errstate(over="ignore"):
+        value = float(shown.text if isinstance(shown, NumberText) else shown)
+        return np.array(value).astype(f">f{data_type.nbytes}").tobytes()
+
+
+def same_fill(data_type: DataType, one: Any, other: Any) -> bool:
+    one, other = (None if v is None else fill_to_v3(data_type, v) for v in (one, other))
+    return one is not None and other is not None and bool(_fill_bits(data_type, one) == _fill_bits(data_type, other))
+
+
+def _bits(value: Any, nbytes: int) -> bytes | None:
+    """The element's bytes, most significant first, of a value such as ``0x7fc0`` or ``0b0111...`` of full length."""
+    match = re.fullmatch(f"0x([0-9a-fA-F]{{{2 * nbytes}}})|0b([01]{{{8 * nbytes}}})", value, re.ASCII) if isinstance(value, str) else None
+    return int(match[1] or match[2], 16 if match[1] else 2).to_bytes(nbytes, "big") if match else None
+
+
+def _integer(value: Any) -> int | None:
+    value = float(value.text) if isinstance(value, NumberText) else value
+    return int(value) if isinstance(value, int) or (isinstance(value, float) and value.is_integer()) else None
+
+
+def _base64_nbytes(text: str) -> int:
+    try:
+        return len(base64.b64decode(text, validate=True))
+    except ValueError:
+        return 2**31  # longer than any element: it is refused

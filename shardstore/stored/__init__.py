@@ -1,0 +1,1 @@
+"""Other formats that are stored, shown as storages with the keys and documents of final Zarr v3."""

@@ -42,7 +42,8 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.body import joined
 from shardstore.storage.wrapper import StorageWrapper
-from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, document_reads, shown_outcome, sought
+from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, document_reads, shown_outcome
+from shardstore.stored.draft2022_entry_point import sought
 from shardstore.stored.draft2022_listing import DraftListing
 from shardstore.stored.draft2022_scalars import data_path, scalar_document, scalar_keys
 
@@ -87,7 +88,7 @@ class DraftStorage(StorageWrapper):
 
         Reads do not ask, so that what is there can be looked at; the first write of a document does.
         """
-        return await self._documents.problem()
+        return await self._documents.entry_point.problem()
 
     async def cut_links(self, prefix: str) -> None:
         for stored in (f"{DATA_ROOT}{prefix}", f"{META_ROOT}/{prefix}"):

@@ -15,31 +15,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.draft2022_keys import (
     ENTRY_POINT_KEY,
     META_ROOT,
     array_document_key,
     canonical_key,
     group_document_key,
+    scalar_data_keys,
     unwritable_name,
 )
 from shardstore.format.draft2022_metadata import (
     array_from_v3,
     array_to_v3,
     dump_document,
-    entry_point,
-    entry_point_problem,
     group_from_v3,
     group_to_v3,
     implicit_group,
-    is_entry_point,
 )
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
+from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Beside, ConditionFailed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Beside, ConditionFailed, Found, Read, ReadOutcome, Storage
+from shardstore.stored.draft2022_entry_point import EntryPoint, parsed, sought
 
 logger = logging.getLogger(__name__)
 
@@ -89,40 +89,13 @@ def shown_outcome(group: ReadOutcome, array: ReadOutcome) -> tuple[Kind, ReadOut
     return ("group", group) if isinstance(array, Absent) else ("array", array)
 
 
-def sought(outcome: ReadOutcome, key: str) -> Found | None:
-    """What a read of any version found, ``None`` where there is no object.
-
-    Raises:
-        ShardStoreError: the read failed.
-    """
-    match outcome:
-        case Found():
-            return outcome
-        case Absent():
-            return None
-        case Failed(error):
-            raise error
-        case _:
-            raise StorageError(f"{key!r} kept changing while it was being read: try again")
-
-
-def parsed(found: Found | None) -> JsonObject | None:
-    """The stored document, ``None`` where there is none or it is no JSON object."""
-    if found is None:
-        return None
-    try:
-        return loads_object(found.buffers[0])
-    except Corruption:
-        return None
-
-
 class DraftDocuments:
     """The documents of one hierarchy. ``override``: chunks per shard of arrays, by path, whose documents have lost them."""
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:
         self._inner = inner
         self._override = override
-        self._has_entry_point = False  # seen, or made, by this object: looked for once
+        self.entry_point = EntryPoint(inner)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -152,31 +125,7 @@ class DraftDocuments:
         async for found in self._inner.list(f"{META_ROOT}/{path}/" if path else f"{META_ROOT}/"):
             if canonical_key(found.key) is not None:
                 return True
-        return not path and await self.has_hierarchy()
-
-    async def has_hierarchy(self) -> bool:
-        """Whether there is an entry point of a hierarchy that can be shown."""
-        (outcome,) = await self._inner.read([Read(ENTRY_POINT_KEY, (EVERYTHING,))])
-        found = sought(outcome, ENTRY_POINT_KEY)
-        return found is not None and self._entry_point_error(found) is None
-
-    async def problem(self) -> ShardStoreError | None:
-        """Why this place cannot be read and written as a hierarchy of the draft, or ``None`` where it can or is empty."""
-        (outcome,) = await self._inner.read([Read(ENTRY_POINT_KEY, (EVERYTHING,))])
-        found = sought(outcome, ENTRY_POINT_KEY)
-        return None if found is None else self._entry_point_error(found)
-
-    def _entry_point_error(self, found: Found) -> ShardStoreError | None:
-        where, document = f"{ENTRY_POINT_KEY!r} in {self._inner.url}", parsed(found)
-        if document is None:
-            return InvalidInput(
-                f"{where} is no JSON document, where the 2022 draft has its entry point: remove it, or choose another place"
-            )
-        if not is_entry_point(document):
-            what = "the document of a Zarr v3 node" if is_array(document) or is_group(document) else "not the entry point of the 2022 draft"
-            return InvalidInput(f"{where} is {what}: open it as what it is, or choose another place for a hierarchy of the 2022 draft")
-        problem = entry_point_problem(document)
-        return None if problem is None else Unsupported(f"{where} is the entry point of a hierarchy that cannot be shown: {problem}")
+        return not path and await self.entry_point.is_sound()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -198,10 +147,12 @@ class DraftDocuments:
         except InvalidInput as exc:
             raise InvalidInput(f"{key!r} cannot be stored in {self._inner.url}: {exc}") from exc
         if not has_entry_point:
-            await self._create_entry_point()
+            await self.entry_point.create()
         body = dump_document(document)
         generation = await self._inner.write(document_key(kind, path), [body], len(body), inner_condition)
         await self._leave_one(path, kind, generation, mine, other, condition)
+        if mine is None:
+            await self._settle_scalar(path, document)
         return generation
 
     async def _look(self, path: str) -> tuple[StoredDocuments, bool]:
@@ -211,28 +162,10 @@ class DraftDocuments:
             InvalidInput, Unsupported: this is no hierarchy of the draft, or not one that is understood.
         """
         documents = document_reads(path)
-        if self._has_entry_point:
+        if self.entry_point.is_known:
             return _documents(path, *await self._inner.read(documents)), True
         *outcomes, outcome = await self._inner.read([*documents, Read(ENTRY_POINT_KEY, (EVERYTHING,))])
-        self._check_entry_point(found := sought(outcome, ENTRY_POINT_KEY))
-        return _documents(path, *outcomes), found is not None
-
-    def _check_entry_point(self, found: Found | None) -> None:
-        if found is not None:
-            if (error := self._entry_point_error(found)) is not None:
-                raise error
-            self._has_entry_point = True
-
-    async def _create_entry_point(self) -> None:
-        body = dump_document(entry_point())
-        can = (await self._inner.probe()).create_if_absent
-        try:
-            await self._inner.write(ENTRY_POINT_KEY, [body], len(body), IF_ABSENT if can else UNCONDITIONAL)
-        except ConditionFailed:  # another client was faster: was it one of the draft?
-            (outcome,) = await self._inner.read([Read(ENTRY_POINT_KEY, (EVERYTHING,))])
-            self._check_entry_point(sought(outcome, ENTRY_POINT_KEY))
-            return
-        self._has_entry_point = True
+        return _documents(path, *outcomes), self.entry_point.check(sought(outcome, ENTRY_POINT_KEY))
 
     async def _leave_one(
         self, path: str, kind: Kind, generation: Generation, mine: Found | None, other: Found | None, condition: Condition
@@ -270,6 +203,25 @@ class DraftDocuments:
         can = (await self._inner.probe()).conditional_delete
         return await self._inner.delete(key, IfGeneration(generation) if can else UNCONDITIONAL)
 
+    async def _settle_scalar(self, path: str, document: JsonObject) -> None:
+        """A document has been created. The chunk of a 0-d array that was stored before it, as copies and transactions do, lies at ``c``,
+        where zarr-python 2.18 does not look: it gets the name that this array's has.
+        """
+        if document.get("shape") != [] or scalar_key_name(document) != "c0":
+            return
+        early, settled = scalar_data_keys(path)
+        outcomes = await self._inner.read([Read(early, ()), Read(settled, ())])
+        found, other = (sought(outcome, key) for outcome, key in zip(outcomes, (early, settled), strict=True))
+        if found is None or other is not None:
+            return
+        copied = await self._inner.copy(early, settled)
+        try:
+            await self._delete(early, found.generation)
+        except ConditionFailed:  # somebody has written to it meanwhile, and the older copy must not hide that
+            if copied is not None:
+                with suppress(ConditionFailed):
+                    await self._delete(settled, copied)
+
     # -- copying and deleting ------------------------------------------------------------------------------------------
 
     async def copy(self, key: str, source: str, target: str) -> Generation | None:
@@ -285,7 +237,7 @@ class DraftDocuments:
                 return IMPLICIT  # what is below the node was copied first, and has brought its groups
             return await self.write(key, target, IMPLICIT_DOCUMENT, UNCONDITIONAL)
         if not has_entry_point:
-            await self._create_entry_point()
+            await self.entry_point.create()
         body = self._with_override(source, found) if kind == "array" else None
         if body is not None:
             generation: Generation | None = await self._inner.write(array_document_key(target), [body], len(body), UNCONDITIONAL)
@@ -294,6 +246,8 @@ class DraftDocuments:
         if generation is not None:
             other: Kind = "group" if kind == "array" else "array"
             await self._leave_one(target, kind, generation, None, at_target.of(other), UNCONDITIONAL)
+            if at_target.array is None:
+                await self._settle_scalar(target, parsed(found) or {})
         return generation
 
     def _with_override(self, path: str, found: Found) -> bytes | None:

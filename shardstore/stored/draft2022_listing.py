@@ -27,7 +27,8 @@ from shardstore.format.json_text import JsonObject
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage
 from shardstore.storage.wrapper import KEYS_A_REQUEST
-from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, parsed, sought
+from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments
+from shardstore.stored.draft2022_entry_point import parsed, sought
 from shardstore.stored.draft2022_scalars import data_path, scalar_key, scalar_keys
 
 _NAME = "zarr.json"

@@ -6,7 +6,7 @@ from shardstore.format.draft2022_keys import DATA_ROOT, scalar_data_keys
 from shardstore.format.json_text import JsonObject
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.storage.base import Found
-from shardstore.stored.draft2022_documents import parsed
+from shardstore.stored.draft2022_entry_point import parsed
 
 
 def scalar_key(path: str) -> str:

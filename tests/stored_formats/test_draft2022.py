@@ -430,6 +430,38 @@ def test_the_key_of_a_1d_array_never_reaches_a_0d_one(i: SyncStorage, s: SyncSto
     assert s.get("x/c") == b"chunk"
 
 
+@pytest.mark.parametrize("by_copy", [False, True])
+def test_the_chunk_of_a_0d_array_that_was_stored_before_its_document(by_copy: bool, i: SyncStorage, s: SyncStorage) -> None:
+    """zarr-python 2.18 looks at ``c0`` only."""
+    fill(i, {"meta/root/old.array.json": draft_array([], [], [1]), "meta/root/draft.array.json": draft_array([], [], [])})
+    for path in ("x", "y"):
+        s.put(f"{path}/c", b"early")
+    if by_copy:
+        s.copy("old/zarr.json", "x/zarr.json")
+    else:
+        s.put("x/zarr.json", array([], [], ()), IF_ABSENT)
+    s.copy("draft/zarr.json", "y/zarr.json")  # whose author looks at "c"
+    assert i.keys("data/") == ["data/root/x/c0", "data/root/y/c"]
+    assert (s.get("x/c"), s.get("y/c")) == (b"early", b"early")
+    i.put("data/root/x/c", b"another")
+    s.put("x/zarr.json", array([], [], (), attributes={"a": 1}))
+    assert i.keys("data/root/x") == ["data/root/x/c", "data/root/x/c0"]  # only a new document settles that
+
+
+def test_a_chunk_that_is_written_while_it_settles_is_not_lost() -> None:
+    class Overtaken(MemoryStorage):
+        async def copy(self, source: str, target: str) -> Generation | None:
+            copied = await super().copy(source, target)
+            await self.write(source, [b"newer"], 5, UNCONDITIONAL)
+            return copied
+
+    inner = Overtaken(f"/overtaken-{uuid.uuid4().hex}")
+    s = SyncStorage(DraftStorage(inner))
+    s.put("x/c", b"older")
+    s.put("x/zarr.json", array([], []))
+    assert s.get("x/c") == b"newer"
+
+
 def test_without_a_0d_array_c_is_a_key_like_others(i: SyncStorage, s: SyncStorage) -> None:
     fill(i, {"meta/root/x.array.json": draft_array([4], [2]), "data/root/x/c0": b"first"})
     s.put("x/c", b"foreign")

@@ -69,6 +69,14 @@ class Model:
                 implicit.add(path)
         return dict.fromkeys(implicit, GROUP) | self.documents
 
+    def put_document(self, path: str, document: dict[str, Any]) -> None:
+        """A new array's chunk gets its proper place: it is new where no array was."""
+        was_array = "shape" in self.documents.get(path, {})
+        self.documents[path] = document
+        first, second = self.objects(path)
+        if not was_array and self.is_scalar(path) and first not in self.data and second in self.data:
+            self.data[first] = self.data.pop(second)
+
     def objects(self, path: str) -> tuple[str, str]:
         """Of the chunk of a 0-d array, the one that counts first."""
         start = f"{path}/" if path else ""
@@ -131,7 +139,7 @@ class Machine(RuleBasedStateMachine):
                 self.s.put(key, data, asked)
             return
         generation = self.s.put(key, data, asked)
-        self.model.documents[path] = document
+        self.model.put_document(path, document)
         self.model.has_entry_point = True
         assert [info.generation for info in self.s.infos(key) if info.key == key] == [generation]
 
@@ -197,9 +205,9 @@ class Machine(RuleBasedStateMachine):
         generation = self.s.copy(*keys)
         assert (generation is not None) is (source in shown)
         if source in self.model.documents:
-            self.model.documents[to] = self.model.documents[source]
+            self.model.put_document(to, self.model.documents[source])
         elif source in shown and (to in self.model.documents or to not in shown):
-            self.model.documents[to] = GROUP
+            self.model.put_document(to, GROUP)
         self.model.has_entry_point |= source in self.model.documents or (generation is not None and to in self.model.documents)
 
     @rule(key=st.sampled_from([*PATHS, *DATA, "", "z", "x/c/z", "tw", "nothing"]), cut=st.integers(0, 4))

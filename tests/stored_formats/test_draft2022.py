@@ -562,6 +562,16 @@ def test_an_entry_point_that_is_there_stays(i: SyncStorage, s: SyncStorage) -> N
     assert i.get("zarr.json") == mine
 
 
+def test_the_entry_point_is_looked_for_once() -> None:
+    inner = Rounds(f"/rounds-{uuid.uuid4().hex}")
+    i = SyncStorage(inner)
+    i.put("zarr.json", as_json(ENTRY_POINT))
+    s = SyncStorage(DraftStorage(inner))
+    for n in range(3):
+        s.put("x/zarr.json", group(n=n))
+    assert inner.rounds == [3, 2, 2]  # with the documents of the first write
+
+
 def test_data_needs_no_entry_point(i: SyncStorage, s: SyncStorage) -> None:
     s.put("x/c/0", b"1")
     assert list(objects(i)) == ["data/root/x/c0"]

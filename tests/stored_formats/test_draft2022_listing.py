@@ -44,6 +44,8 @@ STORED = {
     "data/root/gone/c0/1/2": b"1",
     "data/root/gone/c0/1/notes": b"1",
     "data/root/gone/c1/c3": b"1",
+    "data/root/gone/c2/deep/notes": b"1",
+    "data/root/gone/c3/4/deep/notes": b"1",
 }
 
 DIRECTORIES = {
@@ -71,12 +73,17 @@ DIRECTORIES = {
     "gone/c1/c/": (["gone/c1/c/3"], []),
     "g/c0/": (["g/c0/zarr.json"], ["g/c0/c/"]),
     "g/c0/c/": ([], ["g/c0/c/0/"]),
-    "gone/": ([], ["gone/c/", "gone/c0/", "gone/c1/"]),
+    "gone/": ([], ["gone/c/", "gone/c0/", "gone/c1/", "gone/c2/", "gone/c3/"]),
     "gone/c/": ([], ["gone/c/0/"]),
     "gone/c/0/": ([], ["gone/c/0/1/"]),
     "gone/c/0/1/": (["gone/c/0/1/2"], []),
     "gone/c0/": ([], ["gone/c0/1/"]),
     "gone/c0/1/": (["gone/c0/1/notes"], []),
+    "gone/c2/": ([], ["gone/c2/deep/"]),
+    "gone/c2/deep/": (["gone/c2/deep/notes"], []),
+    "gone/c3/": ([], ["gone/c3/4/"]),
+    "gone/c3/4/": ([], ["gone/c3/4/deep/"]),
+    "gone/c3/4/deep/": (["gone/c3/4/deep/notes"], []),
     "gone/c1/": ([], ["gone/c1/c/"]),
     "nothing/": ([], []),
     "three//": ([], []),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardstore.format.storage_transformers import sharding_transformer
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Found
+from shardstore.testing.storage_suite import SyncStorage
 from tests.golden import FIXTURES
+from tests.stored import StorageObjects, snapshot
 
 STORES = sorted(
     path.parent / "store" for family in ("transformer2022", "handmade_transformer") for path in (FIXTURES / family).glob("*/case.json")
@@ -86,4 +90,16 @@ def same_json(one: bytes | None, other: bytes) -> bool:
     return one is not None and bool(json.loads(one) == json.loads(other))
 
 
-Stored = Mapping[str, bytes]
+def objects(i: SyncStorage) -> dict[str, bytes]:
+    return snapshot(StorageObjects(i.storage))
+
+
+def fill(i: SyncStorage, stored: dict[str, bytes]) -> None:
+    for key, data in stored.items():
+        i.put(key, data)
+
+
+def generation_of(s: SyncStorage, key: str) -> Generation:
+    found = s.read(key, EVERYTHING)
+    assert isinstance(found, Found)
+    return found.generation

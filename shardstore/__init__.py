@@ -83,7 +83,7 @@ def open(
     *,
     read_only: bool = False,
     chunks_per_shard: Any = "auto",
-    stored: str = "codec",
+    stored: str = "auto",
     present: str = "v3",
     strategy: str = "rewrite",
     storage_options: dict[str, Any] | None = None,
@@ -99,7 +99,8 @@ def open(
             4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each
             dimension, a mapping from path patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays
             that exist keep the sharding that they have.
-        stored: ``"codec"``: standard Zarr v3 ``sharding_indexed``.
+        stored: what is there already, and standard Zarr v3 ``sharding_indexed`` where there is nothing (``"auto"``); ``"codec"``,
+            ``"transformer"`` (a hierarchy of the 2022 draft) or ``"transformer-v3"``.
         present: ``"v3"``: final Zarr v3.
         strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes.
         storage_options: for the filesystem: credentials, endpoint, retries.
@@ -136,7 +137,7 @@ def get_mapper(
     *,
     read_only: bool = False,
     chunks_per_shard: Any = "auto",
-    stored: str = "codec",
+    stored: str = "auto",
     present: str = "v3",
     strategy: str = "rewrite",
     storage_options: dict[str, Any] | None = None,

@@ -41,6 +41,8 @@ from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import Storage
 from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
+from shardstore.stored.detect import DetectedStorage
+from shardstore.stored.draft2022 import DraftStorage
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,17 @@ def _weakly(
     return run
 
 
+def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
+    """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
+    match options.stored:
+        case "auto":
+            return DetectedStorage(storage, options.lost_transformers)
+        case "transformer":
+            return DraftStorage(storage, options.lost_transformers)
+        case _:
+            return storage
+
+
 class Engine:
     """One store. Not safe to use from several event loops: the faces bring every call to the IO loop."""
 
@@ -77,7 +90,7 @@ class Engine:
     ) -> None:
         self.options = options or EngineOptions()
         self.counters = Counters()
-        self.storage: Storage = CheckedStorage(CountingStorage(storage, self.counters), sleep)
+        self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput
@@ -12,13 +13,15 @@ from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.reads import ReadLimits
 
-Stored = Literal["codec", "transformer-v3"]
-"""What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``, or by the 2022 draft's storage transformer."""
+Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
+"""What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its storage
+transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is there already, ``"codec"`` where there is nothing."""
 
 Present = Literal["v3", "v2"]
 """What clients see: final Zarr v3, or Zarr v2."""
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
+_BY_TRANSFORMER = ("transformer", "transformer-v3")
 _PRESENT: tuple[Present, ...] = get_args(Present)
 
 
@@ -28,8 +31,10 @@ class EngineOptions:
 
     chunks_per_shard: ShardingPolicy = "auto"
     """Which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
-    stored: Stored = "codec"
-    """By what new arrays are sharded."""
+    stored: Stored = "auto"
+    """Which flavour of hierarchy is stored, and by what new arrays are sharded."""
+    lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     present: Present = "v3"
     """Under whose keys and documents clients see what is stored."""
     index_location: IndexLocation = "end"
@@ -67,12 +72,15 @@ class EngineOptions:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
         if self.present not in _PRESENT:
             raise InvalidInput(f"present {self.present!r} is not known: there are {', '.join(map(repr, _PRESENT))}")
-        if self.stored != "codec" and self.index_location != "end":
+        if self.stored in _BY_TRANSFORMER and self.index_location != "end":
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if self.strategy != "rewrite":
             raise InvalidInput(f"strategy {self.strategy!r} is not known: this version has 'rewrite'")
+        lost: object = self.lost_transformers
+        if not isinstance(lost, Mapping) or not all(isinstance(k, str) and _are_counts(v) for k, v in lost.items()):
+            raise InvalidInput(f"lost_transformers {lost!r} is not a mapping from paths of arrays to tuples of positive whole numbers")
         ttl: object = self.metadata_ttl
         if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not ttl >= 0:
             raise InvalidInput(f"metadata_ttl {ttl!r} is not a number of seconds")
@@ -84,18 +92,18 @@ class EngineOptions:
         for name in ("index_checksum", "require_atomic"):
             check_flag(name, getattr(self, name))
 
-    @property
-    def shards_by_transformer(self) -> bool:
-        return self.stored != "codec"
+    def shards_by_transformer(self, *, is_draft: bool) -> bool:
+        """Whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
+        return is_draft or self.stored in _BY_TRANSFORMER
 
     @property
     def hides_kept(self) -> bool:
         """Whether clients neither see nor write the attribute that keeps what Zarr v3 cannot hold of a document of Zarr v2."""
         return self.present != "v2"
 
-    def index_format(self, chunks_per_shard: tuple[int, ...]) -> IndexFormat:
+    def index_format(self, chunks_per_shard: tuple[int, ...], *, by_transformer: bool) -> IndexFormat:
         """How the shards of a new array are indexed."""
-        if self.shards_by_transformer:
+        if by_transformer:
             return transformer_index_format(chunks_per_shard)
         return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
 
@@ -109,6 +117,10 @@ class EngineOptions:
         if gap is None:
             gap = {"memory": 0, "local": 32 * 2**10}.get(kind, 512 * 2**10)
         return ReadLimits(gap, self.request_bytes)
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, tuple | list) and all(type(n) is int and n > 0 for n in value)
 
 
 def _check_count(name: str, value: object, minimum: int) -> None:

@@ -30,6 +30,7 @@ from shardstore.format.shard_index import IndexFormat
 from shardstore.format.v2_kept import carry_kept
 from shardstore.plan.policy import chunks_per_shard
 from shardstore.storage.base import Found, ObjectInfo, Read, Storage
+from shardstore.stored.detect import is_draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class Translation:
         wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
         if wanted is None:
             return presented
-        by_transformer = self._options.shards_by_transformer
-        index_format = self._options.index_format(wanted)
+        by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
+        index_format = self._options.index_format(wanted, by_transformer=by_transformer)
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
         if present_array(stored) != (without_transformers(presented) if by_transformer else presented):
             return presented  # a document that is not sound: it passes through, and nothing is made of it

@@ -1,0 +1,118 @@
+"""Which flavour of hierarchy is stored at a place, found out by the first request there.
+
+A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. Where it is found, everything
+goes through ``DraftStorage`` from then on; anything else is what is stored as it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from shardstore.errors import Corruption
+from shardstore.format.draft2022_keys import ENTRY_POINT_KEY, document_path
+from shardstore.format.draft2022_metadata import is_entry_point
+from shardstore.format.json_text import loads_object
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import EVERYTHING, BytesLike
+from shardstore.storage.base import Absent, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.storage.wrapper import StorageWrapper
+from shardstore.stored.draft2022 import DraftStorage
+
+_ROOT = Read(ENTRY_POINT_KEY, (EVERYTHING,))
+
+
+class DetectedStorage(StorageWrapper):
+    """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
+
+    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case.
+    """
+
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(inner)
+        self._override = dict(override)
+        self._found: Storage | None = None
+
+    def __reduce__(self) -> tuple[type[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
+        return type(self), (self.inner, self._override)
+
+    def __repr__(self) -> str:
+        return f"DetectedStorage({self.inner!r})"
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether a draft hierarchy has been found."""
+        return self._found is not None and self._found is not self.inner
+
+    async def settled(self) -> Storage:
+        """The storage that everything goes to; ``inner`` for now where it could not be found out."""
+        if self._found is None:
+            (outcome,) = await self.inner.read([_ROOT])
+            self._settle([_ROOT], [outcome])
+        return self._found or self.inner
+
+    def _settle(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
+        """Conclude from reads of ``inner`` what is stored, where they tell."""
+        is_v3 = False
+        for read, outcome in zip(reads, outcomes, strict=True):
+            if document_path(read.key) is None or read.ranges != _ROOT.ranges:
+                continue
+            if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
+                self._found = DraftStorage(self.inner, self._override)
+                return
+            is_v3 = is_v3 or isinstance(outcome, Found) or (isinstance(outcome, Absent) and read.key == ENTRY_POINT_KEY)
+        if is_v3:
+            self._found = self.inner
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        storage = self._found
+        if storage is None:
+            outcomes = await self.inner.read(reads)
+            self._settle(reads, outcomes)
+            storage = await self.settled()
+            if storage is self.inner:
+                return outcomes
+        return await storage.read(reads)
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        return await (await self.settled()).write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        return await (await self.settled()).compose(key, source, segments, condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await (await self.settled()).copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return await (await self.settled()).rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        return await (await self.settled()).delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        await (await self.settled()).delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await (await self.settled()).stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for found in (await self.settled()).list(prefix):
+            yield found
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        return await (await self.settled()).list_dir(prefix)
+
+    async def cut_links(self, prefix: str) -> None:
+        if (cut := getattr(await self.settled(), "cut_links", None)) is not None:
+            await cut(prefix)
+
+
+def is_draft(storage: Storage) -> bool:
+    """Whether a draft hierarchy is stored, as far as is known."""
+    return isinstance(storage, DraftStorage) or (isinstance(storage, DetectedStorage) and storage.is_draft)
+
+
+def _is_entry_point(found: Found) -> bool:
+    try:
+        return is_entry_point(loads_object(found.buffers[0]))
+    except Corruption:
+        return False

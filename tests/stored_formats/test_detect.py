@@ -1,0 +1,183 @@
+"""What is stored at a place is found out, at the price of one request at most, and everything works on it as on final Zarr v3."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.engine.actions import SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.draft2022_metadata import dump_document, entry_point
+from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.ranges import EVERYTHING
+from shardstore.stored.detect import DetectedStorage, is_draft
+from tests.engine.hooked import HookedStorage, document, fresh_memory
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CASES = sorted(path.name for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
+VALUES = np.arange(64, dtype="<i4").reshape(8, 8)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_chunks_of_fixtures(case: str) -> None:
+    folder = FIXTURES / "transformer2022" / case
+    store = shardstore.open(str(folder / "store"), read_only=True)
+    with np.load(folder / "expected.npz") as expected:
+        for name, value in expected.items():
+            array = zarr.open_array(store, path="" if name == "__root__" else name, mode="r")
+            np.testing.assert_array_equal(np.asarray(array[...]), value)
+
+
+@pytest.mark.parametrize("case", sorted(json.loads((FIXTURES / "handmade_transformer/layout2022/case.json").read_text())["cases"]))
+def test_values_and_errors_made_by_hand(case: str) -> None:
+    folder = FIXTURES / "handmade_transformer/layout2022"
+    expected = json.loads((folder / "case.json").read_text())["cases"][case]
+    array = zarr.open_array(shardstore.open(str(folder / "store"), read_only=True), path=case, mode="r")
+    error_at = expected.get("error_at")
+    if error_at is None:
+        assert array[...].tolist() == expected["values"]  # type: ignore[union-attr]
+    for chunk in range(4):
+        where = slice(2 * chunk, 2 * chunk + 2)
+        if error_at == "index" or (error_at is not None and chunk in error_at):
+            with pytest.raises(Corruption, match=case):
+                array[where]
+        elif error_at is None:
+            assert array[where].tolist() == expected["values"][where]  # type: ignore[union-attr]
+        else:
+            array[where]
+
+
+def draft(root: Path) -> zarr.Array[Any]:
+    store = shardstore.open(str(root), stored="transformer", chunks_per_shard=(2, 2))
+    array = zarr.create_array(store, name="a", shape=(8, 8), chunks=(2, 2), dtype="<i4", compressors=None, fill_value=0)
+    array[...] = VALUES
+    return array
+
+
+def test_created_and_found(tmp_path: Path) -> None:
+    draft(tmp_path)
+    stored = json.loads((tmp_path / "meta/root/a.array.json").read_bytes())
+    assert stored["storage_transformers"][0]["configuration"] == {"chunks_per_shard": [2, 2]}
+    assert sorted(p.name for p in (tmp_path / "data/root/a").rglob("*") if p.is_file()) == ["0", "0", "1", "1"]
+    store = shardstore.open(str(tmp_path), chunks_per_shard=(2, 2))
+    np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[...], VALUES)
+    zarr.create_array(store, name="b", shape=(8, 8), chunks=(2, 2), dtype="<i4")[...] = VALUES  # of the flavour that is there
+    assert (tmp_path / "meta/root/b.array.json").exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_in_a_transaction_and_pickled(tmp_path: Path) -> None:
+    draft(tmp_path)
+    store = pickle.loads(pickle.dumps(shardstore.open(str(tmp_path), chunks_per_shard=(2, 2))))
+    with store.transaction():
+        array = zarr.create_array(store, name="b", shape=(8, 8), chunks=(2, 2), dtype="<i4", compressors=None)
+        array[...] = VALUES
+        assert not (tmp_path / "meta/root/b.array.json").exists()
+    again = pickle.loads(pickle.dumps(zarr.open_array(shardstore.open(str(tmp_path)), path="b", mode="r")))
+    np.testing.assert_array_equal(again[...], VALUES)
+
+
+def test_a_lost_transformer(tmp_path: Path) -> None:
+    draft(tmp_path)
+    path = tmp_path / "meta/root/a.array.json"
+    stored = json.loads(path.read_bytes())
+    lost = {name: value for name, value in stored.items() if name != "storage_transformers"}
+    path.write_text(json.dumps(lost))
+    store = shardstore.open(str(tmp_path), lost_transformers={"a": (2, 2)})
+    array = zarr.open_array(store, path="a", mode="r+")
+    np.testing.assert_array_equal(array[...], VALUES)
+    array.attrs["found"] = True
+    assert json.loads(path.read_bytes())["storage_transformers"] == stored["storage_transformers"]
+    assert zarr.open_array(shardstore.open(str(tmp_path)), path="a", mode="r")[7, 7] == 63
+
+
+def test_removed(tmp_path: Path) -> None:
+    draft(tmp_path)
+    filesystem = shardstore.ShardedFileSystem(fo=str(tmp_path), target_protocol="file")
+    filesystem.rm("a", recursive=True)
+    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    assert left == ["meta/root.group.json", "zarr.json"]
+
+
+def test_what_the_draft_cannot_hold_is_refused(tmp_path: Path) -> None:
+    draft(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.json")}
+    store = shardstore.open(str(tmp_path), chunks_per_shard=(2, 2))
+    with pytest.raises(InvalidInput, match="consolidated_metadata"):
+        zarr.consolidate_metadata(store)
+    with pytest.raises(InvalidInput, match="2022 draft"):
+        zarr.create_array(store, name="g/complex name!", shape=(4, 4), chunks=(2, 2), dtype="<i4")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.json")} == before
+
+
+def test_final_v3_is_not_taken_for_a_draft(tmp_path: Path) -> None:
+    zarr.create_array(shardstore.open(str(tmp_path)), name="a", shape=(4,), chunks=(2,), dtype="<i4")
+    with pytest.raises(InvalidInput, match="final Zarr v3"):
+        zarr.create_array(shardstore.open(str(tmp_path), stored="transformer"), name="b", shape=(4,), chunks=(2,), dtype="<i4")
+    assert not (tmp_path / "meta").exists()
+
+
+# -- requests --------------------------------------------------------------------------------------------------------------
+
+
+def hooked() -> HookedStorage:
+    return HookedStorage(fresh_memory())
+
+
+def test_a_node_that_is_found_tells() -> None:
+    async def read() -> None:
+        place = hooked()
+        engine = Engine(place, EngineOptions(stored="codec"))
+        await engine.update(("a/zarr.json", SetValue(document((8,), (1,)))))
+        place.seen.clear()
+        assert await Engine(place).get(("a/zarr.json", EVERYTHING)) is not None
+        assert place.seen == [("read", "a/zarr.json")]
+
+    asyncio.run(read())
+
+
+def test_one_request_in_every_other_case() -> None:
+    async def read() -> None:
+        place = hooked()
+        engine = Engine(place)
+        for _ in range(3):
+            assert await engine.get(("a/zarr.json", EVERYTHING)) is None
+        assert [key for _, key in place.seen] == ["a/zarr.json", "zarr.json", "a/zarr.json", "a/zarr.json"]
+        assert not is_draft(engine.storage)
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("operation", ["list", "stat", "write", "delete"])
+def test_whatever_comes_first(operation: str) -> None:
+    async def first() -> None:
+        place = fresh_memory()
+        data = dump_document(entry_point())
+        await place.write("zarr.json", [data], len(data), UNCONDITIONAL)
+        await place.write("data/root/x/c0/1", [b"shard"], 5, UNCONDITIONAL)
+        storage = DetectedStorage(place, {})
+        if operation == "list":
+            assert [found.key async for found in storage.list("x/")] == ["x/c/0/1"]
+        elif operation == "stat":
+            assert (await storage.stat("x/c/0/1")) is not None
+        elif operation == "write":
+            await storage.write("x/c/0/2", [b"other"], 5, UNCONDITIONAL)
+            assert await place.stat("data/root/x/c0/2") is not None
+        else:
+            await storage.delete("x/c/0/1", UNCONDITIONAL)
+            assert await place.stat("data/root/x/c0/1") is None
+        assert storage.is_draft
+        assert is_draft(pickle.loads(pickle.dumps(storage))) is False  # not yet
+
+    asyncio.run(first())

@@ -24,7 +24,8 @@ _ROOT = Read(ENTRY_POINT_KEY, (EVERYTHING,))
 class DetectedStorage(StorageWrapper):
     """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
 
-    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case.
+    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case; no round of
+    its own where the first read is of no document.
     """
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:
@@ -66,11 +67,13 @@ class DetectedStorage(StorageWrapper):
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         storage = self._found
         if storage is None:
-            outcomes = await self.inner.read(reads)
-            self._settle(reads, outcomes)
+            tells = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
+            asked = reads if tells else [*reads, _ROOT]
+            outcomes = await self.inner.read(asked)
+            self._settle(asked, outcomes)
             storage = await self.settled()
             if storage is self.inner:
-                return outcomes
+                return outcomes[: len(reads)]
         return await storage.read(reads)
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:

@@ -33,6 +33,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
 from shardstore.storage.local import LocalStorage
+from shardstore.stored.detect import is_draft
 
 if TYPE_CHECKING:  # the engine imports this module
     from shardstore.engine.engine import Engine
@@ -243,7 +244,7 @@ class _Copying:
         self.nbytes = 0
         self._overwrite = overwrite
         self._progress = progress
-        self._by_server = _innermost(source.storage) == _innermost(target.storage)
+        self._by_server = _stores_alike(source, target)
         self._budget = MemoryBudget(source.engine.options.max_memory)
         self._documents: list[ObjectInfo] = []
 
@@ -278,7 +279,9 @@ class _Copying:
                 f"{self.source} was written to while it was being moved. It stays, and {self.target} holds what was copied: see that "
                 "nobody writes, then move it again and overwrite that"
             )
-        if (target.count, target.nbytes) != (self.copied, self.nbytes):
+        # A document of another flavour has another size.
+        same_size = target.nbytes == self.nbytes or is_draft(self.source.storage) != is_draft(self.target.storage)
+        if target.count != self.copied or not same_size:
             raise Conflict(
                 f"{self.copied} objects of {self.nbytes} bytes were copied to {self.target}, where there are {target.count} of "
                 f"{target.nbytes} bytes now: somebody else writes there. {self.source} stays as it is"
@@ -420,7 +423,7 @@ async def move_between(
     here, there = _Place(source, source_path), _Place(target, target_path)
     found = await _begin(here, there, overwrite)
     arrays = here.known_arrays()
-    if not found.at and here.path and there.path and _innermost(here.storage) == _innermost(there.storage) and await _rename(here, there):
+    if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there):
         here.forget_moved(arrays)
         if progress is not None:
             progress(1, 0)
@@ -430,6 +433,11 @@ async def move_between(
     await copying.check()
     await uninterrupted(_erase_moved(here, found, arrays))
     return copying.copied
+
+
+def _stores_alike(source: _Place, target: _Place) -> bool:
+    """Whether objects can be copied or renamed as they are stored."""
+    return _innermost(source.storage) == _innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
 
 
 async def _rename(source: _Place, target: _Place) -> bool:

@@ -24,8 +24,8 @@ _ROOT = Read(ENTRY_POINT_KEY, (EVERYTHING,))
 class DetectedStorage(StorageWrapper):
     """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
 
-    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case; no round of
-    its own where the first read is of no document.
+    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
+    is no round of its own where the first read is of no document.
     """
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:

@@ -13,8 +13,10 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore._sync import run_sync
 from shardstore.engine.actions import SetValue
 from shardstore.engine.engine import Engine
+from shardstore.engine.moving import move_between
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.draft2022_metadata import dump_document, entry_point
@@ -101,6 +103,18 @@ def test_a_lost_transformer(tmp_path: Path) -> None:
     array.attrs["found"] = True
     assert json.loads(path.read_bytes())["storage_transformers"] == stored["storage_transformers"]
     assert zarr.open_array(shardstore.open(str(tmp_path)), path="a", mode="r")[7, 7] == 63
+
+
+def test_moved_to_final_v3_and_back(tmp_path: Path) -> None:
+    """The shards are carried as they are; the documents are translated."""
+    draft(tmp_path / "draft")
+    source, target = shardstore.open(str(tmp_path / "draft")).engine, shardstore.open(str(tmp_path / "v3"), stored="transformer-v3").engine
+    run_sync(move_between(source, "a", target, "b"))
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(str(tmp_path / "v3")), path="b", mode="r")[...], VALUES)
+    assert json.loads((tmp_path / "v3/b/zarr.json").read_bytes())["storage_transformers"]
+    run_sync(move_between(target, "b", source, "c"))
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(str(tmp_path / "draft")), path="c", mode="r")[...], VALUES)
+    assert not (tmp_path / "v3/b").exists()
 
 
 def test_removed(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey import ArraySurvey, Survey, Usage, survey
 from shardstore.storage.capabilities import Capabilities
+from shardstore.stored.detect import is_draft
 
 # Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
 _SERVERS = frozenset({"s3", "gcs", "azure"})
@@ -83,9 +84,12 @@ def info(
         capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities
         is_known = probe or engine.storage.kind not in _SERVERS or capabilities.atomic_commits
         damaged = found.damaged_objects > 0
-        document |= _document(found, engine.storage.kind, capabilities, is_known)
+        flavour = "2022 draft" if is_draft(engine.storage) else "v3"
+        document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": {"stored": flavour, "presented": "v3"}}
         if not as_json:
             _show(str(target.address), found, engine.storage.kind, capabilities, is_known)
+            if flavour != "v3":
+                show("a hierarchy of the 2022 draft, shown as final Zarr v3")
     if as_json:
         print_json(document)
     elif runtime:
@@ -184,7 +188,8 @@ def _array(array: ArraySurvey) -> Group:
     if array.is_sharded and array.chunks_per_shard is not None:
         checksum = "with checksum" if array.index_checksum else "without checksum"
         per_shard, index = shape(array.chunks_per_shard), f"index at the {array.index_location} {checksum}"
-        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}"))
+        by = ", by the storage transformer of 2022" if array.by_transformer else ""
+        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}{by}"))
     else:
         rows.append(("stored", f"as presented: {array.reason}"))
     if array.usage is not None:

@@ -51,6 +51,11 @@ class ArrayLayout:
         return ShardGrid(self.index_format.chunks_per_shard)
 
     @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """In elements."""
+        return tuple(c * n for c, n in zip(self.chunk_shape, self.index_format.chunks_per_shard, strict=True))
+
+    @property
     def chunk_grid_shape(self) -> tuple[int, ...]:
         """The number of chunks along each dimension that hold elements of the array."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))

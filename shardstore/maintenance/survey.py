@@ -80,6 +80,8 @@ class ArraySurvey:
     chunks_per_shard: tuple[int, ...] | None
     index_location: IndexLocation | None
     index_checksum: bool | None
+    by_transformer: bool
+    """Sharded by the storage transformer of 2022, not by a codec."""
     usage: Usage | None
     """``None`` where only metadata was asked for."""
 
@@ -306,6 +308,7 @@ def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
         chunks_per_shard=None if layout is None else layout.grid.chunks_per_shard,
         index_location=None if layout is None else layout.index_format.location,
         index_checksum=None if layout is None else layout.index_format.codecs.checksum,
+        by_transformer=layout is not None and layout.by_transformer,
         usage=_usage(record, record.tally) if counted else None,
     )
 

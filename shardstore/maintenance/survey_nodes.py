@@ -25,7 +25,10 @@ _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000  # directories that were asked for and are no nodes
 
 # What a reader takes from consolidated metadata instead of from the array's own document.
-_TELLING = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "attributes", "dimension_names")
+_TELLING = (
+    *("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs", "attributes", "dimension_names"),
+    "storage_transformers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,7 @@ def _record(node: Node, document: JsonObject | None) -> NodeRecord:
         item_nbytes=item_nbytes(document.get("data_type")),
         chunk_shape=_chunk_shape(presented),
         codecs=_codecs(presented),
-        stored_shape=_chunk_shape(document),
+        stored_shape=node.layout.shard_shape if node.layout is not None else _chunk_shape(document),
         stored_codecs=_codecs(document),
     )
     return NodeRecord(node, facts, _digest(document))

@@ -185,3 +185,15 @@ def test_runtime_beside_a_store(local: Place) -> None:
 
 def test_an_empty_memory_url_is_missing() -> None:
     assert run("info", f"memory://nothing-{uuid.uuid4().hex}").code == 3
+
+
+def test_a_hierarchy_of_the_2022_draft() -> None:
+    store = str(Path(__file__).parents[1] / "fixtures/transformer2022/t2d_missing/store")
+    info = succeed("info", store, "--json").json
+    assert info["flavour"] == {"stored": "2022 draft", "presented": "v3"}
+    array = array_of(info, "a2")
+    assert (array["by_transformer"], array["chunks_per_shard"], array["stored"]["shape"]) == (True, [2, 2], [4, 6])
+    assert (array["usage"]["objects"], array["usage"]["chunks"]) == (4, 5)
+    told = " ".join(succeed("info", store).out.split())
+    assert "shards of 4 × 6: 2 × 2 chunks, index at the end without checksum, by the storage transformer of 2022" in told
+    assert "a hierarchy of the 2022 draft, shown as final Zarr v3" in told

@@ -180,7 +180,7 @@ def test_what_cannot_be_translated_is_never_an_array(data: bytes, i: SyncStorage
     # It can be replaced, by who has seen it.
     s.put("x/zarr.json", array([4], [2], (2,)), IfGeneration(generation_of(s, "x/zarr.json")))
     node, _ = hierarchy.describe("x", s.get("x/zarr.json") or b"", IMPLICIT)
-    assert node.kind == "array"
+    assert node.kind == "sharded"
 
 
 def test_the_group_beside_an_array_is_not_seen(i: SyncStorage, s: SyncStorage) -> None:

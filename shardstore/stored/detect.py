@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from shardstore.errors import Corruption
+from shardstore.errors import AccessDenied, Corruption
 from shardstore.format.draft2022_keys import ENTRY_POINT_KEY, document_path
 from shardstore.format.draft2022_metadata import is_entry_point
 from shardstore.format.json_text import loads_object
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage.base import Absent, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
 from shardstore.storage.wrapper import StorageWrapper
 from shardstore.stored.draft2022 import DraftStorage
 
@@ -60,7 +60,9 @@ class DetectedStorage(StorageWrapper):
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
                 self._found = DraftStorage(self.inner, self._override)
                 return
-            is_v3 = is_v3 or isinstance(outcome, Found) or (isinstance(outcome, Absent) and read.key == ENTRY_POINT_KEY)
+            # S3 without the right to list answers 403 to what does not exist.
+            is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)
+            is_v3 = is_v3 or isinstance(outcome, Found) or (read.key == ENTRY_POINT_KEY and (isinstance(outcome, Absent) or is_refused))
         if is_v3:
             self._found = self.inner
 
@@ -71,7 +73,7 @@ class DetectedStorage(StorageWrapper):
             asked = reads if tells else [*reads, _ROOT]
             outcomes = await self.inner.read(asked)
             self._settle(asked, outcomes)
-            storage = await self.settled()
+            storage = await self.settled() if tells else self._found or self.inner
             if storage is self.inner:
                 return outcomes[: len(reads)]
         return await storage.read(reads)

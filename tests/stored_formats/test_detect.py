@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from shardstore.engine.actions import SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import move_between
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Corruption, InvalidInput
+from shardstore.errors import AccessDenied, Corruption, InvalidInput, ShardStoreError, StorageError
 from shardstore.format.draft2022_metadata import dump_document, entry_point
-from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Read
+from shardstore.storage.base import Failed, Found, Read, ReadOutcome
+from shardstore.storage.wrapper import StorageWrapper
 from shardstore.stored.detect import DetectedStorage, is_draft
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
@@ -182,6 +184,30 @@ def test_no_round_of_its_own_for_data() -> None:
         assert place.seen == [("read", "a/c/0"), ("read", "zarr.json")]
         assert len(await storage.read([Read("a/c/0", (EVERYTHING,))])) == 1
         assert len(place.seen) == 3
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize(("error", "asked"), [(AccessDenied("no"), 1), (StorageError("timed out"), 3)])
+def test_where_the_root_cannot_be_read(error: ShardStoreError, asked: int) -> None:
+    """Refused, it is not asked for again; where the request failed it is."""
+
+    class Refusing(StorageWrapper):
+        async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+            outcomes: list[ReadOutcome] = await self.inner.read(reads)
+            return [Failed(error) if read.key == "zarr.json" else outcome for read, outcome in zip(reads, outcomes, strict=True)]
+
+        async def write(self, key: str, body: Any, nbytes: int, condition: Condition) -> Generation:
+            return await self.inner.write(key, body, nbytes, condition)
+
+    async def read() -> None:
+        place = hooked()
+        await place.write("x", [b"x"], 1, UNCONDITIONAL)
+        storage = DetectedStorage(Refusing(place), {})  # type: ignore[arg-type]  # what else a storage has is not asked for
+        for _ in range(3):
+            (outcome,) = await storage.read([Read("x", (EVERYTHING,))])
+            assert isinstance(outcome, Found)
+        assert place.count("read", "zarr.json") == asked
 
     asyncio.run(read())
 

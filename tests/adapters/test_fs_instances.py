@@ -23,7 +23,7 @@ from zarr.storage import FsspecStore
 import shardstore
 from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.engine.hierarchy import Siblings
-from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore.errors import InvalidInput, NotFound
 from tests.adapters import forked
 from tests.adapters.places import Place, array_document, make_place, memory_place
 from tests.shards import presented, sharded_arrays
@@ -269,7 +269,7 @@ def refused() -> Iterator[tuple[Callable[[], object], type[Exception], str]]:
         "did you mean 'chunks_per_shard'",
     )
     yield lambda: fsspec.core.url_to_fs(f"sharded::{memory}", chunks_per_shard=0), InvalidInput, "chunks_per_shard 0 is neither"
-    yield lambda: fsspec.core.url_to_fs(f"sharded::{memory}", present="v2"), Unsupported, "present='v2'"
+    yield lambda: fsspec.core.url_to_fs(f"sharded::{memory}", present="v4"), InvalidInput, "present 'v4'"
     yield (
         lambda: fsspec.core.url_to_fs("sharded::s3://b/x", key="k", secret="s"),
         InvalidInput,

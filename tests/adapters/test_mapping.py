@@ -10,7 +10,7 @@ import pytest
 
 import shardstore
 from shardstore import ShardedMap
-from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
@@ -241,7 +241,7 @@ def test_options() -> None:
     url = memory_place().url
     with pytest.raises(InvalidInput, match="did you mean 'chunks_per_shard'"):
         ShardedMap(url, chunk_per_shard=(2,))
-    with pytest.raises(Unsupported, match="present='v2'"):
-        shardstore.get_mapper(url, present="v2")
+    with pytest.raises(InvalidInput, match="present 'v4'"):
+        shardstore.get_mapper(url, present="v4")
     with pytest.raises(TypeError):
         shardstore.get_mapper(url, "r")  # type: ignore[call-arg,arg-type]

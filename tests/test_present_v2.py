@@ -142,6 +142,17 @@ def test_attributes_ahead_of_their_node(tmp_path: Path) -> None:
     assert (json.loads(mapper["h/.zattrs"]), mapper["h/0.0"]) == ({"k": 2}, b"x" * 40)
 
 
+def test_what_was_left_beside_a_node_is_not_of_it(tmp_path: Path) -> None:
+    """Attributes that came ahead of their node are removed when it is there; where that failed they are still not shown."""
+    mapper = written(tmp_path)
+    (tmp_path / "a/.zattrs").write_bytes(b'{"left": "over"}')
+    assert "a/.zattrs" not in mapper
+    assert "a/.zattrs" not in list(mapper)
+    assert ".zattrs" not in mapper.listdir("a")
+    mapper["a/.zattrs"] = b'{"k": 1}'
+    assert json.loads(mapper["a/.zattrs"]) == {"k": 1}
+
+
 def test_what_is_stored_as_v2_passes_through(tmp_path: Path) -> None:
     array = zarr.create_array(LocalStore(tmp_path), name="a", shape=(10, 10), chunks=(2, 5), dtype="<i4", zarr_format=2)
     array[...] = VALUES

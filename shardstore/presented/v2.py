@@ -109,11 +109,12 @@ class V2Engine(PresentedEngine):
     # -- documents -------------------------------------------------------------------------------------------------------
 
     async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        shown = await super()._read_parts(parts)
+        documents = await self._documents_of(parts)
+        shown = [self._of_document(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
-        absent = [i for i, value in enumerate(shown) if value is None]
-        values = await Engine.get_many(self, [(join(parts[i].path, parts[i].kind), EVERYTHING) for i in absent])
-        for i, value in zip(absent, values, strict=True):
+        beside = [i for i, part in enumerate(parts) if documents[part.path] is None]
+        values = await Engine.get_many(self, [(join(parts[i].path, parts[i].kind), EVERYTHING) for i in beside])
+        for i, value in zip(beside, values, strict=True):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 

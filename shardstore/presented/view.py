@@ -99,10 +99,13 @@ class PresentedEngine(Engine):
 
     async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
         """The bytes of each part, whole; each document is read once."""
-        paths = list(dict.fromkeys(part.path for part in parts))
-        found = await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in paths])
-        documents = dict(zip(paths, found, strict=True))
+        documents = await self._documents_of(parts)
         return [self._of_document(part, documents[part.path]) for part in parts]
+
+    async def _documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
+        """The canonical presented documents, by path."""
+        paths = list(dict.fromkeys(part.path for part in parts))
+        return dict(zip(paths, await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in paths]), strict=True))
 
     def _of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
         if isinstance(document, ShardStoreError):

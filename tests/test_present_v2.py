@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def zarray(**members: Any) -> bytes:
     return json.dumps(document | members).encode()
 
 
-def written(root: Path, **members: Any) -> shardstore.ShardedMap:
+def written(root: Path, metadata_ttl: float = 1.0, **members: Any) -> shardstore.ShardedMap:
     """An array ``a`` of v2, all of whose chunks are written."""
-    mapper = v2(root)
+    mapper = v2(root, metadata_ttl=metadata_ttl)
     mapper[".zgroup"] = b'{"zarr_format": 2}'
     mapper["a/.zarray"] = zarray(**members)
     dot = members.get("dimension_separator", ".")
@@ -239,6 +240,19 @@ def test_prefixes_inside_an_array(tmp_path: Path) -> None:
     mapper.rmdir("a/1")
     assert [key for key in mapper if key.startswith("a/1")] == []
     assert len([key for key in mapper if key.startswith("a/")]) == 9
+
+
+def test_an_array_that_another_client_deleted(tmp_path: Path) -> None:
+    """Its chunks do not become objects of their own, that a raw v2 reader would take for chunks."""
+    mapper = written(tmp_path, metadata_ttl=0.0)
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(InvalidInput, match="deleted or moved"):
+        mapper["a/0.0"] = b"x" * 40
+    assert not (tmp_path / "a").exists()
+    assert "a/0.0" not in mapper
+    mapper["a/.zarray"] = zarray()
+    mapper["a/0.0"] = b"x" * 40
+    assert mapper["a/0.0"] == b"x" * 40
 
 
 def test_in_a_transaction(tmp_path: Path) -> None:

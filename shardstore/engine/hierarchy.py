@@ -393,6 +393,10 @@ class Hierarchy:
         at = self._absent.get(path)
         return at is not None and self._clock() - at <= self._ttl
 
+    def vanished(self, path: str) -> Node | None:
+        """The sharded array that this process knew at ``path``, where another client has deleted it since."""
+        return self._vanished.get(path)
+
     def _vanished_owner(self, owners: list[tuple[str, str]], for_write: bool) -> bool:
         """Whether the key is a chunk of an array that this process knew as sharded; it must not become an object of its own."""
         for path, rest in owners:

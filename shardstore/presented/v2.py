@@ -78,6 +78,12 @@ class V2Engine(PresentedEngine):
             return Nothing("it is the key of a Zarr v3 document, and this view is of Zarr v2: write .zarray, .zgroup and .zattrs")
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
+                gone = self.hierarchy.vanished(path)
+                was = None if gone is None else _array_of_node(gone)
+                if was is not None and canonical_chunk_key(rest, was.encoding, was.ndim) is not None:
+                    return Nothing(
+                        f"array {path!r} has been deleted or moved by another client: create it again, or open what is there now"
+                    )
                 continue
             if (chunk := canonical_chunk_key(rest, array.encoding, array.ndim)) is not None:
                 return Canonical(join(path, chunk))

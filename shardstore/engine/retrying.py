@@ -112,7 +112,7 @@ class Contention:
         if not run.goes_on(self.clock()):
             del self._runs[key]
             return 0.0
-        return _STOP * run.attempt_seconds if run.is_due_to_stop else 0.0
+        return min(_STOP * run.attempt_seconds, _LONGEST_WAIT_SECONDS) if run.is_due_to_stop else 0.0
 
     def committed(self, key: str, began: float) -> None:
         """The object was written without a conflict."""

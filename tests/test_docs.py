@@ -86,6 +86,16 @@ def test_pages_name_only_files_that_exist() -> None:
     assert not broken, os.linesep.join(broken)
 
 
+def test_conformance_names_code_and_tests_that_exist() -> None:
+    text = (ROOT / "docs/format/conformance.md").read_text()
+    named = set(re.findall(r"`((?:shardstore|tests)/[^`]+)`", text))
+    assert len(named) > 30
+    for name in named:
+        path, _, test = name.partition("::")
+        assert (ROOT / path).is_file(), name
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), name
+
+
 def test_every_public_name_and_option_is_on_its_page() -> None:
     reference = (ROOT / "docs/reference.md").read_text()
     options = (ROOT / "docs/guide/options.md").read_text()

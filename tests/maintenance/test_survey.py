@@ -280,6 +280,7 @@ def test_one_listing_and_one_request_a_shard(storage: MemoryStorage) -> None:
     shards = [e for e in trace.events if e.op == "read" and not e.key.endswith("zarr.json")]
     assert len(shards) == len({e.key for e in shards}) == 6 + 3
     documents = [e.key for e in trace.events if e.op == "read" and e.key.endswith("zarr.json")]
+    assert documents.pop(0) == "zarr.json"  # the first request to a place: what is stored there?
     assert len(documents) == len(set(documents))
 
 

@@ -248,20 +248,16 @@ class Engine:
 
     # -- erasing ---------------------------------------------------------------------------------------------------
 
-    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
-        """Erase everything below a prefix that is ``""`` or ends with ``/``; with ``keep_documents``, all but the nodes' metadata."""
+    async def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below a prefix that is ``""`` or ends with ``/``."""
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         await self._commit_ended.wait()
-        if self._overlay is None:
-            await self._erasing.erase_prefix(prefix, keep_documents=keep_documents)
-        elif not keep_documents:
+        if self._overlay is not None:
             self._overlay.erase_prefix(prefix)
         else:
-            async for value in Engine.list(self, prefix):
-                if metadata_path(value.key) is None:
-                    self._overlay.erase(value.key)
+            await self._erasing.erase_prefix(prefix)
 
     # -- whole nodes -----------------------------------------------------------------------------------------------
 

@@ -42,9 +42,6 @@ _RESEMBLES_CHUNK = re.compile(r"(?:.*/)?c[/.]?[0-9]+(?:[/.][0-9]+)*", re.ASCII |
 # A canonical prefix that ends inside the coordinates; the last number may go on.
 _CHUNK_PREFIX = re.compile(f"((?:.*/)?c)(?:/((?:{_NUMBER}/)*(?:{_NUMBER})?)|\\.((?:{_NUMBER}\\.)*(?:{_NUMBER})?))", re.ASCII | re.DOTALL)
 
-# A stored prefix that ends inside what may be coordinates.
-_STORED_CHUNK_PREFIX = re.compile(r"((?:.*/)?c)([0-9][0-9./]*)", re.ASCII | re.DOTALL)
-
 _NODE_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,255}", re.ASCII)
 
 
@@ -137,29 +134,6 @@ def stored_prefixes(canonical_prefix: str) -> list[str]:
     if _CANONICAL_NAME.startswith(last):  # the document of the node itself, not only of those below
         meta.insert(0, _node_key("/".join(parents)) + ".")
     return data + meta
-
-
-def canonical_prefixes(stored_prefix: str) -> list[str]:
-    """The canonical prefixes below which every canonical key lies whose stored key starts with ``stored_prefix``.
-
-    The prefix need not end at a slash. Other keys lie below them too: filter by the stored key. None of them covers another.
-    """
-    for root in (DATA_ROOT, META_ROOT + "/", META_ROOT + "."):
-        if root.startswith(stored_prefix):
-            return [""]
-    if stored_prefix.startswith(DATA_ROOT):
-        tail = stored_prefix.removeprefix(DATA_ROOT)
-        chunk = _STORED_CHUNK_PREFIX.fullmatch(tail)
-        return [tail] if chunk is None else [tail, f"{chunk[1]}/{chunk[2]}", f"{chunk[1]}.{chunk[2]}"]
-    tail = stored_prefix.removeprefix(META_ROOT)
-    if tail == stored_prefix or tail[0] not in "./":
-        return []
-    if tail[0] == ".":
-        return [_CANONICAL_NAME]
-    for ending in (tail[1:].rfind(".", 0, tail.rfind(".") - 1), tail.rfind(".") - 1):  # ".array.json" may have begun at either period
-        if ending >= 0 and any(suffix.startswith(tail[1 + ending :]) for suffix in (ARRAY_SUFFIX, GROUP_SUFFIX)):
-            return [tail[1 : 1 + ending]]
-    return [tail[1:]]
 
 
 def unwritable_name(path: str) -> str | None:

@@ -294,16 +294,16 @@ class V2Engine(PresentedEngine):
 
     # -- erasing ---------------------------------------------------------------------------------------------------------
 
-    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
+    async def erase_prefix(self, prefix: str) -> None:
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         if not await self._arrays([path for path, rest in ancestors(prefix) if rest], for_write=True):
-            await super().erase_prefix(prefix, keep_documents=keep_documents)
+            await super().erase_prefix(prefix)
             return
         # Inside an array the same prefix means other keys of what is stored.
         keys = [value.key async for value in self._presented_keys(prefix)]
-        for error in await self.update_many([(key, ERASE) for key in keys if not (keep_documents and document_key(key))]):
+        for error in await self.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
 

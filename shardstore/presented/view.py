@@ -7,14 +7,14 @@ transaction, committed and retried is the engine's business.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
-from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.listing import ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reader import Value
 from shardstore.engine.uninterrupted import uninterrupted
@@ -48,7 +48,7 @@ class Nothing:
 Meaning = Canonical | Part | Nothing
 
 
-class PresentedEngine(Engine):
+class PresentedEngine(Engine, ABC):
     """An engine whose public methods take and give the keys of a flavour."""
 
     # -- what a flavour defines ----------------------------------------------------------------------------------------
@@ -74,6 +74,14 @@ class PresentedEngine(Engine):
         """
 
     @abstractmethod
+    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        """The bytes of each part, whole."""
+
+    @abstractmethod
+    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Carry out updates of presented keys, in the order that the flavour's documents need."""
+
+    @abstractmethod
     def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
         """Every presented key that starts with ``prefix``."""
 
@@ -83,12 +91,11 @@ class PresentedEngine(Engine):
         meanings = await self._meanings([check_key(key) for key, _ in requests], for_write=False)
         canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
-        found, shown = await asyncio.gather(
-            super().get_many([(key, requests[i][1]) for i, key in canonical]), self._read_parts([part for _, part in parts])
-        )
-        values: list[Value] = [None] * len(requests)
-        for (i, _), value in zip(canonical, found, strict=True):
-            values[i] = value
+        wanted = [(key, requests[i][1]) for i, key in canonical]
+        if not parts:
+            return _in_order(len(requests), canonical, await super().get_many(wanted))
+        found, shown = await asyncio.gather(super().get_many(wanted), self._read_parts([part for _, part in parts]))
+        values = _in_order(len(requests), canonical, found)
         for (i, _), data in zip(parts, shown, strict=True):
             if isinstance(data, bytes):
                 inside = resolve(requests[i][1], len(data))
@@ -96,11 +103,6 @@ class PresentedEngine(Engine):
             else:
                 values[i] = data
         return values
-
-    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        """The bytes of each part, whole; each document is read once."""
-        documents = await self._documents_of(parts)
-        return [self._of_document(part, documents[part.path]) for part in parts]
 
     async def _documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
         """The canonical presented documents, by path."""
@@ -117,9 +119,6 @@ class PresentedEngine(Engine):
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         return await uninterrupted(self._update_presented(updates))
-
-    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        return await self._update_meant(updates, await self._meanings([check_key(key) for key, _ in updates], for_write=True))
 
     async def _update_meant(self, updates: Sequence[KeyUpdate], meanings: Sequence[Meaning]) -> list[Exception | None]:
         """Carry out updates of which it is known what their keys mean."""
@@ -206,8 +205,10 @@ class PresentedEngine(Engine):
         async for value in self._presented_keys(check_prefix(prefix)):
             yield value
 
-    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            prefix += "/"
-        return await directly_below(prefix, self.list(prefix))
+
+def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[Value]) -> list[Value]:
+    """What was found of ``count`` requests by their numbers, and nothing of the others."""
+    values: list[Value] = [None] * count
+    for (i, _), value in zip(numbered, found, strict=True):
+        values[i] = value
+    return values

@@ -1,4 +1,4 @@
-"""Documents that are changed by what they are, and prefixes that are erased but for their documents."""
+"""Documents that are changed by what they are."""
 
 from __future__ import annotations
 
@@ -123,21 +123,3 @@ def test_a_value_that_is_no_document() -> None:
             assert bytes(await engine.get((key, EVERYTHING)) or b"") == b"12"
 
     asyncio.run(revise())
-
-
-@pytest.mark.parametrize("in_transaction", [False, True])
-@pytest.mark.parametrize("prefix", ["", "a/"])
-def test_documents_stay(prefix: str, in_transaction: bool) -> None:
-    async def erase() -> None:
-        engine = await with_array()
-        await engine.update(("a/notes.txt", SetValue(b"n")))
-        if in_transaction:
-            await engine.begin()
-        await engine.erase_prefix(prefix, keep_documents=True)
-        assert [value.key async for value in engine.list("")] == [KEY]
-        if in_transaction:
-            await engine.commit()
-        assert [value.key async for value in engine.list("")] == [KEY]
-        assert [info.key async for info in engine.storage.list("")] == [KEY]
-
-    asyncio.run(erase())

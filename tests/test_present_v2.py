@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +14,13 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
-from shardstore.errors import InvalidInput, NotFound, Unsupported
+from shardstore._sync import run_sync
+from shardstore.engine.actions import SetValue
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.v2 import V2Engine
+from tests.engine.hooked import HookedStorage, fresh_memory
 
 VALUES = np.arange(100, dtype="<i4").reshape(10, 10)
 RESERVED = "_shardstore_v2"
@@ -141,6 +148,54 @@ def test_attributes_ahead_of_their_node(tmp_path: Path) -> None:
     mapper.setitems({"h/0.0": b"x" * 40, "h/.zattrs": b'{"k": 2}', "h/.zarray": zarray(shape=[2, 5])})
     assert sorted(p.name for p in (tmp_path / "h").iterdir() if not p.name.startswith(".")) == ["c.0.0", "zarr.json"]
     assert (json.loads(mapper["h/.zattrs"]), mapper["h/0.0"]) == ({"k": 2}, b"x" * 40)
+
+
+def test_one_keys_trouble_is_not_anothers(tmp_path: Path) -> None:
+    mapper = written(tmp_path)
+    mapper["b/.zarray"] = zarray()
+    mapper["b/0.0"] = b"b" * 40
+    updates = [(".zmetadata", b"no JSON"), ("a/.zattrs", b"no JSON"), ("b/0.1", b"c" * 40), ("c/.zarray", zarray(dtype="<f16"))]
+    errors = run_sync(mapper.engine.update_many([(key, SetValue(value)) for key, value in updates]))
+    assert [type(error) for error in errors] == [InvalidInput, InvalidInput, type(None), InvalidInput]
+    assert mapper["b/0.1"] == b"c" * 40
+    (tmp_path / "a/zarr.json").write_bytes(b'{"cut')
+    fresh = v2(tmp_path, index_cache_bytes=0)
+    values = fresh.getitems(["a/0.0", "a/.zarray", "b/0.0"], on_error="return")
+    assert isinstance(values["a/0.0"], Corruption)
+    assert isinstance(values["a/.zarray"], Corruption)
+    assert values["b/0.0"] == b"b" * 40
+    updates = [("a/0.0", b"x" * 40), ("b/0.0", b"d" * 40)]
+    errors = run_sync(fresh.engine.update_many([(key, SetValue(value)) for key, value in updates]))
+    assert [type(error) for error in errors] == [Corruption, type(None)]
+
+
+@pytest.mark.parametrize("first", ["node", "attributes"])
+def test_attributes_race_with_their_node(first: str) -> None:
+    """One client creates a node while another one, who has seen none, writes its attributes: they are not lost."""
+
+    async def race() -> None:
+        place = fresh_memory()
+        hooked, other = HookedStorage(place), V2Engine(place, EngineOptions(present="v2"))
+        mine = V2Engine(hooked, EngineOptions(present="v2"))
+        node, attributes = ("g/.zgroup", SetValue(b'{"zarr_format": 2}')), ("g/.zattrs", SetValue(b'{"k": 1}'))
+        (key, wanted), theirs, when = (node, attributes, "g/zarr.json") if first == "node" else (attributes, node, "g/.zattrs")
+        done = False
+
+        async def meanwhile(operation: str, at: str) -> None:
+            nonlocal done
+            if (operation, at, done) == ("write", when, False):
+                done = True
+                await other.update(theirs)
+
+        hooked.before = meanwhile
+        await mine.update((key, wanted))
+        assert done
+        shown = await V2Engine(place, EngineOptions(present="v2")).get(("g/.zattrs", EVERYTHING))
+        assert shown is not None
+        assert json.loads(bytes(shown)) == {"k": 1}
+        assert [found.key async for found in place.list("")] == ["g/zarr.json"]
+
+    asyncio.run(race())
 
 
 def test_what_was_left_beside_a_node_is_not_of_it(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ _NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
 class _WrittenPart(Part):
     """A part that is written, with what has been read for it.
 
-    ``pending`` are attributes that were written ahead of the node, ``nodes`` the documents below a group, for its consolidated metadata.
+    ``pending`` is the ``.zattrs`` that was written ahead of the node, ``nodes`` the documents below a group, for its consolidated metadata.
     """
 
-    pending: JsonObject | None = None
+    pending: bytes | None = None
     nodes: Mapping[str, JsonObject] = field(default_factory=dict)
 
 
@@ -107,10 +107,22 @@ class V2Engine(PresentedEngine):
                     arrays[path] = array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
-        for path, node in (await hierarchy.load(unknown) if unknown else {}).items():
+        for path, node in (await self._nodes(unknown) if unknown else {}).items():
             if node is not None and (array := _array_of_node(node)) is not None:
                 arrays[path] = array
         return arrays
+
+    async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
+        """The nodes at ``paths``, but for those that cannot be read: the engine looks for them again, and tells who asks for their keys."""
+        try:
+            return await self.hierarchy.load(paths)
+        except ShardStoreError:
+            if len(paths) == 1:
+                return {}
+        nodes: dict[str, Node | None] = {}
+        for path in paths:
+            nodes |= await self._nodes([path])
+        return nodes
 
     # -- documents -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +155,7 @@ class V2Engine(PresentedEngine):
         new = None if data is None else _parsed(data, join(part.path, part.kind))
         pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
         previous = None if document is None else loads_object(document)
-        attributes = pending
+        attributes = None if pending is None else _parsed(pending, join(part.path, ATTRIBUTES_NAME))
         if previous is not None and is_array(previous):
             zarray, attributes = array_to_v2(previous)
         elif previous is not None and is_group(previous):
@@ -180,51 +192,69 @@ class V2Engine(PresentedEngine):
 
     async def _update_wave(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         meanings = await self._meanings([check_key(key) for key, _ in updates], for_write=True)
-        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        parts = {i: meaning for i, meaning in enumerate(meanings) if isinstance(meaning, Part)}
         if not parts:
             return await self._update_meant(updates, meanings)
-        documents = await self._documents_at({part.path for _, part in parts})
-        stored = await self._stored_as_v2([path for path, document in documents.items() if document is None])
-        for i, part in parts:
-            if documents[part.path] is None:
-                beside = stored[part.path]
-                if part.kind not in _NODE_NAMES or any(name in beside for name in _NODE_NAMES):
-                    meanings[i] = Canonical(join(part.path, part.kind))  # stored as v2, or ahead of its node
-                elif ATTRIBUTES_NAME in beside:
-                    meanings[i] = _WrittenPart(part.path, part.kind, _parsed(beside[ATTRIBUTES_NAME], join(part.path, ATTRIBUTES_NAME)))
-            elif part.kind == CONSOLIDATED_NAME and isinstance(action := updates[i][1], SetValue | SetIfMissing):
-                meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(part.path, bytes(action.data)))
+        documents = await self._documents_of(list(parts.values()))
+        without = [path for path, document in documents.items() if document is None]
+        stored = await self._stored_as_v2(without)
+        for i, part in parts.items():
+            action = updates[i][1]
+            if documents[part.path] is not None:
+                if part.kind == CONSOLIDATED_NAME and isinstance(action, SetValue | SetIfMissing):
+                    meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(part.path, bytes(action.data)))
+                continue
+            beside = stored[part.path]
+            if isinstance(beside, ShardStoreError):
+                meanings[i] = Nothing(f"whether {part.path!r} is stored as Zarr v2 cannot be told: {beside}")
+            elif part.kind not in _NODE_NAMES or any(name in beside for name in _NODE_NAMES):
+                meanings[i] = Canonical(join(part.path, part.kind))  # stored as v2, or ahead of its node
+            else:
+                meanings[i] = _WrittenPart(part.path, part.kind, beside.get(ATTRIBUTES_NAME))
         errors = await self._update_meant(updates, meanings)
-        settled = [
-            (join(m.path, ATTRIBUTES_NAME), ERASE)
-            for m, error in zip(meanings, errors, strict=True)
-            if error is None and isinstance(m, _WrittenPart) and m.pending is not None
-        ]
-        if settled:
-            await Engine.update_many(self, settled)
+        taken = {m.path: m.pending for m, error in zip(meanings, errors, strict=True) if error is None and isinstance(m, _WrittenPart)}
+        await self._adopt(without, taken)
         return errors
 
-    async def _documents_at(self, paths: Iterable[str]) -> dict[str, bytes | None]:
-        asked = sorted(paths)
-        found = await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in asked])
-        return {path: bytes(_raised(value)) if value is not None else None for path, value in zip(asked, found, strict=True)}
+    async def _adopt(self, paths: Sequence[str], taken: Mapping[str, bytes | None]) -> None:
+        """Give nodes the attributes that were written ahead of them; ``taken`` are those that they were created with.
 
-    async def _stored_as_v2(self, paths: Sequence[str]) -> dict[str, dict[str, bytes]]:
-        """The objects beside which there is no ``zarr.json``, by path and name."""
+        Whoever creates a node looks for attributes after that, and whoever writes attributes ahead of a node looks for the node after
+        that: however the two race, one of them finds what the other wrote.
+        """
+        stored = await self._stored_as_v2(paths)
+        readable = {path: beside for path, beside in stored.items() if isinstance(beside, dict)}
+        waiting = {path: beside[ATTRIBUTES_NAME] for path, beside in readable.items() if ATTRIBUTES_NAME in beside}
+        parts = [Part(path, ATTRIBUTES_NAME) for path in waiting]
+        documents = await self._documents_of(parts)
+        parts = [part for part in parts if isinstance(documents[part.path], memoryview)]
+        late = [part for part in parts if taken.get(part.path) != waiting[part.path]]
+        updates: list[KeyUpdate] = [(metadata_key(p.path), self._on_document(p, SetValue(waiting[p.path]))) for p in late]
+        updates += [(join(part.path, ATTRIBUTES_NAME), ERASE) for part in parts]
+        for error in await Engine.update_many(self, updates) if updates else ():
+            if error is not None:
+                raise error
+
+    async def _stored_as_v2(self, paths: Sequence[str]) -> dict[str, dict[str, bytes] | ShardStoreError]:
+        """The objects of v2 at ``paths``, by name; the error of a path where they cannot be read."""
         names = (*_NODE_NAMES, ATTRIBUTES_NAME)
-        found = await Engine.get_many(self, [(join(path, name), EVERYTHING) for path in paths for name in names])
-        stored: dict[str, dict[str, bytes]] = {path: {} for path in paths}
-        for (path, name), value in zip(((path, name) for path in paths for name in names), found, strict=True):
-            if value is not None:
-                stored[path][name] = bytes(_raised(value))
+        found = await Engine.get_many(self, [(join(path, name), EVERYTHING) for path in paths for name in names]) if paths else []
+        stored: dict[str, dict[str, bytes] | ShardStoreError] = {}
+        for n, path in enumerate(paths):
+            values = dict(zip(names, found[n * len(names) : (n + 1) * len(names)], strict=True))
+            error = next((value for value in values.values() if isinstance(value, ShardStoreError)), None)
+            stored[path] = error or {name: bytes(value) for name, value in values.items() if isinstance(value, memoryview)}
         return stored
 
     async def _nodes_below(self, path: str, data: bytes) -> dict[str, JsonObject]:
         """The documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
-        inside = _parsed(data, join(path, CONSOLIDATED_NAME)).get("metadata")
+        try:
+            inside = loads_object(data).get("metadata")
+        except Corruption:
+            return {}  # what is said of it when it is translated
         names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
-        documents = await self._documents_at({join(path, name) for name in names})
-        return {name: loads_object(document) for name in names if (document := documents[join(path, name)]) is not None}
+        documents = await self._documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
+        return {name: loads_object(_raised(document)) for name in names if (document := documents[join(path, name)]) is not None}
 
     # -- listing ---------------------------------------------------------------------------------------------------------
 
@@ -261,8 +291,9 @@ class V2Engine(PresentedEngine):
 
     async def _presented_key(self, canonical: str) -> str | None:
         """The presented key of what is listed under a canonical one, and is no document of v3."""
-        if (document := document_key(canonical)) is not None and (await self._documents_at([document.path]))[document.path] is not None:
-            return None  # left over from a node that was stored as v2; the document of v3 is what counts
+        if (named := document_key(canonical)) is not None:
+            documents = await self._documents_of([Part(named.path, named.name)])
+            return canonical if documents[named.path] is None else None  # left over beside a document of v3, which is what counts
         owners = possible_owners(canonical)
         arrays = await self._arrays([path for path, _ in owners], for_write=False)
         for path, rest in owners:
@@ -273,8 +304,11 @@ class V2Engine(PresentedEngine):
     async def _parts_at(self, paths: Sequence[str]) -> list[str]:
         """The keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
         parts = [Part(path, name) for path in paths for name in DOCUMENT_NAMES]
-        documents = await self._documents_at(paths)
-        shown = [self._of_document(part, _view(documents[part.path])) for part in parts]
+        documents = await self._documents_of(parts)
+        for document in documents.values():
+            if document is not None:
+                _raised(document)  # what cannot be read is not left out in silence
+        shown = [self._of_document(part, documents[part.path]) for part in parts]
         return [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
@@ -334,10 +368,6 @@ def _parsed(data: bytes, key: str) -> JsonObject:
         return loads_object(data)
     except Corruption as exc:
         raise InvalidInput(f"{key!r} cannot be stored: it is {exc}") from exc
-
-
-def _view(document: bytes | None) -> memoryview | None:
-    return None if document is None else memoryview(document)
 
 
 def _raised(value: memoryview | ShardStoreError) -> memoryview:

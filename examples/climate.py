@@ -121,7 +121,7 @@ def dask_workers(number: int) -> AbstractContextManager[Any]:
         return nullcontext()
     from distributed import Client
 
-    client: AbstractContextManager[Any] = Client(n_workers=number, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0")  # type: ignore[no-untyped-call]
+    client: AbstractContextManager[Any] = Client(n_workers=number, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0")  # type: ignore[no-untyped-call]  # distributed has no types
     return client
 
 

@@ -13,7 +13,7 @@ from zarr.storage import Store  # type: ignore[attr-defined]  # of zarr-python 2
 from shardstore.adapters.mapping import ShardedMap
 
 
-class Zarr2Store(ShardedMap, Store):  # type: ignore[misc]
+class Zarr2Store(ShardedMap, Store):  # type: ignore[misc]  # which is Any where zarr-python 3 is installed
     """``ShardedMap`` as a ``zarr.storage.Store`` of zarr-python 2.
 
     Open it with ``present="v2"``: one selection is one batch of reads, one assignment one commit a shard.
@@ -25,6 +25,9 @@ class Zarr2Store(ShardedMap, Store):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._writeable = self._erasable = not self.read_only
 
-    def getitems(self, keys: Iterable[str], *, contexts: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+    # zarr-python 2 says what is to become of missing keys by no argument, and passes another one.
+    def getitems(  # type: ignore[override]
+        self, keys: Iterable[str], *, contexts: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
         """The values of many keys, in one batch; those that are missing are left out. ``contexts`` are not used."""
         return super().getitems(keys, **({"on_error": "omit"} | options))

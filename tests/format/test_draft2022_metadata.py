@@ -105,6 +105,7 @@ CANONICAL: JsonObject = {
 
 COMPLEX = "https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/complex-dtypes/v1.0.html"
 DATES = "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
+# The very words that zarr-python 2.18 writes where it has no URI.
 BYTES, UNICODE = "TODO: bytestring array protocol URL", "TODO: unicode array protocol URL"
 
 

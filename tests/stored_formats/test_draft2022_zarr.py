@@ -47,7 +47,7 @@ def test_written_and_read(inner: Storage, i: SyncStorage) -> None:
     assert "data/root/g/deep/0d/c0" in i.keys()  # noqa: SIM118 - no mapping
     array = group["c"]
     assert isinstance(array, zarr.Array)
-    assert array.metadata.dimension_names == ("y", "x")  # type: ignore[union-attr]
+    assert array.metadata.dimension_names == ("y", "x")  # type: ignore[union-attr]  # only metadata of v2 has none
     array.resize((4, 8))
     array.attrs["unit"] = "m"
     again = zarr.open_array(shardstore.open(DraftStorage(inner), chunks_per_shard=None), path="g/c")

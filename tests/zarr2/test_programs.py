@@ -91,4 +91,5 @@ def test_a_pyramid_is_sharded(tmp_path: Path) -> None:
     shards = [p for p in (root / "0" / "c").rglob("*") if p.is_file()]
     assert len(shards) == 1 * 3 * 3
     group = zarr.open_group(LocalStore(root, read_only=True), mode="r", zarr_format=3)
-    assert [d["path"] for d in group.attrs["multiscales"][0]["datasets"]] == ["0", "1", "2"]  # type: ignore[index, call-overload, union-attr]
+    attributes: Any = dict(group.attrs)
+    assert [d["path"] for d in attributes["multiscales"][0]["datasets"]] == ["0", "1", "2"]

@@ -42,7 +42,6 @@ from shardstore.storage.base import Storage
 from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
 from shardstore.stored.detect import DetectedStorage
-from shardstore.stored.draft2022 import DraftStorage
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +66,9 @@ def _weakly(
 
 def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
-    match options.stored:
-        case "auto":
-            return DetectedStorage(storage, options.lost_transformers)
-        case "transformer":
-            return DraftStorage(storage, options.lost_transformers)
-        case _:
-            return storage
+    if options.stored not in ("auto", "transformer"):
+        return storage
+    return DetectedStorage(storage, options.lost_transformers, draft=options.stored == "transformer")
 
 
 class Engine:

@@ -7,6 +7,7 @@ goes through ``DraftStorage`` from then on; anything else is what is stored as i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 from shardstore.errors import AccessDenied, Corruption
 from shardstore.format.draft2022_keys import ENTRY_POINT_KEY, document_path
@@ -25,27 +26,38 @@ class DetectedStorage(StorageWrapper):
     """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
 
     That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
-    is no round of its own where the first read is of no document.
+    is no round of its own where the first read is of no document. With ``draft`` it is the draft's hierarchy, or an error where something
+    else is stored.
     """
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False) -> None:
         super().__init__(inner)
         self._override = dict(override)
+        self._draft = draft
         self._found: Storage | None = None
 
-    def __reduce__(self) -> tuple[type[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return type(self), (self.inner, self._override)
+    def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
+        return partial(DetectedStorage, draft=self._draft), (self.inner, self._override)
 
     def __repr__(self) -> str:
         return f"DetectedStorage({self.inner!r})"
 
     @property
     def is_draft(self) -> bool:
-        """Whether a draft hierarchy has been found."""
-        return self._found is not None and self._found is not self.inner
+        """Whether a draft hierarchy has been found, or asked for."""
+        return self._draft or (self._found is not None and self._found is not self.inner)
 
     async def settled(self) -> Storage:
-        """The storage that everything goes to; ``inner`` for now where it could not be found out."""
+        """The storage that everything goes to; ``inner`` for now where it could not be found out.
+
+        Raises:
+            InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
+        """
+        if self._found is None and self._draft:
+            draft = DraftStorage(self.inner, self._override)
+            if (problem := await draft.problem()) is not None:
+                raise problem
+            self._found = draft
         if self._found is None:
             (outcome,) = await self.inner.read([_ROOT])
             self._settle([_ROOT], [outcome])
@@ -67,7 +79,7 @@ class DetectedStorage(StorageWrapper):
             self._found = self.inner
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        storage = self._found
+        storage = await self.settled() if self._draft else self._found
         if storage is None:
             tells = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
             asked = reads if tells else [*reads, _ROOT]
@@ -113,7 +125,7 @@ class DetectedStorage(StorageWrapper):
 
 def is_draft(storage: Storage) -> bool:
     """Whether a draft hierarchy is stored, as far as is known."""
-    return isinstance(storage, DraftStorage) or (isinstance(storage, DetectedStorage) and storage.is_draft)
+    return isinstance(storage, DetectedStorage) and storage.is_draft
 
 
 def _is_entry_point(found: Found) -> bool:

@@ -120,11 +120,16 @@ def test_moved_to_final_v3_and_back(tmp_path: Path) -> None:
 
 
 def test_removed(tmp_path: Path) -> None:
+    def stored() -> set[str]:
+        return {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and not p.name.startswith(".")}
+
     draft(tmp_path)
+    of_array = {"meta/root/a.array.json", *(f"data/root/a/c{i}/{j}" for i in range(2) for j in range(2))}
+    others = stored() - of_array
+    assert stored() > of_array
     filesystem = shardstore.ShardedFileSystem(fo=str(tmp_path), target_protocol="file")
     filesystem.rm("a", recursive=True)
-    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and not p.name.startswith("."))
-    assert left == ["meta/root.group.json", "zarr.json"]
+    assert stored() == others
 
 
 def test_what_the_draft_cannot_hold_is_refused(tmp_path: Path) -> None:
@@ -142,6 +147,10 @@ def test_final_v3_is_not_taken_for_a_draft(tmp_path: Path) -> None:
     zarr.create_array(shardstore.open(str(tmp_path)), name="a", shape=(4,), chunks=(2,), dtype="<i4")
     with pytest.raises(InvalidInput, match="document of a Zarr v3 node"):
         zarr.create_array(shardstore.open(str(tmp_path), stored="transformer"), name="b", shape=(4,), chunks=(2,), dtype="<i4")
+    with pytest.raises(InvalidInput, match="document of a Zarr v3 node"):
+        zarr.open_array(shardstore.open(str(tmp_path), stored="transformer"), path="a", mode="r")
+    with pytest.raises(InvalidInput, match="document of a Zarr v3 node"):
+        list(shardstore.get_mapper(str(tmp_path), stored="transformer"))
     assert not (tmp_path / "meta").exists()
 
 

@@ -548,6 +548,18 @@ def test_keys_that_only_look_like_chunks(place: Place) -> None:
     assert {"ct/c/00", "ct/notes.txt", "ct/c/7"} <= set(view.keys(store))
 
 
+def test_listings_of_foreign_keys_below_chunks(place: Place) -> None:
+    """They are named by the prefix that was asked for, chunks by that of their shard."""
+    store = place.client(chunks_per_shard=(2, 2))
+    zarr.create_array(store, name="ct", shape=(6, 4), chunks=(2, 2), dtype="u1")[...] = 1
+    foreign = ["ct/c/0/1/2", "ct/c/1/notes", "ct/c/2/1/x/y"]
+    for key in foreign:
+        view.put(store, key, b"text")
+    for prefix in ("ct/c/0/1", "ct/c/0/1/", "ct/c/1/", "ct/c/2/1/x", "ct/c/2/"):
+        assert {key for key in view.keys(store, prefix) if key in foreign} == {key for key in foreign if key.startswith(prefix)}
+    assert len(view.keys(store, "ct/c/1/")) == 2 + 1
+
+
 def test_chunks_outside_the_grid_are_kept(place: Place) -> None:
     """Another client may be about to write the larger shape."""
     store = place.client(chunks_per_shard=(4,))

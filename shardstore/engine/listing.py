@@ -83,7 +83,7 @@ class Listing:
         leading: ChunkCoords = ()
         if within is not None and within.node.layout is not None:
             plan = plan_prefix(within.node.layout, within.rest)
-            # Other objects below the array are named by the prefix itself: list what covers both.
+            # Other objects below the array are named by the prefix itself: list what covers both, or both.
             if plan.leading:
                 stored_prefix = join(within.node.path, plan.stored_prefix)
                 leading = plan.leading
@@ -91,6 +91,10 @@ class Listing:
                 stored_prefix = prefix[: len(prefix) - len(within.rest)] + _common(plan.stored_prefix, within.rest)
         shards: list[ShardRead] = []
         at_once = _INDICES_AT_FIRST
+        if not prefix.startswith(stored_prefix):
+            async for found, shard in self.stored(prefix):
+                if shard is None:
+                    yield _listed(found)
         async for found, shard in self.stored(stored_prefix):
             if shard is None:
                 if found.key.startswith(prefix):

@@ -20,6 +20,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, Present, check_flag
 from shardstore.errors import InvalidInput
+from shardstore.presented.draft2022 import DraftEngine
 from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
@@ -31,7 +32,7 @@ _siblings: dict[str, Siblings] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
-_ENGINES: dict[Present, type[Engine]] = {"v3": Engine, "v2": V2Engine}
+_ENGINES: dict[Present, type[Engine]] = {"v3": Engine, "v2": V2Engine, "draft": DraftEngine}
 
 
 def _after_fork() -> None:

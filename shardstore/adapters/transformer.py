@@ -22,7 +22,10 @@ from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 
 Range = tuple[int, int | None] | None
-"""``(start, length)`` in bytes; a length of ``None``: to the end; a negative start counts from the end; ``None``: all."""
+"""``(start, length)`` in bytes, that is ``value[start:][:length]``; a length of ``None``: to the end; ``None``: all.
+
+A negative start counts from the end (which the draft does not have), and never reaches before the value's first byte.
+"""
 
 Keys = list[str]
 
@@ -65,8 +68,9 @@ class ShardingTransformer:
 
         Ranges are clipped to the value; a key may occur many times. Two rounds of requests: indices, then chunks.
         """
-        requests = [(key, _byte_request(wanted)) for key, wanted in key_ranges]
-        return [None if value is None else bytes(value) for value in map(_raise, run_sync(self._engine.get_many(requests)))]
+        wanted = list(key_ranges)
+        values = run_sync(self._engine.get_many([(key, _byte_request(given)) for key, given in wanted]))
+        return [None if value is None else _cut(value, given) for value, (_, given) in zip(map(_raise, values), wanted, strict=True)]
 
     def set(self, key: str, value: BytesLike) -> None:
         """Store a value; durable on return."""
@@ -160,12 +164,13 @@ def _byte_request(wanted: Range) -> ByteRequest:
     if wanted is None:
         return EVERYTHING
     start, length = wanted
-    if start < 0:
-        if length is not None and length < -start:
-            raise InvalidInput(f"range ({start}, {length}): a start that counts from the end goes to the end")
-        return ByteSuffix(-start)
-    if length is None:
-        return ByteOffset(start)
-    if length < 0:
+    if length is not None and length < 0:
         raise InvalidInput(f"range ({start}, {length}) has a negative length")
-    return ByteRange(start, start + length)
+    if start < 0:
+        return ByteSuffix(-start)
+    return ByteOffset(start) if length is None else ByteRange(start, start + length)
+
+
+def _cut(value: memoryview, wanted: Range) -> bytes:
+    """The bytes of a range, of those that its request brought: where its start counts from the end, these go to the end."""
+    return bytes(value if wanted is None or wanted[0] >= 0 or wanted[1] is None else value[: wanted[1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import IndexCache
@@ -20,6 +21,14 @@ from shardstore.format.metadata_v3 import is_array
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, Storage
+
+
+class _Fate(Enum):
+    """What becomes of a document that nothing is stored for."""
+
+    KEPT = "kept"
+    ERASED = "erased"
+
 
 _NOT_STORED_YET = Generation("planned")
 
@@ -48,6 +57,7 @@ class Documents:
         self._hierarchy = hierarchy
         self._indices = indices
         self._contention = contention
+        self._leaves_shards = options.leaves_shards
         self._reader = DocumentReader(storage, hierarchy, hides_kept=options.hides_kept)
         self._translation = Translation(storage, hierarchy, self._reader, options)
 
@@ -65,8 +75,8 @@ class Documents:
         """
         data = bytes(data)
 
-        def written(old: StoredDocument | None) -> bytes | None:
-            return None if only_if_absent and old is not None else data
+        def written(old: StoredDocument | None) -> bytes | _Fate:
+            return _Fate.KEPT if only_if_absent and old is not None else data
 
         return await self._replace(path, written)
 
@@ -76,33 +86,43 @@ class Documents:
 
         Raises as ``write`` and ``erase`` do.
         """
-        is_to_go = False
 
-        def revised(old: StoredDocument | None) -> bytes | None:
-            nonlocal is_to_go
+        def revised(old: StoredDocument | None) -> bytes | _Fate:
             before = None if old is None else old.presented()
             after = compute(before)
-            is_to_go = after is None and before is not None
-            return None if after is before else after
+            if after is before:
+                return _Fate.KEPT
+            return _Fate.ERASED if after is None else after
 
-        if not await self._replace(path, revised) and is_to_go:
-            await self.erase(path)
+        await self._replace(path, revised)
 
-    async def _replace(self, path: str, new: Callable[[StoredDocument | None], bytes | None]) -> bool:
-        """Store what ``new`` makes of the current document; ``False`` where that is nothing, and nothing was changed."""
+    async def erase(self, path: str) -> None:
+        """Remove the document of ``path``.
+
+        Raises:
+            InvalidInput: it is the metadata of a sharded array that still has shards.
+        """
+        if not await self._replace(path, lambda old: _Fate.KEPT if old is None else _Fate.ERASED):
+            self._hierarchy.forget(path)
+
+    async def _replace(self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate]) -> bool:
+        """Store what ``new`` makes of the current document, or remove it; ``False`` where it is kept, and nothing was changed."""
         turn = self._contention.turn(metadata_key(path))
         while True:
             current = await self.read(path)
             data = new(current)
-            if data is None:
+            if data is _Fate.KEPT:
                 return False
-            stored = await self._translation.to_stored(path, data, current)
             try:
-                generation = await self._write(path, stored, await self._condition(current))
+                if isinstance(data, bytes):
+                    stored = await self._translation.to_stored(path, data, current)
+                    generation = await self._write(path, stored, await self._condition(current))
+                    self._stored(path, stored, generation)
+                elif current is not None:
+                    await self._erase(path, current)
             except ConditionFailed as exc:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
-            self._stored(path, stored, generation)
             return True
 
     async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:
@@ -181,36 +201,21 @@ class Documents:
         """Raise what ``write`` would raise now; nothing is stored."""
         await self._translation.to_stored(path, bytes(data), await self.read(path))
 
-    async def erase(self, path: str) -> None:
-        """Remove the document of ``path``.
-
-        Raises:
-            InvalidInput: it is the metadata of a sharded array that still has shards.
-        """
-        turn = self._contention.turn(metadata_key(path))
-        while True:
-            current = await self.read(path)
-            if current is None:
-                self._hierarchy.forget(path)
-                return
-            objects = None if current.node.layout is None else await self._translation.chunk_objects(path, current.node.layout)
-            if objects is not None and objects.with_chunks is not None:
-                raise InvalidInput(
-                    f"the metadata of array {path!r} cannot be erased while it has shards: nothing could tell any more what they hold; "
-                    "erase its chunks first, or delete the whole node (delete_dir, erase_prefix)"
-                )
-            condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
-            try:
-                with self._doubted_unless_carried_out(path):
-                    await self._storage.delete(metadata_key(path), condition)
-            except ConditionFailed as exc:
-                await turn.lost(f"the metadata of {path!r}", exc)
-                continue
-            if objects is not None:
-                await self._storage.delete_many(objects.without)
-            self._hierarchy.forget(path)
-            self._hierarchy.announce(path)
-            return
+    async def _erase(self, path: str, current: StoredDocument) -> None:
+        layout = None if self._leaves_shards else current.node.layout
+        objects = None if layout is None else await self._translation.chunk_objects(path, layout)
+        if objects is not None and objects.with_chunks is not None:
+            raise InvalidInput(
+                f"the metadata of array {path!r} cannot be erased while it has shards: nothing could tell any more what they hold; "
+                "erase its chunks first, or delete the whole node (delete_dir, erase_prefix)"
+            )
+        condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
+        with self._doubted_unless_carried_out(path):
+            await self._storage.delete(metadata_key(path), condition)
+        if objects is not None:
+            await self._storage.delete_many(objects.without)
+        self._hierarchy.forget(path)
+        self._hierarchy.announce(path)
 
     async def _condition(self, current: StoredDocument | None) -> Condition:
         capabilities = await self._storage.probe()

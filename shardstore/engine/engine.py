@@ -68,7 +68,8 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
     if options.stored not in ("auto", "transformer"):
         return storage
-    return DetectedStorage(storage, options.lost_transformers, draft=options.stored == "transformer")
+    shows_draft = options.present == "draft"
+    return DetectedStorage(storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", beside=shows_draft)
 
 
 class Engine:
@@ -181,6 +182,8 @@ class Engine:
                     overlay.set(key, action.data, only_if_missing=not overlay.decides(key))
             elif (new := apply_actions([action], old, key)) is not None:
                 overlay.set(key, new)
+            elif old is not None:
+                overlay.erase(key)
         except ShardStoreError as exc:
             return exc
         return None
@@ -245,14 +248,22 @@ class Engine:
 
     async def erase_prefix(self, prefix: str) -> None:
         """Erase everything below a prefix that is ``""`` or ends with ``/``."""
+        await self._erase_below(prefix, keep_documents=False)
+
+    async def _erase_below(self, prefix: str, *, keep_documents: bool) -> None:
+        """As ``erase_prefix``; with ``keep_documents``, all but the nodes' metadata."""
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         await self._commit_ended.wait()
-        if self._overlay is not None:
+        if self._overlay is None:
+            await self._erasing.erase_prefix(prefix, keep_documents=keep_documents)
+        elif not keep_documents:
             self._overlay.erase_prefix(prefix)
         else:
-            await self._erasing.erase_prefix(prefix)
+            async for value in Engine.list(self, prefix):
+                if metadata_path(value.key) is None:
+                    self._overlay.erase(value.key)
 
     # -- whole nodes -----------------------------------------------------------------------------------------------
 

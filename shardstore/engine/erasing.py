@@ -31,10 +31,11 @@ class Erasing:
         self._reader = reader
         self._writer = writer
 
-    async def erase_prefix(self, prefix: str) -> None:
+    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
         """Erase every key below ``prefix``, which is ``""`` or ends with ``/`` (the draft's ``erase_prefix``).
 
-        A node is removed by operations on the stored prefix, its metadata last: until then what is left of it can be read.
+        A node is removed by operations on the stored prefix, its metadata last: until then what is left of it can be read. With
+        ``keep_documents`` the metadata stays.
 
         Raises:
             InvalidInput: the prefix ends otherwise.
@@ -44,16 +45,16 @@ class Erasing:
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         for _ in range(_TRIES):
             try:
-                await self._erase(prefix)
+                await self._erase(prefix, keep_documents)
             except StaleLayout:
                 continue
             return
         raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
 
-    async def _erase(self, prefix: str) -> None:
+    async def _erase(self, prefix: str, keep_documents: bool) -> None:
         within = await self._listing.array_prefix(prefix, even_damaged=True)
         if within is None or not within.rest:
-            await self._erase_nodes(prefix)
+            await self._erase_nodes(prefix, keep_documents)
             return
         assert within.node.layout is not None
         plan = plan_prefix(within.node.layout, within.rest)
@@ -63,11 +64,13 @@ class Erasing:
         await self._erase_chunks(prefix, within, plan)
         await self._erase_others(prefix)
 
-    async def _erase_nodes(self, prefix: str) -> None:
+    async def _erase_nodes(self, prefix: str, keep_documents: bool) -> None:
         documents: list[str] = []
         if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
             await cut_links(prefix)
         await self._erase_objects(prefix, documents)
+        if keep_documents:
+            return
         try:
             for start in range(0, len(documents), _KEYS_AT_ONCE):
                 await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])

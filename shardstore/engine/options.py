@@ -17,8 +17,8 @@ Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
 """What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its storage
 transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is there already, ``"codec"`` where there is nothing."""
 
-Present = Literal["v3", "v2"]
-"""What clients see: final Zarr v3, or Zarr v2."""
+Present = Literal["v3", "v2", "draft"]
+"""What clients see: final Zarr v3, Zarr v2, or the 2022 draft."""
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
@@ -72,6 +72,10 @@ class EngineOptions:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
         if self.present not in _PRESENT:
             raise InvalidInput(f"present {self.present!r} is not known: there are {', '.join(map(repr, _PRESENT))}")
+        if self.present == "draft" and self.stored not in ("auto", "transformer"):
+            raise InvalidInput(
+                f"stored={self.stored!r} cannot be presented as the 2022 draft: present='draft' shows a stored draft hierarchy"
+            )
         if self.stored in _BY_TRANSFORMER and self.index_location != "end":
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
@@ -95,6 +99,19 @@ class EngineOptions:
     def shards_by_transformer(self, *, is_draft: bool) -> bool:
         """Whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
         return is_draft or self.stored in _BY_TRANSFORMER
+
+    @property
+    def stacks_transformers(self) -> bool:
+        """Whether clients may shard what they store by storage transformers of their own, as a second ``ShardingTransformer`` does."""
+        return self.present == "draft"
+
+    @property
+    def leaves_shards(self) -> bool:
+        """Whether an array's document may be erased before its shards, which are objects like any other from then on.
+
+        The 2022 draft erases an array by two operations, its metadata first.
+        """
+        return self.present == "draft"
 
     @property
     def hides_kept(self) -> bool:

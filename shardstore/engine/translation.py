@@ -24,7 +24,7 @@ from shardstore.format.presentation import (
     same_chunks,
     shard_document,
     update_stored,
-    without_transformers,
+    without_empty_transformers,
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.v2_kept import carry_kept
@@ -81,7 +81,7 @@ class Translation:
             if same_chunks(presented, present_array(previous)):
                 return update_stored(presented, previous)
             await self._refuse_while_chunks_exist(current.node, _difference(presented, present_array(previous)))
-        if asks_for_shards(presented):
+        if asks_for_shards(presented, may_stack=self._options.stacks_transformers):
             raise InvalidInput(
                 f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers): "
                 "shardstore does the sharding, and two layers would disagree about what a chunk key means. Leave shards= out (in xarray: "
@@ -91,12 +91,14 @@ class Translation:
         if restored is not None:
             return restored
         wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
+        if wanted is None and presented.get("storage_transformers"):
+            wanted = (1,) * len(presented["shape"])  # without one of this store's the client's last would be taken for it
         if wanted is None:
             return presented
         by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
         index_format = self._options.index_format(wanted, by_transformer=by_transformer)
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
-        if present_array(stored) != (without_transformers(presented) if by_transformer else presented):
+        if present_array(stored) != (without_empty_transformers(presented) if by_transformer else presented):
             return presented  # a document that is not sound: it passes through, and nothing is made of it
         layout = parse_layout(stored)
         assert isinstance(layout, ArrayLayout)  # the policy shards no other

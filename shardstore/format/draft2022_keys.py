@@ -17,8 +17,8 @@ A chunk key is told by its tail alone: a segment ``c`` followed by canonical dec
 the last such segment counts, so that nodes may be called ``c``, ``0`` and ``c0``. Two stored keys never have one canonical
 key, save the array's and the group's document of one node, of which the draft allows one. What would be confused has no
 counterpart: ``data/root/x/c/5`` (``x/c/5`` is the chunk of ``data/root/x/c5``), ``data/root/x/c00``, which zarr-python 2.18
-reads as chunk 0, and everything outside ``meta/root`` and ``data/root``. Specification: draft core protocol 3.0, "Storage
-keys".
+reads as chunk 0, and everything outside ``meta/root`` and ``data/root``. For those who ask for them, such keys are named by
+``verbatim_key``. Specification: draft core protocol 3.0, "Storage keys".
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ GROUP_SUFFIX = ".group.json"
 META_ROOT = "meta/root"
 DATA_ROOT = "data/root/"
 
+VERBATIM = ".draft2022/"
+"""Where stored keys are as they are stored: no node or foreign key has this name."""
+
 _CANONICAL_NAME = "zarr.json"
+_VERBATIM_END = "~"  # so that none looks like a document's or a chunk's
 _NUMBER = "(?:0|[1-9][0-9]{0,18})"  # as in chunk_keys: below 10**19, so that it fits 64 bits
 # Numbers joined by one separator. "5" alone is written "c5" whatever the separator, and shown as "c/5".
 _COORDS = f"(?:{_NUMBER}(?:/{_NUMBER})*|{_NUMBER}(?:\\.{_NUMBER})+)"
@@ -41,6 +45,8 @@ _CANONICAL_CHUNK = re.compile(f"((?:.*/)?c)(?:/({_NUMBER}(?:/{_NUMBER})*)|\\.({_
 _RESEMBLES_CHUNK = re.compile(r"(?:.*/)?c[/.]?[0-9]+(?:[/.][0-9]+)*", re.ASCII | re.DOTALL)
 # A canonical prefix that ends inside the coordinates; the last number may go on.
 _CHUNK_PREFIX = re.compile(f"((?:.*/)?c)(?:/((?:{_NUMBER}/)*(?:{_NUMBER})?)|\\.((?:{_NUMBER}\\.)*(?:{_NUMBER})?))", re.ASCII | re.DOTALL)
+# A stored prefix that ends inside the coordinates.
+_STORED_CHUNK_PREFIX = re.compile(r"((?:.*/)?c)([0-9][0-9./]*)", re.ASCII | re.DOTALL)
 
 _NODE_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,255}", re.ASCII)
 
@@ -57,6 +63,17 @@ def group_document_key(path: str) -> str:
 
 def _node_key(path: str) -> str:
     return f"{META_ROOT}/{path}" if path else META_ROOT
+
+
+def verbatim_key(stored: str) -> str:
+    """The name of any stored key among canonical ones, beside the canonical key that it may have."""
+    return VERBATIM + stored + _VERBATIM_END
+
+
+def verbatim_stored(key: str) -> str | None:
+    """The stored key that ``verbatim_key`` has named, or ``None`` where it is a canonical key."""
+    is_named = key.startswith(VERBATIM) and key.endswith(_VERBATIM_END)
+    return key[len(VERBATIM) : -len(_VERBATIM_END)] if is_named else None
 
 
 def document_path(canonical: str) -> str | None:
@@ -136,6 +153,29 @@ def stored_prefixes(canonical_prefix: str) -> list[str]:
     return data + meta
 
 
+def canonical_prefixes(stored_prefix: str) -> list[str]:
+    """The canonical prefixes below which every canonical key lies whose stored key starts with ``stored_prefix``.
+
+    The prefix need not end at a slash. Other keys lie below them too: filter by the stored key. None of them covers another.
+    """
+    for root in (DATA_ROOT, META_ROOT + "/", META_ROOT + "."):
+        if root.startswith(stored_prefix):
+            return [""]
+    if stored_prefix.startswith(DATA_ROOT):
+        tail = stored_prefix.removeprefix(DATA_ROOT)
+        chunk = _STORED_CHUNK_PREFIX.fullmatch(tail)
+        return [tail] if chunk is None else [tail, f"{chunk[1]}/{chunk[2]}", f"{chunk[1]}.{chunk[2]}"]
+    tail = stored_prefix.removeprefix(META_ROOT)
+    if tail == stored_prefix or tail[0] not in "./":
+        return []
+    if tail[0] == ".":
+        return [_CANONICAL_NAME]
+    for ending in (tail[1:].rfind(".", 0, tail.rfind(".") - 1), tail.rfind(".") - 1):  # ".array.json" may have begun at either period
+        if ending >= 0 and any(suffix.startswith(tail[1 + ending :]) for suffix in (ARRAY_SUFFIX, GROUP_SUFFIX)):
+            return [tail[1 : 1 + ending]]
+    return [tail[1:]]
+
+
 def unwritable_name(path: str) -> str | None:
     """Why the draft (and zarr-python 2.18) cannot have a node of this path, or ``None`` where it can. Nothing that is
     stored is refused for it."""
@@ -155,4 +195,4 @@ def _is_segment(segment: str) -> bool:
 
 
 def _is_path(path: str) -> bool:
-    return all(map(_is_segment, path.split("/")))
+    return all(map(_is_segment, path.split("/"))) and not path.startswith(VERBATIM)

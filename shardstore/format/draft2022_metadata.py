@@ -31,18 +31,21 @@ from shardstore.format.draft2022_types import DataType, fill_from_v3, fill_to_v3
 from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.metadata_v3 import PlainArray, codec_configuration, codec_name, is_array, is_group, parse_plain
 from shardstore.format.presentation import same_chunks
-from shardstore.format.storage_transformers import parse_sharding_transformer, transformers_to_show
+from shardstore.format.storage_transformers import parse_sharding_transformers, transformers_to_show
+from shardstore.format.v2_kept import RESERVED as KEPT
 
 _CORE_URI = re.compile(r"https?://purl\.org/zarr/spec/(?:protocol/)?core/3\.[0-9]+/?", re.ASCII)
 _WRITTEN_CORE_URI = "https://purl.org/zarr/spec/protocol/core/3.0"
 _CODEC_URI = re.compile(r"https?://purl\.org/zarr/spec/codecs?/([a-z0-9]+)(?:/1\.[0-9]+)?/?", re.ASCII)
 _WRITTEN_CODEC_URI = "https://purl.org/zarr/spec/codec/{}/1.0"
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
+_AS_STORED = "draft2022"
+_TRANSFORMERS = "storage_transformers"
 _FILTERS = "filters"  # an attribute that zarr-python 2.18 takes for the filters of its v2 arrays
 
 # What array documents of the draft and of final v3 define: a member of another name is nobody's.
 _SHARED_MEMBERS = frozenset(
-    ("attributes", "chunk_grid", "codecs", "data_type", "extensions", "fill_value", "shape", "storage_transformers"),
+    ("attributes", "chunk_grid", "codecs", "data_type", "extensions", "fill_value", "shape", _TRANSFORMERS),
 )
 _DRAFT_MEMBERS = _SHARED_MEMBERS | {"chunk_memory_layout", "compressor", "dimension_separator", "storage_transformer"}
 _V3_MEMBERS = _SHARED_MEMBERS | {"chunk_key_encoding", "consolidated_metadata", "dimension_names", "node_type", "zarr_format"}
@@ -130,6 +133,50 @@ def group_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
     return _hidden(previous or {}) | _checked_extra(canonical) | {"attributes": _attributes(canonical)}
 
 
+def with_stored(canonical: JsonObject, stored: JsonObject) -> JsonObject:
+    """The canonical document with the draft's beside it, for those who show that one: a member that others may ignore."""
+    return canonical | {_AS_STORED: {"must_understand": False, "document": stored}}
+
+
+def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
+    """The canonical document and the draft's, where ``with_stored`` has put one beside it."""
+    beside = canonical.get(_AS_STORED)
+    stored = beside.get("document") if isinstance(beside, dict) else None
+    if not isinstance(stored, dict):
+        return canonical, None
+    return {member: value for member, value in canonical.items() if member != _AS_STORED}, stored
+
+
+def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
+    """What to store of an array whose document a client has ``given`` as one of the draft: that, with the storage transformers, and what is
+    kept among the attributes, of the canonical document that was made of it.
+
+    Raises:
+        InvalidInput: it would not be shown as ``canonical``.
+    """
+    document = _with_kept(canonical, {m: v for m, v in given.items() if m != _TRANSFORMERS})
+    transformers = canonical.get(_TRANSFORMERS) or given.get(_TRANSFORMERS)
+    document |= {} if transformers is None else {_TRANSFORMERS: transformers}
+    shown = array_to_v3(document)
+    if isinstance(shown, str) or not same_chunks(shown, canonical) or shown["shape"] != canonical["shape"]:
+        raise InvalidInput(
+            f"the 2022 draft cannot express this array: {shown if isinstance(shown, str) else 'its chunks have another form'}"
+        )
+    return document
+
+
+def given_group(canonical: JsonObject, given: JsonObject) -> JsonObject:
+    """As ``given_array``, of a group."""
+    return _with_kept(canonical, given)
+
+
+def _with_kept(canonical: JsonObject, given: JsonObject) -> JsonObject:
+    attributes, shown = canonical.get("attributes"), given.get("attributes")
+    if not isinstance(attributes, dict) or KEPT not in attributes:
+        return given
+    return given | {"attributes": (shown if isinstance(shown, dict) else {}) | {KEPT: attributes[KEPT]}}
+
+
 def _optional(document: JsonObject) -> JsonObject:
     """Members of a stored document that neither side defines and that may be ignored: they are shown as they are."""
     return {m: v for m, v in document.items() if m not in _DRAFT_MEMBERS | _V3_MEMBERS and _may_be_ignored(v)}
@@ -204,7 +251,7 @@ def array_to_v3(document: JsonObject, transformers_override: tuple[int, ...] | N
     plain = parse_plain(canonical)
     if isinstance(plain, str):
         return plain
-    return canonical | {"storage_transformers": transformers} if transformers else canonical
+    return canonical | {_TRANSFORMERS: transformers} if transformers else canonical
 
 
 def _chunk_shape(chunk_shape: Any, shape: list[Any]) -> Any:
@@ -304,7 +351,7 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
     """
     if not is_array(canonical):
         raise InvalidInput("an array of the 2022 draft can only be written from a Zarr v3 array document")
-    plain = parse_plain({m: v for m, v in canonical.items() if m != "storage_transformers"})
+    plain = parse_plain({m: v for m, v in canonical.items() if m != _TRANSFORMERS})
     if isinstance(plain, str):
         raise InvalidInput(f"the 2022 draft cannot express this array: {plain}")
     if len(plain.shape) == 1 and plain.key_encoding.separator != "/":
@@ -378,13 +425,13 @@ def _attributes_from_v3(canonical: JsonObject, ndim: int) -> JsonObject:
 
 def _transformers_from_v3(canonical: JsonObject, document: JsonObject) -> JsonObject:
     """The member, where it has to be written. Raises ``InvalidInput`` where it could not be read again."""
-    wanted, has = canonical.get("storage_transformers") or [], document.get("storage_transformers") or []
+    wanted, has = canonical.get(_TRANSFORMERS) or [], document.get(_TRANSFORMERS) or []
     if wanted == has:
         return {}
-    problem = parse_sharding_transformer(wanted, len(canonical["shape"]))
+    problem = parse_sharding_transformers(wanted, len(canonical["shape"]))
     if isinstance(problem, str):
         raise InvalidInput(f"storage_transformers: {problem}")
-    return {"storage_transformers": wanted}
+    return {_TRANSFORMERS: wanted}
 
 
 def _codecs_from_v3(codecs: Any, data_type: DataType, ndim: int) -> tuple[str, str, JsonObject | None]:

@@ -8,14 +8,15 @@ parameters"; sharding storage transformer 1.0 (draft), "Configuration".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
 from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
-from shardstore.format.storage_transformers import parse_sharding_transformer, transformer_index_format
+from shardstore.format.storage_transformers import parse_sharding_transformers, transformer_index_format
 from shardstore.model.chunks import ShardGrid
 
 METADATA_NAME = "zarr.json"
@@ -124,6 +125,24 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
     return plain
 
 
+def parse_shown(document: JsonObject) -> PlainArray | str:
+    """As ``parse_plain``, of a document that clients see, who may have put storage transformers of their own upon this one's: then the
+    chunks are what their last one stores.
+    """
+    plain = _parse_members(document)
+    if isinstance(plain, str):
+        return plain
+    transformers = parse_sharding_transformers(document.get("storage_transformers"), len(plain.shape))
+    return transformers if isinstance(transformers, str) else replace(plain, chunk_shape=_stacked(plain.chunk_shape, transformers))
+
+
+def _stacked(chunk_shape: tuple[int, ...], transformers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of the chunks that reach whoever is below these transformers."""
+    for counts in transformers:
+        chunk_shape = tuple(c * n for c, n in zip(chunk_shape, counts, strict=True))
+    return chunk_shape
+
+
 def _parse_members(document: JsonObject) -> PlainArray | str:
     shape = _sizes(document.get("shape"), 0)
     if shape is None:
@@ -178,11 +197,16 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
 
 
 def _transformed_layout(transformers: Any, plain: PlainArray) -> ArrayLayout | str:
-    """Of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the shards."""
-    chunks_per_shard = parse_sharding_transformer(transformers, len(plain.shape))
-    if chunks_per_shard is None or isinstance(chunks_per_shard, str):
-        return chunks_per_shard or "it names no storage transformer"
-    return ArrayLayout(plain.shape, plain.chunk_shape, plain.key_encoding, transformer_index_format(chunks_per_shard), by_transformer=True)
+    """Of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the shards.
+
+    Of several upon each other the last is meant: its chunks are the shards of the one before.
+    """
+    chunks_per_shard = parse_sharding_transformers(transformers, len(plain.shape))
+    if isinstance(chunks_per_shard, str):
+        return chunks_per_shard
+    *others, last = chunks_per_shard
+    chunk_shape = _stacked(plain.chunk_shape, others)
+    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), by_transformer=True)
 
 
 # Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.

@@ -24,7 +24,7 @@ from shardstore.format.metadata_v3 import (
     parse_layout,
 )
 from shardstore.format.shard_index import IndexFormat
-from shardstore.format.storage_transformers import sharding_transformer
+from shardstore.format.storage_transformers import parse_sharding_transformers, sharding_transformer
 
 # Members that decide what the bytes of the chunks mean: they cannot change while chunks exist.
 _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs")
@@ -44,14 +44,20 @@ def present_array(stored: JsonObject) -> JsonObject:
 
 def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
     if stored.get(_TRANSFORMERS):
-        return without_transformers(stored)
+        return _with_transformers(stored, stored[_TRANSFORMERS][:-1])
     grid = {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}}
     return stored | {"chunk_grid": grid, "codecs": codec_configuration(stored["codecs"][0])["codecs"]}
 
 
-def without_transformers(document: JsonObject) -> JsonObject:
-    """The document without a list of storage transformers; an empty one means the same as none."""
-    return {member: value for member, value in document.items() if member != _TRANSFORMERS}
+def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObject:
+    """The document with these storage transformers; an empty list means the same as none, and is left out."""
+    rest = {member: value for member, value in document.items() if member != _TRANSFORMERS}
+    return rest | {_TRANSFORMERS: transformers} if transformers else rest
+
+
+def without_empty_transformers(document: JsonObject) -> JsonObject:
+    """As a document that is sharded by a storage transformer is shown again."""
+    return _with_transformers(document, document.get(_TRANSFORMERS) or [])
 
 
 def present_node(stored: JsonObject) -> JsonObject:
@@ -102,8 +108,21 @@ def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
     """
     if any(_canonical(member, presented.get(member)) != _canonical(member, other.get(member)) for member in _CHUNK_MEMBERS[:-1]):
         return False
+    if not _same_transformers(presented, other):
+        return False
     single_bytes = item_nbytes(presented.get("data_type")) == 1
     return _same_codecs(presented.get("codecs"), other.get("codecs"), single_bytes)
+
+
+def _same_transformers(one: JsonObject, other: JsonObject) -> bool:
+    """Where only one of the documents has any, the other has lost them, as zarr-python 2.18 loses them on every resize."""
+    mine, theirs = one.get(_TRANSFORMERS), other.get(_TRANSFORMERS)
+    if not mine or not theirs or mine == theirs:
+        return True
+    shape = one.get("shape")
+    ndim = len(shape) if isinstance(shape, list) else 0
+    parsed = parse_sharding_transformers(mine, ndim)
+    return not isinstance(parsed, str) and parsed == parse_sharding_transformers(theirs, ndim)
 
 
 def _same_codecs(one: Any, other: Any, single_bytes: bool) -> bool:
@@ -165,7 +184,7 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
             f"{len(chunk_shape)}: give one number a dimension, or a mapping from path patterns to tuples"
         )
     if by_transformer:
-        return presented | {_TRANSFORMERS: [sharding_transformer(index_format.chunks_per_shard)]}
+        return _with_transformers(presented, [*(presented.get(_TRANSFORMERS) or []), sharding_transformer(index_format.chunks_per_shard)])
     shard_shape = [c * n for c, n in zip(chunk_shape, index_format.chunks_per_shard, strict=True)]
     sharding = {
         "name": SHARDING,
@@ -180,9 +199,9 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     return presented | {"chunk_grid": grid, "codecs": [sharding]}
 
 
-def asks_for_shards(presented: JsonObject) -> bool:
-    """Whether a client tries to create an array that is itself sharded, by a codec or by a storage transformer."""
-    return mentions_sharding(presented.get("codecs")) or bool(presented.get(_TRANSFORMERS))
+def asks_for_shards(presented: JsonObject, *, may_stack: bool) -> bool:
+    """Whether a client tries to create an array that is itself sharded, by a codec or, unless transformers ``may_stack``, by one."""
+    return mentions_sharding(presented.get("codecs")) or (bool(presented.get(_TRANSFORMERS)) and not may_stack)
 
 
 def _canonical(member: str, value: Any) -> Any:

@@ -10,7 +10,8 @@
     23 Mar 2023         sharding became a codec
 
 The second is what zarr-python 2.18 writes and reads. All of them are members of a list: no draft had a single transformer
-as a member of the array's document itself. Specification: sharding storage transformer 1.0, "Configuration".
+as a member of the array's document itself. In a list of several, each shards what the one before it stores: the last is next to the
+storage. Specification: sharding storage transformer 1.0, "Configuration".
 """
 
 from __future__ import annotations
@@ -30,21 +31,25 @@ _URI = re.compile(r"https?://purl\.org/zarr/spec/(?:extensions/)?storage[-_]tran
 _NAMING_MEMBERS = ("extension", "storage_transformer", "name")
 
 
-def parse_sharding_transformer(member: Any, ndim: int) -> tuple[int, ...] | str | None:
-    """Chunks per shard that the member asks for in an array of ``ndim`` dimensions, ``None`` where it names no transformer
+def parse_sharding_transformers(member: Any, ndim: int) -> tuple[tuple[int, ...], ...] | str:
+    """Chunks per shard that each transformer of the member asks for in an array of ``ndim`` dimensions, none where it names none
     (``[]``, ``null``), or in words why it cannot be understood.
 
     ``()`` for every 0-d array, which may write ``[]`` (the draft) or ``[1]`` (zarr-python 2.18). A list shorter than the
     array's rank means 1 for the last dimensions: zarr-python 2.18 writes it where the data type has a shape of its own.
     """
-    if member is None or member == []:
-        return None
+    if member is None:
+        return ()
     if not isinstance(member, list):
         return "its storage_transformers are not a list"
-    if len(member) > 1:
-        return f"it has {len(member)} storage transformers, one upon the other"
-    configuration = _sharding_configuration(member[0])
-    return configuration if isinstance(configuration, str) else _chunks_per_shard(configuration.get("chunks_per_shard"), ndim)
+    parsed: list[tuple[int, ...]] = []
+    for transformer in member:
+        configuration = _sharding_configuration(transformer)
+        counts = configuration if isinstance(configuration, str) else _chunks_per_shard(configuration.get("chunks_per_shard"), ndim)
+        if isinstance(counts, str):
+            return counts
+        parsed.append(counts)
+    return tuple(parsed)
 
 
 def _sharding_configuration(transformer: Any) -> JsonObject | str:
@@ -96,22 +101,22 @@ def transformers_to_show(document: JsonObject, override: tuple[int, ...] | None,
     """The ``storage_transformers`` of an array's document, verbatim, or in words why they cannot be understood.
 
     ``override`` are the chunks per shard of an array that lost the member, as zarr-python 2.18's ``resize`` loses it. Where
-    the document still has it, both have to agree.
+    the document still has it, the last has to agree.
     """
     if "storage_transformer" in document:
         return "its storage_transformer is a member of no draft: they are listed in storage_transformers"
     member = document.get("storage_transformers")
-    chunks_per_shard = parse_sharding_transformer(member, ndim)
+    chunks_per_shard = parse_sharding_transformers(member, ndim)
     if isinstance(chunks_per_shard, str):
         return chunks_per_shard
     if override is None:
         return member or []
     written = [sharding_transformer(override)]
-    wanted = parse_sharding_transformer(written, ndim)
-    if isinstance(wanted, str) or chunks_per_shard is None:
+    wanted = parse_sharding_transformers(written, ndim)
+    if isinstance(wanted, str) or not chunks_per_shard:
         return f"of the override: {wanted}" if isinstance(wanted, str) else written
-    if chunks_per_shard != wanted:
-        return f"its own chunks_per_shard {chunks_per_shard} are not the override's, {wanted}"
+    if chunks_per_shard[-1:] != wanted:
+        return f"its own chunks_per_shard {chunks_per_shard[-1]} are not the override's, {wanted[0]}"
     return member or []
 
 

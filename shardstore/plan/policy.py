@@ -12,7 +12,7 @@ import numpy as np
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import item_nbytes, parse_plain
+from shardstore.format.metadata_v3 import item_nbytes, parse_shown
 from shardstore.format.shard_index import MAX_SLOTS
 
 AUTO_SHARD_NBYTES = 64 * 2**20  # decoded; a few seconds' transfer at most, and few enough objects for a petabyte
@@ -46,7 +46,7 @@ def chunks_per_shard(policy: ShardingPolicy, path: str, presented: JsonObject) -
     Raises:
         InvalidInput: the tuple's rank is not the array's, or its members are not positive integers.
     """
-    plain = parse_plain(presented)
+    plain = parse_shown(presented)
     if isinstance(plain, str):
         return None  # passes through whole
     info = ArrayInfo(path, plain.shape, plain.chunk_shape, item_nbytes(presented.get("data_type")), presented)

@@ -7,17 +7,15 @@ shown. Where a node is stored as Zarr v2, without any ``zarr.json``, it passes t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
 from shardstore.engine.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
-from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.json_text import dumps as dumps_v3
 from shardstore.format.metadata_v2 import (
@@ -33,10 +31,10 @@ from shardstore.format.metadata_v2 import (
     group_from_v2,
     group_to_v2,
 )
-from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_plain
+from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.v2_keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, Meaning, Nothing, Part, PresentedEngine
+from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedEngine, array_of_node, parsed_document
 
 _DOCUMENTS_AT_ONCE = 100
 _NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
@@ -53,14 +51,6 @@ class _WrittenPart(Part):
     nodes: Mapping[str, JsonObject] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    """How the chunks of an array are named."""
-
-    encoding: ChunkKeyEncoding
-    ndim: int
-
-
 class V2Engine(PresentedEngine):
     """An engine under the keys of Zarr v2."""
 
@@ -71,7 +61,7 @@ class V2Engine(PresentedEngine):
         arrays = await self._arrays((path for found in owners.values() for path, _ in found), for_write=for_write)
         return [self._meaning(key, owners.get(key, []), arrays) for key in keys]
 
-    def _meaning(self, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, _Array]) -> Meaning:
+    def _meaning(self, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, KnownArray]) -> Meaning:
         if (document := document_key(key)) is not None:
             return Part(document.path, document.name)
         if metadata_path(key) is not None:
@@ -79,7 +69,7 @@ class V2Engine(PresentedEngine):
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
                 gone = self.hierarchy.vanished(path)
-                was = None if gone is None else _array_of_node(gone)
+                was = None if gone is None else array_of_node(gone)
                 if was is not None and canonical_chunk_key(rest, was.encoding, was.ndim) is not None:
                     return Nothing(
                         f"array {path!r} has been deleted or moved by another client: create it again, or open what is there now"
@@ -90,39 +80,6 @@ class V2Engine(PresentedEngine):
             if array.encoding.decode(rest, array.ndim) is not None:
                 return Nothing(f"it is where a shard of array {path!r} is stored, not the key of a chunk of Zarr v2")
         return Canonical(key)
-
-    async def _arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, _Array]:
-        """The arrays of final Zarr v3 among the nodes at ``paths``, in one round of requests at most."""
-        arrays: dict[str, _Array] = {}
-        unknown: list[str] = []
-        hierarchy, held = self.hierarchy, self._held
-        for path in dict.fromkeys(paths):
-            if held is not None and held.decides(metadata_key(path)):
-                if (array := _array_of_document(held.get(metadata_key(path)))) is not None:
-                    arrays[path] = array
-                continue
-            node = hierarchy.known(path)
-            if node is not None and (hierarchy.is_fresh(node) or not for_write):
-                if (array := _array_of_node(node)) is not None:
-                    arrays[path] = array
-            elif node is not None or for_write or not hierarchy.recently_absent(path):
-                unknown.append(path)
-        for path, node in (await self._nodes(unknown) if unknown else {}).items():
-            if node is not None and (array := _array_of_node(node)) is not None:
-                arrays[path] = array
-        return arrays
-
-    async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
-        """The nodes at ``paths``, but for those that cannot be read: the engine looks for them again, and tells who asks for their keys."""
-        try:
-            return await self.hierarchy.load(paths)
-        except ShardStoreError:
-            if len(paths) == 1:
-                return {}
-        nodes: dict[str, Node | None] = {}
-        for path in paths:
-            nodes |= await self._nodes([path])
-        return nodes
 
     # -- documents -------------------------------------------------------------------------------------------------------
 
@@ -152,10 +109,10 @@ class V2Engine(PresentedEngine):
         return None if shown is None else dumps(shown)
 
     def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
-        new = None if data is None else _parsed(data, join(part.path, part.kind))
+        new = None if data is None else parsed_document(data, join(part.path, part.kind))
         pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
         previous = None if document is None else loads_object(document)
-        attributes = None if pending is None else _parsed(pending, join(part.path, ATTRIBUTES_NAME))
+        attributes = None if pending is None else parsed_document(pending, join(part.path, ATTRIBUTES_NAME))
         if previous is not None and is_array(previous):
             zarray, attributes = array_to_v2(previous)
         elif previous is not None and is_group(previous):
@@ -342,32 +299,10 @@ class V2Engine(PresentedEngine):
                 raise error
 
 
-def _array_of_node(node: Node) -> _Array | None:
-    array: ArrayLayout | PlainArray | None = node.layout or node.plain
-    return None if array is None else _Array(array.key_encoding, len(array.shape))
-
-
-def _array_of_document(data: bytes | None) -> _Array | None:
-    """Of a document that a transaction holds back."""
-    try:
-        document = {} if data is None else loads_object(data)
-    except Corruption:
-        return None
-    plain = parse_plain(document) if is_array(document) else ""
-    return _Array(plain.key_encoding, len(plain.shape)) if isinstance(plain, PlainArray) else None
-
-
 def _may_name_document(prefix: str) -> bool:
     """Whether a prefix goes on as the name of a document, as ``x/.za`` does."""
     name = prefix.rpartition("/")[2]
     return any(document.startswith(name) for document in DOCUMENT_NAMES)
-
-
-def _parsed(data: bytes, key: str) -> JsonObject:
-    try:
-        return loads_object(data)
-    except Corruption as exc:
-        raise InvalidInput(f"{key!r} cannot be stored: it is {exc}") from exc
 
 
 def _raised(value: memoryview | ShardStoreError) -> memoryview:

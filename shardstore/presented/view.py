@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
+from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
 from shardstore.engine.listing import ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reader import Value
 from shardstore.engine.uninterrupted import uninterrupted
 from shardstore.engine.values import KeyRequest, KeyUpdate
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.model.ranges import EVERYTHING, resolve
 
 
@@ -46,6 +50,14 @@ class Nothing:
 
 
 Meaning = Canonical | Part | Nothing
+
+
+@dataclass(frozen=True, slots=True)
+class KnownArray:
+    """How the chunks of an array are named."""
+
+    encoding: ChunkKeyEncoding
+    ndim: int
 
 
 class PresentedEngine(Engine, ABC):
@@ -84,6 +96,41 @@ class PresentedEngine(Engine, ABC):
     @abstractmethod
     def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
         """Every presented key that starts with ``prefix``."""
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    async def _arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
+        """The arrays of final Zarr v3 whose chunks have known names among the nodes at ``paths``, in one round of requests at most."""
+        arrays: dict[str, KnownArray] = {}
+        unknown: list[str] = []
+        hierarchy, held = self.hierarchy, self._held
+        for path in dict.fromkeys(paths):
+            if held is not None and held.decides(metadata_key(path)):
+                if (array := _array_of_document(held.get(metadata_key(path)))) is not None:
+                    arrays[path] = array
+                continue
+            node = hierarchy.known(path)
+            if node is not None and (hierarchy.is_fresh(node) or not for_write):
+                if (array := array_of_node(node)) is not None:
+                    arrays[path] = array
+            elif node is not None or for_write or not hierarchy.recently_absent(path):
+                unknown.append(path)
+        for path, node in (await self._nodes(unknown) if unknown else {}).items():
+            if node is not None and (array := array_of_node(node)) is not None:
+                arrays[path] = array
+        return arrays
+
+    async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
+        """The nodes at ``paths``, but for those that cannot be read: the engine looks for them again, and tells who asks for their keys."""
+        try:
+            return await self.hierarchy.load(paths)
+        except ShardStoreError:
+            if len(paths) == 1:
+                return {}
+        nodes: dict[str, Node | None] = {}
+        for path in paths:
+            nodes |= await self._nodes([path])
+        return nodes
 
     # -- values --------------------------------------------------------------------------------------------------------
 
@@ -212,3 +259,26 @@ def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[V
     for (i, _), value in zip(numbered, found, strict=True):
         values[i] = value
     return values
+
+
+def array_of_node(node: Node) -> KnownArray | None:
+    array: ArrayLayout | PlainArray | None = node.layout or node.plain
+    return None if array is None else KnownArray(array.key_encoding, len(array.shape))
+
+
+def _array_of_document(data: bytes | None) -> KnownArray | None:
+    """Of a document that a transaction holds back."""
+    try:
+        document = {} if data is None else loads_object(data)
+    except Corruption:
+        return None
+    plain = parse_shown(document) if is_array(document) else ""
+    return KnownArray(plain.key_encoding, len(plain.shape)) if isinstance(plain, PlainArray) else None
+
+
+def parsed_document(data: bytes, key: str) -> JsonObject:
+    """What a client writes as a document. Raises ``InvalidInput`` where it is no JSON object."""
+    try:
+        return loads_object(data)
+    except Corruption as exc:
+        raise InvalidInput(f"{key!r} cannot be stored: it is {exc}") from exc

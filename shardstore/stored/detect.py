@@ -27,17 +27,18 @@ class DetectedStorage(StorageWrapper):
 
     That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
     is no round of its own where the first read is of no document. With ``draft`` it is the draft's hierarchy, or an error where something
-    else is stored.
+    else is stored; for ``beside`` see ``DraftStorage``.
     """
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False) -> None:
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False, beside: bool = False) -> None:
         super().__init__(inner)
         self._override = dict(override)
         self._draft = draft
+        self._beside = beside
         self._found: Storage | None = None
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return partial(DetectedStorage, draft=self._draft), (self.inner, self._override)
+        return partial(DetectedStorage, draft=self._draft, beside=self._beside), (self.inner, self._override)
 
     def __repr__(self) -> str:
         return f"DetectedStorage({self.inner!r})"
@@ -54,7 +55,7 @@ class DetectedStorage(StorageWrapper):
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
         """
         if self._found is None and self._draft:
-            draft = DraftStorage(self.inner, self._override)
+            draft = DraftStorage(self.inner, self._override, beside=self._beside)
             if (problem := await draft.problem()) is not None:
                 raise problem
             self._found = draft
@@ -70,7 +71,7 @@ class DetectedStorage(StorageWrapper):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
                 continue
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
-                self._found = DraftStorage(self.inner, self._override)
+                self._found = DraftStorage(self.inner, self._override, beside=self._beside)
                 return
             # S3 without the right to list answers 403 to what does not exist.
             is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)

@@ -6,12 +6,14 @@
     zarr.json                              none
     meta/root/x/y.array.json, .group.json  x/y/zarr.json, translated
     (no document, nodes below x)           x/zarr.json, of a group without attributes
+    any key                                .draft2022/…~, not listed but for those who list there
     data/root/x/y/c0/1                     x/y/c/0/1, the same object
     data/root/x/s/c0 or c, s being 0-d     x/s/c, the same object
 
 An array's document keeps the ``storage_transformers`` that are stored, and the grid of the chunks; what lies at its chunk keys
 are shards then. Versions, conditions and ranges of data are those of the objects inside; a document's version is that of the stored
 one, its bytes and ranges are those of the translation. Nothing is written but by writes, the entry point with the first document.
+What has no counterpart has a name of its own all the same (``draft2022_keys.verbatim_key``).
 """
 
 from __future__ import annotations
@@ -19,10 +21,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.format.draft2022_keys import DATA_ROOT, META_ROOT, array_document_key, data_key, document_path, scalar_data_keys
+from shardstore.format.draft2022_keys import (
+    DATA_ROOT,
+    ENTRY_POINT_KEY,
+    META_ROOT,
+    VERBATIM,
+    array_document_key,
+    canonical_key,
+    data_key,
+    document_path,
+    scalar_data_keys,
+    verbatim_stored,
+)
 from shardstore.format.json_text import JsonObject
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
@@ -69,16 +83,20 @@ class _Located:
 
 
 class DraftStorage(StorageWrapper):
-    """The hierarchy of the 2022 draft in ``inner``. ``override``: chunks per shard of arrays, by path, that have lost them."""
+    """The hierarchy of the 2022 draft in ``inner``. ``override``: chunks per shard of arrays, by path, that have lost them.
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]] = _NO_OVERRIDE) -> None:
+    With ``beside``, documents that are read have the stored ones beside them (``draft2022_metadata.with_stored``).
+    """
+
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]] = _NO_OVERRIDE, *, beside: bool = False) -> None:
         super().__init__(inner)
         self.override = dict(override)
-        self._documents = DraftDocuments(inner, self.override)
+        self._beside = beside
+        self._documents = DraftDocuments(inner, self.override, beside=beside)
         self._listing = DraftListing(inner, self._documents)
 
-    def __reduce__(self) -> tuple[type[DraftStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return type(self), (self.inner, self.override)
+    def __reduce__(self) -> tuple[partial[DraftStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
+        return partial(DraftStorage, beside=self._beside), (self.inner, self.override)
 
     def __repr__(self) -> str:
         return f"DraftStorage({self.inner!r}, {self.override!r})"
@@ -91,7 +109,8 @@ class DraftStorage(StorageWrapper):
         return await self._documents.entry_point.problem()
 
     async def cut_links(self, prefix: str) -> None:
-        for stored in (f"{DATA_ROOT}{prefix}", f"{META_ROOT}/{prefix}"):
+        is_verbatim = prefix.startswith(VERBATIM)
+        for stored in (prefix.removeprefix(VERBATIM),) if is_verbatim else (f"{DATA_ROOT}{prefix}", f"{META_ROOT}/{prefix}"):
             await super().cut_links(stored)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -133,7 +152,7 @@ class DraftStorage(StorageWrapper):
         """Of a document the size of the translation, which is read for it (in listings the size is that of the stored document)."""
         path = document_path(key)
         if path is None and not _may_be_scalar(key):
-            stored = data_key(key)
+            stored = _stored_key(key)
             info = None if stored is None else await self.inner.stat(stored)
             return None if info is None else replace(info, key=key)
         (outcome,) = await self.read([Read(key, () if path is None else (EVERYTHING,))])
@@ -144,9 +163,9 @@ class DraftStorage(StorageWrapper):
 
     async def _located(self, key: str) -> _Located | None:
         """Where data is, or where it would be written; ``None`` where the draft has no counterpart."""
-        stored = data_key(key)
-        if stored is None:
-            return None
+        stored = _stored_key(key)
+        if stored is None or verbatim_stored(key) is not None:
+            return None if stored is None else _Located(stored)
         if _may_be_scalar_inside(stored):
             # The object c0 of a 0-d array is its chunk, not one of the key c/0.
             return _Located(stored) if await self._scalar_document(data_path(stored)) is None else None
@@ -169,6 +188,8 @@ class DraftStorage(StorageWrapper):
 
     async def _target(self, key: str) -> str:
         located = await self._located(key)
+        if located is not None and verbatim_stored(key) is not None and canonical_key(located.key) is not None:
+            raise InvalidInput(f"{located.key!r} is part of the hierarchy ({self.url}): it is written as what it is there")
         if located is None:
             raise InvalidInput(
                 f"{key!r} has no counterpart in a hierarchy of the 2022 draft ({self.url}), where it would be taken for another key: "
@@ -213,6 +234,8 @@ class DraftStorage(StorageWrapper):
         located = await self._located(key)
         if located is None:
             return False
+        if located.key == ENTRY_POINT_KEY:
+            self._documents.entry_point.is_known = False
         if located.hidden is not None:  # first: it must not appear from behind the other
             await self.inner.delete(located.hidden, UNCONDITIONAL)
         return await self.inner.delete(located.key, condition)
@@ -221,10 +244,12 @@ class DraftStorage(StorageWrapper):
         stored: list[str] = []
         doubtful: dict[str, list[str]] = {}
         for key in keys:
-            path, inside = document_path(key), data_key(key)
+            path, inside = document_path(key), _stored_key(key)
+            if inside == ENTRY_POINT_KEY:
+                self._documents.entry_point.is_known = False
             if path is not None:
                 stored += [group_read.key for group_read in document_reads(path)]
-            elif inside is not None and (_may_be_scalar(key) or _may_be_scalar_inside(inside)):
+            elif inside is not None and verbatim_stored(key) is None and (_may_be_scalar(key) or _may_be_scalar_inside(inside)):
                 doubtful.setdefault(data_path(inside), []).append(inside)
             elif inside is not None:
                 stored.append(inside)
@@ -240,11 +265,12 @@ class DraftStorage(StorageWrapper):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Data in the order of the stored keys, then documents."""
-        return self._listing.objects(prefix)
+        """Data in the order of the stored keys, then documents. Below ``VERBATIM``: documents, and what has no canonical key."""
+        return self._listing.verbatim(prefix) if prefix.startswith(VERBATIM) else self._listing.objects(prefix)
 
     async def list_dir(self, prefix: str) -> DirListing:
-        return await self._listing.directory(prefix)
+        """Below ``VERBATIM`` whatever is stored there."""
+        return await (self._listing.verbatim_directory(prefix) if prefix.startswith(VERBATIM) else self._listing.directory(prefix))
 
 
 # -- reads of single keys ----------------------------------------------------------------------------------------------
@@ -255,13 +281,19 @@ def _inside(read: Read) -> _Inside:
     beside = None if read.beside is None else _beside(read.beside)
     if path is not None:
         return _Inside(document_reads(path, beside), document=path)
-    stored = data_key(read.key)
+    stored = _stored_key(read.key)
     if stored is None:
         return _Inside(())
     inside = replace(read, key=stored, beside=beside)
     if not _may_be_scalar(read.key):
         return _Inside((inside,))
     return _Inside(_scalar_reads(inside, _scalar_path(read.key)), scalar=_scalar_path(read.key))
+
+
+def _stored_key(key: str) -> str | None:
+    """The stored key of data, or of what is named verbatim."""
+    verbatim = verbatim_stored(key)
+    return data_key(key) if verbatim is None else verbatim
 
 
 def _beside(beside: Beside) -> Beside:

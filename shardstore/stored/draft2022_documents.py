@@ -29,9 +29,13 @@ from shardstore.format.draft2022_metadata import (
     array_from_v3,
     array_to_v3,
     dump_document,
+    given_array,
+    given_group,
     group_from_v3,
     group_to_v3,
     implicit_group,
+    split_stored,
+    with_stored,
 )
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
@@ -90,11 +94,15 @@ def shown_outcome(group: ReadOutcome, array: ReadOutcome) -> tuple[Kind, ReadOut
 
 
 class DraftDocuments:
-    """The documents of one hierarchy. ``override``: chunks per shard of arrays, by path, whose documents have lost them."""
+    """The documents of one hierarchy. ``override``: chunks per shard of arrays, by path, whose documents have lost them.
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]]) -> None:
+    ``beside``: canonical documents have the stored ones beside them.
+    """
+
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, beside: bool) -> None:
         self._inner = inner
         self._override = override
+        self._beside = beside
         self.entry_point = EntryPoint(inner)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -110,7 +118,7 @@ class DraftDocuments:
             document = loads_object(data)
             canonical = array_to_v3(document, self._override.get(path)) if kind == "array" else group_to_v3(document)
             if not isinstance(canonical, str):
-                return dumps(canonical)
+                return dumps(with_stored(canonical, document) if self._beside else canonical)
         except (Corruption, RecursionError):
             return data
         logger.debug("%s %r of the 2022 draft is shown as it is stored: %s", kind, path, canonical)
@@ -143,7 +151,7 @@ class DraftDocuments:
         mine, other = stored.of(kind), stored.of("group" if kind == "array" else "array")
         inner_condition = _inner_condition(condition, key, mine, stored.shown)
         try:
-            document = (array_from_v3 if kind == "array" else group_from_v3)(canonical, parsed(mine))
+            document = _to_store(kind, canonical, parsed(mine))
         except InvalidInput as exc:
             raise InvalidInput(f"{key!r} cannot be stored in {self._inner.url}: {exc}") from exc
         if not has_entry_point:
@@ -267,6 +275,14 @@ class DraftDocuments:
         if stored.array is not None and stored.group is not None:
             await self._inner.delete(group_document_key(path), UNCONDITIONAL)  # first: it must not appear from behind the array's
         return await self._inner.delete(document_key(stored.kind, path), condition)
+
+
+def _to_store(kind: Kind, canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
+    """The draft's document. Raises ``InvalidInput`` where it cannot express the canonical one."""
+    canonical, given = split_stored(canonical)
+    if given is not None:
+        return (given_array if kind == "array" else given_group)(canonical, given)
+    return (array_from_v3 if kind == "array" else group_from_v3)(canonical, previous)
 
 
 def _documents(path: str, group: ReadOutcome, array: ReadOutcome) -> StoredDocuments:

@@ -16,12 +16,14 @@ from shardstore.format.draft2022_keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
     META_ROOT,
+    VERBATIM,
     array_document_key,
     canonical_key,
     document_path,
     group_document_key,
     scalar_data_keys,
     stored_prefixes,
+    verbatim_key,
 )
 from shardstore.format.json_text import JsonObject
 from shardstore.model.ranges import EVERYTHING
@@ -40,6 +42,19 @@ class DraftListing:
     def __init__(self, inner: Storage, documents: DraftDocuments) -> None:
         self._inner = inner
         self._documents = documents
+
+    # -- as it is stored -----------------------------------------------------------------------------------------------
+
+    async def verbatim(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Below ``VERBATIM``: documents, and what has no canonical key."""
+        async for found in self._inner.list(prefix.removeprefix(VERBATIM)):
+            if found.key.startswith(META_ROOT) or canonical_key(found.key) is None:
+                yield replace(found, key=verbatim_key(found.key))
+
+    async def verbatim_directory(self, prefix: str) -> DirListing:
+        listed = await self._inner.list_dir(prefix.removeprefix(VERBATIM))
+        objects = tuple(replace(found, key=verbatim_key(found.key)) for found in listed.objects)
+        return DirListing(objects, tuple(VERBATIM + below for below in listed.prefixes))
 
     # -- all keys that start with a prefix -----------------------------------------------------------------------------
 
@@ -213,12 +228,13 @@ class _Directory:
         if not _resembles_row(tail):
             self._prefixes |= wanted
             return
-        holds_chunks, holds_others = await self._look(directory, as_chunks in wanted, own in wanted)
+        holds_chunks, holds_others = await self._look(directory, tail, as_chunks in wanted, own in wanted)
         self._prefixes |= {p for p, holds in ((as_chunks, holds_chunks), (own, holds_others)) if holds and p in wanted}
 
-    async def _look(self, directory: str, for_chunks: bool, for_others: bool) -> tuple[bool, bool]:
-        """Whether chunks are below a directory that is named like one of chunks, and whether other data is."""
-        tail = directory[len(DATA_ROOT) :]
+    async def _look(self, directory: str, tail: str, for_chunks: bool, for_others: bool) -> tuple[bool, bool]:
+        """Whether chunks are in ``directory``, below one that is named like one of chunks, and whether other data is: what is shown below
+        ``tail``, the name of that one.
+        """
         listed = await self._inner.list_dir(directory)
         keys = [key for found in listed.objects if (key := canonical_key(found.key)) is not None]
         others = any(key.startswith(tail) for key in keys)
@@ -233,7 +249,7 @@ class _Directory:
             look_for_chunks, look_for_others = for_chunks and not chunks, for_others and not others
             if not look_for_chunks and not look_for_others:
                 break
-            more = await self._look(deeper, look_for_chunks, look_for_others)
+            more = await self._look(deeper, tail, look_for_chunks, look_for_others)
             chunks, others = chunks or more[0], others or more[1]
         return chunks, others
 

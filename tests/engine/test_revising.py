@@ -14,7 +14,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.model.ranges import EVERYTHING
-from tests.engine.hooked import document, fresh_memory
+from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 OPTIONS = EngineOptions(chunks_per_shard=(4,))
 KEY = "a/zarr.json"
@@ -110,6 +110,40 @@ def test_in_a_transaction() -> None:
         assert (await presented(Engine(engine.storage, OPTIONS)))["attributes"] == {}
         await engine.commit()
         assert (await presented(Engine(engine.storage, OPTIONS)))["attributes"] == {"one": 1, "two": 2}
+
+    asyncio.run(revise())
+
+
+def test_a_removal_in_a_transaction() -> None:
+    async def revise() -> None:
+        engine = await with_array()
+        await engine.update(("g/zarr.json", SetValue(b'{"zarr_format": 3, "node_type": "group"}')))
+        await engine.begin()
+        await engine.update(("g/zarr.json", Revise(lambda old: None)))
+        assert await presented(engine, "g/zarr.json") is None
+        await engine.commit()
+        assert await presented(engine, "g/zarr.json") is None
+
+    asyncio.run(revise())
+
+
+def test_what_is_removed_is_what_was_seen() -> None:
+    """Another client changes the document between the look at it and its removal: the decision is made again."""
+
+    async def revise() -> None:
+        place = HookedStorage(fresh_memory())
+        engine, other = Engine(place, OPTIONS), Engine(place.inner, OPTIONS)
+        group = b'{"zarr_format": 3, "node_type": "group", "attributes": {"by": "%s"}}'
+        await engine.update(("g/zarr.json", SetValue(group % b"me")))
+
+        async def change(operation: str, key: str) -> None:
+            if operation == "delete":
+                place.before = None
+                await other.update(("g/zarr.json", SetValue(group % b"you")))
+
+        place.before = change
+        await engine.update(("g/zarr.json", Revise(lambda old: None if b"me" in (old or b"") else old)))
+        assert (await presented(engine, "g/zarr.json"))["attributes"] == {"by": "you"}
 
     asyncio.run(revise())
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shardstore.format.draft2022_keys import (
     array_document_key,
     canonical_key,
+    canonical_prefixes,
     data_key,
     document_path,
     group_document_key,
@@ -213,3 +214,38 @@ def test_prefixes_find_what_brute_force_finds(keys: list[str], text: str, cut: i
         assert found - {k for k in keys if canonical_key(k) is None} == {
             k for k in keys if (c := canonical_key(k)) is not None and c.startswith(prefix)
         }
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("", [""]),
+        ("da", [""]),
+        ("meta/root", [""]),
+        ("data/root/", [""]),
+        ("data/root/x/", ["x/"]),
+        ("data/root/x/c", ["x/c"]),
+        ("data/root/x/c0/", ["x/c0/", "x/c/0/", "x/c.0/"]),
+        ("data/root/x/c1", ["x/c1", "x/c/1", "x/c.1"]),
+        ("meta/root.a", ["zarr.json"]),
+        ("meta/root/x", ["x"]),
+        ("meta/root/x.ar", ["x"]),
+        ("meta/root/x.array.js", ["x"]),
+        ("meta/roots", []),
+        ("other/", []),
+    ],
+)
+def test_canonical_prefixes(prefix: str, expected: list[str]) -> None:
+    assert canonical_prefixes(prefix) == expected
+
+
+@given(st.lists(stored_keys(), min_size=1, max_size=8), st.integers(0, 12))
+def test_canonical_prefixes_cover_all(keys: list[str], cut: int) -> None:
+    for key in keys:
+        prefix = key[: max(0, len(key) - cut)]
+        prefixes = canonical_prefixes(prefix)
+        assert not any(a.startswith(b) for a in prefixes for b in prefixes if a is not b)
+        for other in keys:
+            canonical = canonical_key(other)
+            if other.startswith(prefix) and canonical is not None:
+                assert sum(canonical.startswith(p) for p in prefixes) == 1

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
+from shardstore.format.presentation import present_array, same_chunks, shard_document, update_stored
 from shardstore.format.shard_index import MAX_SLOTS, IndexCodecs
 from shardstore.format.storage_transformers import (
-    parse_sharding_transformer,
+    parse_sharding_transformers,
     scalar_key_name,
     sharding_transformer,
     transformer_index_format,
@@ -39,22 +41,48 @@ PER_SHARD = {"chunks_per_shard": [32, 2]}
     ],
 )
 def test_every_form_of_2022_and_2023(transformer: dict[str, Any]) -> None:
-    assert parse_sharding_transformer([transformer], 2) == (32, 2)
+    assert parse_sharding_transformers([transformer], 2) == ((32, 2),)
 
 
 def test_none_is_no_sharding() -> None:
-    assert parse_sharding_transformer([], 2) is None
-    assert parse_sharding_transformer(None, 2) is None
+    assert parse_sharding_transformers([], 2) == ()
+    assert parse_sharding_transformers(None, 2) == ()
+
+
+def test_one_upon_the_other() -> None:
+    """The first shards the chunks, the last is next to the storage: its chunks are the first one's shards."""
+    second = NOV_2022 | {"configuration": {"chunks_per_shard": [3, 5]}}
+    assert parse_sharding_transformers([NOV_2022, second], 2) == ((32, 2), (3, 5))
+    document: dict[str, Any] = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [1000, 1000],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 10]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes"}],
+    }
+    upper = document | {"storage_transformers": [NOV_2022]}
+    stored = shard_document(upper, transformer_index_format((3, 5)), by_transformer=True)
+    layout = parse_layout(stored)
+    assert isinstance(layout, ArrayLayout)
+    assert (layout.chunk_shape, layout.shard_shape, layout.chunk_grid_shape) == ((64, 20), (192, 100), (16, 50))
+    assert present_array(stored) == upper
+    assert present_array(upper) == document
+    assert same_chunks(upper, present_array(stored))
+    assert same_chunks(document, upper), "zarr-python 2.18 loses them on a resize"
+    assert not same_chunks(document | {"storage_transformers": [second]}, upper)
+    assert update_stored(document, stored)["storage_transformers"] == stored["storage_transformers"]
 
 
 @pytest.mark.parametrize("value", [[], [1]])
 def test_0d(value: list[int]) -> None:
-    assert parse_sharding_transformer([NOV_2022 | {"configuration": {"chunks_per_shard": value}}], 0) == ()
+    assert parse_sharding_transformers([NOV_2022 | {"configuration": {"chunks_per_shard": value}}], 0) == ((),)
 
 
 def test_a_shorter_list_is_padded() -> None:
     """zarr-python 2.18 writes ``[2]`` for shape ``[4, 3]`` where the data type is ``(3,)i4``."""
-    assert parse_sharding_transformer([NOV_2022 | {"configuration": {"chunks_per_shard": [2]}}], 3) == (2, 1, 1)
+    assert parse_sharding_transformers([NOV_2022 | {"configuration": {"chunks_per_shard": [2]}}], 3) == ((2, 1, 1),)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +91,7 @@ def test_a_shorter_list_is_padded() -> None:
         ({}, "not a list"),
         ("sharding", "not a list"),
         (["sharding"], "not an object"),
-        ([NOV_2022, NOV_2022], "2 storage transformers"),
+        ([NOV_2022, {"name": "compaction"}], "'compaction' is not known"),
         ([{"configuration": PER_SHARD}], "named by none"),
         ([NOV_2022 | {"name": "sharding"}], "or by several"),
         ([NOV_2022 | {"extension": "https://example.org/compaction"}], "is not known"),
@@ -79,7 +107,7 @@ def test_a_shorter_list_is_padded() -> None:
     ],
 )
 def test_what_cannot_be_understood(member: Any, reason: str) -> None:
-    parsed = parse_sharding_transformer(member, 2)
+    parsed = parse_sharding_transformers(member, 2)
     assert isinstance(parsed, str)
     assert reason in parsed
 
@@ -103,7 +131,7 @@ def test_what_cannot_be_understood(member: Any, reason: str) -> None:
     ],
 )
 def test_numbers_that_cannot_be(value: Any, ndim: int) -> None:
-    parsed = parse_sharding_transformer([NOV_2022 | {"configuration": {"chunks_per_shard": value}}], ndim)
+    parsed = parse_sharding_transformers([NOV_2022 | {"configuration": {"chunks_per_shard": value}}], ndim)
     assert isinstance(parsed, str)
     assert "chunks" in parsed
 
@@ -112,7 +140,7 @@ def test_what_is_written_is_zarr_pythons() -> None:
     assert sharding_transformer((32, 2)) == NOV_2022
     assert sharding_transformer(())["configuration"] == {"chunks_per_shard": [1]}
     for chunks_per_shard in ((), (3,), (2, 1, 4)):
-        assert parse_sharding_transformer([sharding_transformer(chunks_per_shard)], len(chunks_per_shard)) == chunks_per_shard
+        assert parse_sharding_transformers([sharding_transformer(chunks_per_shard)], len(chunks_per_shard)) == (chunks_per_shard,)
 
 
 def test_the_index() -> None:

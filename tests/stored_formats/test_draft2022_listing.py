@@ -46,10 +46,11 @@ STORED = {
     "data/root/gone/c1/c3": b"1",
     "data/root/gone/c2/deep/notes": b"1",
     "data/root/gone/c3/4/deep/notes": b"1",
+    "data/root/left/c/c0/1": b"1",  # of an array that was called c
 }
 
 DIRECTORIES = {
-    "": (["zarr.json"], ["dots/", "g/", "gone/", "none/", "one/", "three/"]),
+    "": (["zarr.json"], ["dots/", "g/", "gone/", "left/", "none/", "one/", "three/"]),
     "three/": (["three/zarr.json"], ["three/c/"]),
     "three/c/": ([], ["three/c/0/", "three/c/1/"]),
     "three/c/0/": ([], ["three/c/0/0/", "three/c/0/1/"]),
@@ -85,6 +86,10 @@ DIRECTORIES = {
     "gone/c3/4/": ([], ["gone/c3/4/deep/"]),
     "gone/c3/4/deep/": (["gone/c3/4/deep/notes"], []),
     "gone/c1/": ([], ["gone/c1/c/"]),
+    "left/": ([], ["left/c/"]),
+    "left/c/": ([], ["left/c/c/"]),
+    "left/c/c/": ([], ["left/c/c/0/"]),
+    "left/c/c/0/": (["left/c/c/0/1"], []),
     "nothing/": ([], []),
     "three//": ([], []),
     "../": ([], []),

@@ -70,7 +70,8 @@ def test_copied_moved_and_erased(inner: Storage, i: SyncStorage) -> None:
     assert i.keys("data/root/g") + i.keys("meta/root/g") == []
     run_sync(engine.erase_prefix("n/"))
     run_sync(engine.erase_prefix("m/"))
-    assert [key for key in i.keys() if key != "zarr.json"] == ["meta/root.group.json"]  # noqa: SIM118 - no mapping
+    # The root's group has a document if zarr-python asked for it before there was a node below it: then it is implicit.
+    assert set(i.keys()) <= {"zarr.json", "meta/root.group.json"}
 
 
 def test_to_final_zarr_v3_and_back(inner: Storage) -> None:

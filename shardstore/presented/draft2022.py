@@ -1,0 +1,331 @@
+"""The keys and documents of the 2022 draft, of a stored draft hierarchy: ``meta/root/x.array.json``, ``data/root/x/c0/1``.
+
+Arrays are shown without the storage transformer that is stored, as the draft's own transformer shows the store that it wraps; where
+several are stored one upon the other, without the last. Everything that is neither a document nor a chunk is shown as it is stored.
+Specification: draft core protocol 3.0, "Storage keys"; sharding storage transformer 1.0, "API implementation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import NoReturn
+
+from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path
+from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.values import KeyUpdate
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
+from shardstore.format.draft2022_keys import (
+    ARRAY_SUFFIX,
+    DATA_ROOT,
+    ENTRY_POINT_KEY,
+    META_ROOT,
+    VERBATIM,
+    array_document_key,
+    canonical_key,
+    canonical_prefixes,
+    data_key,
+    document_path,
+    group_document_key,
+    scalar_data_keys,
+    verbatim_key,
+    verbatim_stored,
+)
+from shardstore.format.draft2022_metadata import (
+    array_to_v3,
+    dump_document,
+    entry_point_problem,
+    group_to_v3,
+    is_entry_point,
+    split_stored,
+    with_stored,
+)
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import is_array, is_group
+from shardstore.format.storage_transformers import scalar_key_name
+from shardstore.format.v2_kept import RESERVED
+from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedEngine, parsed_document
+
+_ARRAY, _GROUP = "array", "group"
+_TRANSFORMERS = "storage_transformers"
+
+
+class DraftEngine(PresentedEngine):
+    """An engine under the keys of the 2022 draft."""
+
+    # -- what keys mean ------------------------------------------------------------------------------------------------
+
+    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+        paths = [path for key in keys if (path := _path_of_scalar(key)) is not None]
+        arrays = await self._arrays(paths, for_write=for_write) if paths else {}
+        return [_meaning(key, arrays) for key in keys]
+
+    # -- documents -----------------------------------------------------------------------------------------------------
+
+    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        documents = await self._documents_of(parts)
+        shown = [self._of_document(part, documents[part.path]) for part in parts]
+        # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
+        others = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
+        values = await Engine.get_many(self, [(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in others]) if others else []
+        for i, value in zip(others, values, strict=True):
+            shown[i] = bytes(value) if isinstance(value, memoryview) else value
+        return shown
+
+    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
+        if document is None:
+            return None
+        if not _is_node(document):
+            return document
+        canonical, stored = split_stored(loads_object(document))
+        if stored is None or is_array(canonical) is not (part.kind == _ARRAY):
+            return None  # a group is implicit that has none
+        return dump_document(_without_ours(stored, canonical))
+
+    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+        if data is None:
+            return None
+        key = _document_key(part)
+        given = parsed_document(data, key)
+        canonical = array_to_v3(given) if part.kind == _ARRAY else group_to_v3(given)
+        if isinstance(canonical, str):
+            raise InvalidInput(f"{key!r} cannot be stored: {canonical}")
+        return dumps(with_stored(canonical, given))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Documents first, then data, whose keys they give a meaning. Documents that are erased go last."""
+        errors: list[Exception | None] = [None] * len(updates)
+        checked: list[KeyUpdate] = []
+        waves: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for i, (key, action) in enumerate(updates):
+            checked.append((key, action))
+            is_document = _part(check_key(key)) is not None or key == ENTRY_POINT_KEY
+            try:
+                checked[i] = (key, _entry_point_action(action)) if key == ENTRY_POINT_KEY else (key, action)
+            except InvalidInput as exc:
+                errors[i] = exc
+            else:
+                waves[1 if not is_document else 2 if isinstance(action, EraseValue) else 0].append(i)
+        for numbers in filter(None, waves):
+            meanings = await self._meanings([checked[i][0] for i in numbers], for_write=True)
+            for i, error in zip(numbers, await self._update_meant([checked[i] for i in numbers], meanings), strict=True):
+                errors[i] = error
+        return errors
+
+    async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        _refuse_nodes("copied")
+
+    async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        _refuse_nodes("moved")
+
+    # -- listing -------------------------------------------------------------------------------------------------------
+
+    async def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
+        held = None if self._held is None else self._held.snapshot()
+        for canonical_prefix in [] if prefix.startswith(META_ROOT[:4]) else canonical_prefixes(prefix):
+            async for value in Engine.list(self, canonical_prefix):
+                if metadata_path(value.key) is None and not value.key.startswith(VERBATIM):
+                    key = await self._presented_key(value.key)
+                    if key is not None and key.startswith(prefix):
+                        yield ListedValue(key, value.nbytes)
+        async for value in Engine.list(self, VERBATIM + prefix):
+            stored = verbatim_stored(value.key)
+            part = None if stored is None else _part(stored)
+            if part is None and stored is not None:
+                yield ListedValue(stored, value.nbytes)
+            elif part is not None and (held is None or not held.decides(metadata_key(part.path))):
+                yield ListedValue(_document_key(part), None)  # without its transformer it is shorter
+        if held is not None:
+            paths = [path for key, nbytes in held.sizes.items() if nbytes is not None and (path := metadata_path(key)) is not None]
+            for key in await self._held_documents(paths):
+                if key.startswith(prefix):
+                    yield ListedValue(key, None)
+
+    async def _held_documents(self, paths: Iterable[str]) -> list[str]:
+        parts = [Part(path, kind) for path in paths for kind in (_ARRAY, _GROUP)]
+        shown = await self._read_parts(parts)
+        return [_document_key(part) for part, data in zip(parts, shown, strict=True) if isinstance(data, bytes)]
+
+    async def _presented_key(self, canonical: str) -> str | None:
+        """The presented key of a canonical one that is no document's."""
+        parent, _, name = canonical.rpartition("/")
+        if name == "c" and _is_scalar((await self._arrays([parent], for_write=False)).get(parent)):
+            return await self._scalar_key(parent)
+        return data_key(canonical)
+
+    async def _scalar_key(self, path: str) -> str:
+        """Under which of its two keys the chunk of a 0-d array is shown: the one under which it is written."""
+        document = (await self._documents_of([Part(path, _ARRAY)]))[path]
+        stored = split_stored(loads_object(document))[1] if isinstance(document, memoryview) and _is_node(document) else None
+        return scalar_data_keys(path)[0 if scalar_key_name(stored or {}) == "c" else 1]
+
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        """Values are exact. With ``approximate`` the prefixes are those of all chunks that the shards there could hold."""
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            prefix += "/"
+        if self._held is not None:
+            return await directly_below(prefix, self._presented_keys(prefix))
+        listed = await self.storage.list_dir(VERBATIM + prefix)
+        values = [ListedValue(verbatim_stored(found.key) or found.key, found.nbytes) for found in listed.objects]
+        values = [ListedValue(v.key, None) if _part(v.key) is not None else v for v in values]
+        prefixes = [below.removeprefix(VERBATIM) for below in listed.prefixes]
+        found = await self._array_at(prefix)
+        if found is None:
+            return ListedDir(tuple(values), tuple(prefixes))
+        path, array = found
+        shards = {v.key for v in values if _is_chunk(v.key, path, array)}
+        rows = {below for below in prefixes if _is_row(below, path, array)}
+        chunks = await self._chunks_below(prefix, path, array, approximate=approximate)
+        values = [v for v in values if v.key not in shards] + list(chunks.values)
+        return ListedDir(tuple(values), tuple(dict.fromkeys([*(p for p in prefixes if p not in rows), *chunks.prefixes])))
+
+    async def _array_at(self, prefix: str) -> tuple[str, KnownArray] | None:
+        """The array below whose data ``prefix`` is."""
+        if not prefix.startswith(DATA_ROOT):
+            return None
+        paths = [path.rstrip("/") for path, _ in ancestors(prefix.removeprefix(DATA_ROOT))]
+        arrays = await self._arrays(paths, for_write=False)
+        return next(((path, arrays[path]) for path in paths if path in arrays), None)
+
+    async def _chunks_below(self, prefix: str, path: str, array: KnownArray, *, approximate: bool) -> ListedDir:
+        """The chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
+        rest = prefix.removeprefix(DATA_ROOT + join(path, ""))
+        if array.ndim == 0:
+            (value,) = await Engine.get_many(self, [(join(path, "c"), EVERYTHING)]) if not rest else [None]
+            if isinstance(value, ShardStoreError):
+                raise value
+            return ListedDir(() if value is None else (ListedValue(await self._scalar_key(path), len(value)),), ())
+        separator = array.encoding.separator if array.ndim > 1 else "/"
+        if rest and (separator != "/" or canonical_key(prefix + "0") is None):
+            return ListedDir((), ())  # no chunk lies deeper
+        canonical = (canonical_key(prefix + "0") or "")[:-1] if rest else f"{join(path, 'c')}{separator}"
+        if separator == "/":
+            listed = await Engine.list_dir(self, canonical, approximate=approximate)
+        else:
+            listed = ListedDir(tuple([value async for value in Engine.list(self, canonical)]), ())
+        values = [(data_key(value.key), value.nbytes) for value in listed.values if metadata_path(value.key) is None]
+        below = [(data_key(deeper + "0") or "")[:-1] for deeper in listed.prefixes]
+        return ListedDir(
+            tuple(ListedValue(key, nbytes) for key, nbytes in values if key is not None and _is_chunk(key, path, array)),
+            tuple(deeper for deeper in below if _is_row(deeper, path, array)),
+        )
+
+    # -- erasing -------------------------------------------------------------------------------------------------------
+
+    async def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below a prefix that is ``""`` or ends with ``/``: whole shards unread. Below ``data/root/`` no document goes."""
+        prefix = check_prefix(prefix)
+        if prefix and not prefix.endswith("/"):
+            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        if DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT):
+            for canonical_prefix in canonical_prefixes(prefix):
+                await self._erase_below(canonical_prefix, keep_documents=bool(prefix))
+        keys = [value.key async for value in self._presented_keys(prefix)]
+        for error in await self.update_many([(key, ERASE) for key in keys]):
+            if error is not None:
+                raise error
+
+
+def _meaning(key: str, arrays: dict[str, KnownArray]) -> Meaning:
+    if (part := _part(key)) is not None:
+        return part
+    path = _path_of_scalar(key)
+    if path is not None and _is_scalar(arrays.get(path)):
+        return Canonical(join(path, "c"))
+    canonical = canonical_key(key)
+    return Canonical(verbatim_key(key) if canonical is None else canonical)
+
+
+def _part(key: str) -> Part | None:
+    """The document that a presented key is of."""
+    canonical = canonical_key(key) if key.startswith(META_ROOT) else None
+    path = None if canonical is None else document_path(canonical)
+    return None if path is None else Part(path, _ARRAY if key.endswith(ARRAY_SUFFIX) else _GROUP)
+
+
+def _document_key(part: Part) -> str:
+    return array_document_key(part.path) if part.kind == _ARRAY else group_document_key(part.path)
+
+
+def _path_of_scalar(key: str) -> str | None:
+    """The path of the array whose chunk ``key`` is, if that array is 0-d."""
+    parent, slash, name = key.rpartition("/")
+    return f"{parent}/"[len(DATA_ROOT) :].rstrip("/") if name in ("c", "c0") and f"{parent}{slash}".startswith(DATA_ROOT) else None
+
+
+def _is_scalar(array: KnownArray | None) -> bool:
+    return array is not None and array.ndim == 0
+
+
+def _is_chunk(key: str, path: str, array: KnownArray) -> bool:
+    """Whether a stored or presented key is that of a shard or chunk of the array."""
+    if array.ndim == 0:
+        return key in scalar_data_keys(path)
+    canonical, start = canonical_key(key), join(path, "")
+    return canonical is not None and canonical.startswith(start) and array.encoding.decode(canonical[len(start) :], array.ndim) is not None
+
+
+def _is_row(prefix: str, path: str, array: KnownArray) -> bool:
+    """Whether keys of shards or chunks of the array can start with ``prefix``, which ends with ``/``."""
+    have = prefix.removeprefix(DATA_ROOT + join(path, "")).count("/")
+    return 0 < have < array.ndim and _is_chunk(prefix + "/".join(["0"] * (array.ndim - have)), path, array)
+
+
+def _is_node(document: bytes | memoryview) -> bool:
+    """Whether a canonical document is an array's or a group's."""
+    try:
+        canonical = loads_object(document)
+    except Corruption:
+        return False
+    return is_array(canonical) or is_group(canonical)
+
+
+def _without_ours(stored: JsonObject, canonical: JsonObject) -> JsonObject:
+    """The draft's document without the transformer that the canonical one is shown without, and without what is kept for other views."""
+    shown = {member: value for member, value in stored.items() if member != _TRANSFORMERS or value == []}
+    if canonical.get(_TRANSFORMERS):
+        shown[_TRANSFORMERS] = canonical[_TRANSFORMERS]
+    attributes = shown.get("attributes")
+    if isinstance(attributes, dict) and RESERVED in attributes:
+        shown["attributes"] = {name: value for name, value in attributes.items() if name != RESERVED}
+    return shown
+
+
+def _entry_point_action(action: Action) -> Action:
+    """The same on the entry point, where what it becomes is one that this can be the hierarchy of."""
+
+    def revised(compute: Callable[[bytes | None], bytes | None]) -> Callable[[bytes | None], bytes | None]:
+        def checked(old: bytes | None) -> bytes | None:
+            new = compute(old)
+            return new if new is None else _checked_entry_point(new)
+
+        return checked
+
+    match action:
+        case SetValue(data):
+            return Revise(revised(lambda _: bytes(data)))
+        case SetIfMissing(data, creation):
+            return SetIfMissing(_checked_entry_point(bytes(data)), creation)
+        case Revise(compute):
+            return Revise(revised(compute))
+        case Patch():
+            raise InvalidInput(f"{ENTRY_POINT_KEY!r} can only be set whole")
+        case _:
+            return action
+
+
+def _checked_entry_point(data: bytes) -> bytes:
+    document = parsed_document(data, ENTRY_POINT_KEY)
+    problem = entry_point_problem(document) if is_entry_point(document) else "it is not the entry point of a hierarchy of the 2022 draft"
+    if problem is not None:
+        raise InvalidInput(f"{ENTRY_POINT_KEY!r} cannot be stored: {problem}")
+    return data
+
+
+def _refuse_nodes(what: str) -> NoReturn:
+    raise Unsupported(f"whole nodes are not {what} under the keys of the 2022 draft: open the store with present='v3', and do it there")

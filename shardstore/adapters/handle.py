@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
+from shardstore.adapters.partial_access import underlying_storage
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, Present, check_flag
@@ -26,7 +27,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _siblings: dict[str, Siblings] = {}  # by kind of storage
 _fork_count = 0
@@ -38,7 +39,7 @@ _ENGINES: dict[Present, type[Engine]] = {"v3": Engine, "v2": V2Engine, "draft": 
 def _after_fork() -> None:
     """Engines hold futures and locks of the parent's event loop, which does not run in the child."""
     global _lock, _engines, _siblings, _fork_count
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _engines = WeakValueDictionary()
     _siblings = {}
     _fork_count += 1
@@ -136,7 +137,9 @@ class Handle:
         return self._engine
 
     def _find(self) -> Engine:
-        storage = open_storage(self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync, locks=self.recipe.locks)
+        storage = underlying_storage(self.recipe.target) or open_storage(
+            self.recipe.target, self.recipe.storage_options, fsync=self.recipe.fsync, locks=self.recipe.locks
+        )
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardstore._sync import run_sync
+from shardstore.adapters.engine_storage import EngineStorage
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
@@ -20,6 +21,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.reader import Value
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.storage.base import Storage
 
 Range = tuple[int, int | None] | None
 """``(start, length)`` in bytes, that is ``value[start:][:length]``; a length of ``None``: to the end; ``None``: all.
@@ -54,6 +56,10 @@ class ShardingTransformer:
     def url(self) -> str:
         """Where the store is, without credentials."""
         return self._handle.url
+
+    def as_storage(self) -> Storage:
+        """What this presents, as the storage below another transformer, or whatever else takes a target."""
+        return EngineStorage(self._engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:
         """The value of a key, or ``None`` where there is none.

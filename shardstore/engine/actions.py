@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
+from shardstore.storage.conditions import holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +62,81 @@ class Revise:
     compute: Callable[[bytes | None], bytes | None]
 
 
-Action = SetValue | SetIfMissing | Patch | EraseValue | Revise
+@dataclass(slots=True)
+class Swapped:
+    """What became of a ``Swap``; to be believed once the update has ended without an error."""
+
+    happened: bool = False
+    """Whether its condition held. If not, it changed nothing."""
+    existed: bool = False
+    """Whether there was a value."""
+    lasted: bool = False
+    """Whether no later action of the same commit changed the value again."""
+    version: Generation | None = None
+    """Of the value that it stored, if that lasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The value becomes these bytes, or ceases to exist (``None``), on condition of the version that is there."""
+
+    data: BytesLike | None
+    condition: Condition
+    outcome: Swapped
+
+    def apply(self, version: Generation | None) -> bool:
+        """Whether it is carried out on a value of this version (``None``: there is none), which is noted."""
+        self.outcome.existed = version is not None
+        self.outcome.version = None
+        self.outcome.happened = self.outcome.lasted = holds(self.condition, version)
+        return self.outcome.happened
+
+
+Action = SetValue | SetIfMissing | Patch | EraseValue | Revise | Swap
 
 ERASE = EraseValue()
 
+_NEW = Generation("new")  # the version of what an action of this commit has made
 
-def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) -> BytesLike | None:
+
+def content_version(data: BytesLike) -> Generation:
+    """The version of a value that is told by its bytes alone."""
+    return Generation(hashlib.blake2b(data, digest_size=16).hexdigest())
+
+
+def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:
+    """The swap of a value whose versions are those of its content, for ``Revise``."""
+
+    def compute(old: bytes | None) -> bytes | None:
+        if not swap.apply(None if old is None else content_version(old)):
+            return old
+        swap.outcome.version = None if swap.data is None else content_version(swap.data)
+        return None if swap.data is None else bytes(swap.data)
+
+    return compute
+
+
+def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, version: Generation | None = None) -> BytesLike | None:
     """What a value becomes by ``actions`` in their order; ``None``: it does not exist.
+
+    ``version`` is that of ``old``, and of a value whose bytes were not needed.
 
     Raises:
         InvalidInput: a patch starts behind the end of the value.
     """
     value = old
+    last: Swapped | None = None
     for action in actions:
+        if isinstance(action, Swap):
+            if not action.apply(version):
+                continue
+            if last is not None:
+                last.lasted = False
+            last, value = action.outcome, action.data
+            version = None if value is None else _NEW
+            continue
+        if last is not None:
+            last.lasted, last = False, None
         match action:
             case SetValue(data):
                 value = data
@@ -93,22 +158,34 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str) ->
                         + (" because it does not exist" if value is None else "")
                     )
                 value = before[:start] + bytes(data) + before[start + len(data) :]
+        version = None if value is None else _NEW
     return value
 
 
 def needs_old_value(actions: Sequence[Action]) -> bool:
-    """Whether the outcome depends on what is stored."""
-    return isinstance(actions[0], SetIfMissing | Patch | Revise)
+    """Whether the outcome depends on the bytes that are stored."""
+    first = next((action for action in actions if not isinstance(action, Swap) or action.condition == UNCONDITIONAL), None)
+    return isinstance(first, SetIfMissing | Patch | Revise)
 
 
-def tells_creation(actions: Sequence[Action]) -> bool:
+def needs_old_version(actions: Sequence[Action]) -> bool:
+    """Whether the outcome depends on the version that is stored, or someone wants to know whether there is one."""
+    return any(isinstance(action, Swap) and (action.condition != UNCONDITIONAL or action.data is None) for action in actions)
+
+
+def changes_nothing(actions: Sequence[Action]) -> bool:
+    """Whether all that was applied were swaps whose conditions did not hold."""
+    return all(isinstance(action, Swap) and not action.outcome.happened for action in actions)
+
+
+def tells_outcome(actions: Sequence[Action]) -> bool:
     """Whether someone wants to know what an action found, even if a later one makes it irrelevant."""
-    return any(isinstance(action, SetIfMissing) and action.creation is not None for action in actions)
+    return any(isinstance(action, Swap) or (isinstance(action, SetIfMissing) and action.creation is not None) for action in actions)
 
 
 def simplified(actions: list[Action]) -> list[Action]:
     """Without what a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
-    if tells_creation(actions):
+    if tells_outcome(actions):
         return actions
     last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)
     return actions[last:]

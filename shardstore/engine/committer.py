@@ -9,8 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from uuid import uuid4
 
-from shardstore.engine.actions import Action, apply_actions, needs_old_value
+from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, needs_old_value, needs_old_version
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.index_cache import CachedIndex, IndexCache
@@ -18,6 +19,7 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
 from shardstore.engine.retrying import Contention, Turn
+from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
@@ -86,9 +88,10 @@ class Committer:
         await turn.start()
         refused: Refused = {}
         is_done = False
-        if len(actions) == shard.layout.grid.nslots and not any(map(needs_old_value, actions.values())):
-            updates = _apply(shard, actions, {}, refused)
-            is_done = not refused and await self._replace(shard, updates)
+        needs_old = any(needs_old_value(chain) or needs_old_version(chain) for chain in actions.values())
+        if len(actions) == shard.layout.grid.nslots and not needs_old:
+            updates = _apply(shard, actions, {}, {}, refused)
+            is_done = not refused and await self._replace(shard, actions, updates)
         if not is_done:
             refused = await self._update(shard, actions, turn)
         turn.won()
@@ -96,7 +99,7 @@ class Committer:
         self._counters.chunks_written += len(actions) - len(refused)
         return refused
 
-    async def _replace(self, shard: Shard, updates: dict[int, BytesLike | None]) -> bool:
+    async def _replace(self, shard: Shard, actions: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
         """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
         plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
         if isinstance(plan, WriteShard):
@@ -107,7 +110,7 @@ class Committer:
                 )
             except ConditionFailed:
                 return False
-            self._remember(shard, generation, plan)
+            _tell_versions(actions, self._remember(shard, generation, plan))
         elif shard.node.is_unborn:
             return False
         else:
@@ -131,6 +134,8 @@ class Committer:
             try:
                 refused: Refused = {}
                 updates = await self._resolve(shard, cached, actions, refused)
+                if not updates and not from_cache:
+                    return refused
                 plan = plan_rewrite(
                     shard.layout.index_format,
                     cached.index if cached else None,
@@ -140,8 +145,8 @@ class Committer:
                 )
                 if isinstance(plan, NothingToDo) and not from_cache:
                     return refused
-                if not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
-                    await self._execute(shard, cached, plan)
+                if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
+                    _tell_versions(actions, await self._execute(shard, cached, plan))
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)
@@ -200,14 +205,21 @@ class Committer:
             if ranges:
                 found = await self._read_pinned(shard.key, list(ranges.values()), cached.generation)
                 old.update(zip(ranges, found, strict=True))
-        return _apply(shard, actions, old, refused)
+        versions: dict[int, Generation] = {}
+        for slot, chain in actions.items():
+            if cached is not None and needs_old_version(chain):
+                where = cached.index.location(slot, cached.object_nbytes)
+                if where is not None:
+                    versions[slot] = chunk_version(cached.generation, where)
+        return _apply(shard, actions, old, versions, refused)
 
-    async def _execute(self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard) -> None:
+    async def _execute(self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard) -> CachedIndex | None:
+        """Carry out the plan; the index of the shard that this has made, if it has made one."""
         key = shard.key
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._delete(shard, condition)
-            return
+            return None
         if not any(isinstance(segment, CopyOld) for segment in plan.segments):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
             generation = await self._write_new(shard, body, plan.nbytes, condition)
@@ -220,7 +232,7 @@ class Committer:
             pieces = self._pieces(key, cached.generation, plan.segments)
             async with self._windows.hold(min(plan.nbytes, self._options.copy_window_bytes)):
                 generation = await self._storage.write(key, pieces, plan.nbytes, condition)
-        self._remember(shard, generation, plan)
+        return self._remember(shard, generation, plan)
 
     async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Write a shard that keeps nothing of an old one."""
@@ -353,10 +365,12 @@ class Committer:
         """The arrays have been created: what was written of them stays."""
         self._unborn = {}
 
-    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> None:
-        self._indices.put(shard.key, CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True))
+    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> CachedIndex:
+        index = CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True)
+        self._indices.put(shard.key, index)
         if shard.node.is_unborn:
             self._unborn[shard.key] = shard, generation
+        return index
 
     def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
         return Corruption(
@@ -372,12 +386,27 @@ def _not_alone(shard: Shard) -> Conflict:
     )
 
 
-def _apply(shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], refused: Refused) -> dict[int, BytesLike | None]:
+def _apply(
+    shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], versions: dict[int, Generation], refused: Refused
+) -> dict[int, BytesLike | None]:
     """The new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
     updates: dict[int, BytesLike | None] = {}
     for slot, chain in actions.items():
         try:
-            updates[slot] = apply_actions(chain, old.get(slot), shard.chunk_key(slot))
+            value = apply_actions(chain, old.get(slot), shard.chunk_key(slot), versions.get(slot))
         except InvalidInput as exc:
             refused[slot] = exc
+            continue
+        if not changes_nothing(chain):
+            updates[slot] = value
     return updates
+
+
+def _tell_versions(actions: SlotActions, index: CachedIndex | None) -> None:
+    """Tell whoever wants to know which version they have stored. What did not last has one that nobody will see."""
+    for slot, chain in actions.items():
+        for action in chain:
+            if isinstance(action, Swap) and action.outcome.happened and action.data is not None:
+                where = index.index.location(slot, index.object_nbytes) if index is not None and action.outcome.lasted else None
+                gone = Generation(f"replaced at once {uuid4().hex}")
+                action.outcome.version = gone if where is None or index is None else chunk_version(index.generation, where)

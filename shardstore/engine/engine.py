@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, apply_actions
+from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.committer import Committer
 from shardstore.engine.consolidated import stale_consolidated
 from shardstore.engine.counters import Counters
@@ -33,12 +33,12 @@ from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit
 from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.engine.values import KeyRequest, KeyUpdate, Values
+from shardstore.engine.values import KeyRequest, KeyUpdate, Values, of_content
 from shardstore.engine.writer import Writer
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
-from shardstore.storage.base import Storage
+from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
 from shardstore.stored.detect import DetectedStorage
@@ -130,6 +130,19 @@ class Engine:
             values[i] = value
         return values
 
+    async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
+        overlay = self._held
+        held = [i for i, read in enumerate(reads) if overlay is not None and overlay.decides(check_key(read.key))]
+        if overlay is None or not held:
+            return await self._values.read_versions(reads)
+        below = [i for i in range(len(reads)) if i not in set(held)]
+        outcomes = dict(zip(below, await self._values.read_versions([reads[i] for i in below]), strict=True))
+        for i in held:
+            value = overlay.get(reads[i].key)
+            outcomes[i] = of_content(reads[i], None if value is None else memoryview(value))
+        return [outcomes[i] for i in range(len(reads))]
+
     @property
     def _held(self) -> Overlay | None:
         """What a transaction holds back, until its commit has ended."""
@@ -167,6 +180,8 @@ class Engine:
                 case EraseValue():
                     overlay.erase(key)
                     return None
+            if isinstance(action, Swap):
+                raise Unsupported(f"{key!r} cannot be written on a condition while a transaction is open on {self.storage.url}")
             if isinstance(action, Patch) and metadata_path(key) is not None:
                 raise InvalidInput(f"the metadata document {key!r} can only be set whole")
             (old,) = await Engine.get_many(self, [(key, EVERYTHING)])

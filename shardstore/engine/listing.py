@@ -13,7 +13,7 @@ from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunks_of, plan_prefix
-from shardstore.storage.base import DirListing, ObjectInfo, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
@@ -22,7 +22,7 @@ _LAYOUT_TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class ListedValue:
-    """A presented key and the size of its value in bytes (``None``: a document whose presented size is not known yet)."""
+    """A presented key and the size of its value in bytes (``None``: it is not known yet, as a rule that of a document)."""
 
     key: str
     nbytes: int | None
@@ -221,8 +221,11 @@ async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> Lis
 
 
 def _listed(found: ObjectInfo) -> ListedValue:
-    """An object that is presented as it is, or a document, whose presented size only reading it would tell."""
-    return ListedValue(found.key, None if metadata_path(found.key) is not None else found.nbytes)
+    """An object that is presented as it is, or a document, whose presented size only reading it would tell, as that of objects of which
+    the listing does not tell it.
+    """
+    is_told = metadata_path(found.key) is None and found.nbytes != UNKNOWN_NBYTES
+    return ListedValue(found.key, found.nbytes if is_told else None)
 
 
 def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-
+from shardstore.engine.actions import content_version
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
 from shardstore.engine.reader import Reader, StaleLayout, group_by_shard
 from shardstore.engine.values import Values
+from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, ShardStoreError, StorageError
+from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
@@ -25,7 +26,7 @@ class HeldValue:
     @property
     def version(self) -> str:
         """Differs wherever the bytes differ."""
-        return hashlib.blake2b(self._data, digest_size=16).hexdigest()
+        return content_version(self._data).token
 
     async def read(self, start: int, end: int) -> memoryview:
         return self._data[start:end]
@@ -44,7 +45,7 @@ class PinnedValue:
         self._generation = generation
         self._offset = offset
         self.nbytes = nbytes
-        self.version = f"{generation.token}:{offset}:{nbytes}"
+        self.version = chunk_version(generation, ChunkLocation(offset, nbytes)).token
 
     async def read(self, start: int, end: int) -> memoryview:
         """Bytes from ``start`` to ``end`` (exclusive) of the value, clipped to it.

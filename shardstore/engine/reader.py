@@ -14,6 +14,7 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
+from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
@@ -41,6 +42,13 @@ class ShardRead:
     coords: ChunkCoords
     key: str
     wanted: list[tuple[int, int, ByteRequest]] = field(default_factory=list)
+    versions: dict[int, tuple[Generation, int]] | None = None
+    """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
+
+    def note(self, number: int, index: CachedIndex, where: ChunkLocation) -> None:
+        """The chunk that this request was answered from."""
+        if self.versions is not None:
+            self.versions[number] = chunk_version(index.generation, where), where.nbytes
 
     @property
     def wants_everything(self) -> bool:
@@ -98,7 +106,7 @@ class Reader:
         pending = list(range(len(shards)))
         for _ in range(_PINNED_TRIES):
             asked = [shards[i] for i in pending]
-            first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], asked, ())
+            first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
             for i, one in zip(pending, first, strict=True):
                 indices[i] = self._decode_first(one)
             pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, Outdated)]
@@ -240,24 +248,35 @@ class Reader:
             else:
                 ready.append((shard, cached))
         self._counters.index_hits += len(ready)
+        whole: list[_First] = []
         if first:
             self._counters.index_misses += len(first)
-            loaded, outdated = await self._first_round(first, values)
+            loaded, outdated, whole = await self._first_round(first, values)
             ready += loaded
         asked = [s for s in first if not s.wants_everything and s not in outdated]
-        return outdated + (await self._second_round(ready, asked, values) if ready or asked else [])
+        unchecked = [one.shard for one in whole]
+        changed: list[ShardRead] = []
+        if ready or asked:
+            changed = await self._second_round(ready, asked, unchecked, values)
+        elif whole:
+            await self._read_with_metadata(unchecked, [], {shard.node.path for shard in unchecked})
+        for one in whole:
+            index = self._indices.get(one.shard.key, one.shard.layout.index_format)
+            if index is not None and isinstance(one.outcome, Found) and index.generation == one.outcome.generation:
+                self._indices.verify(one.shard.key, index)
+        return outdated + changed
 
     async def _read_first(
-        self, shards: Sequence[ShardRead], requests: Sequence[ByteRequest], with_metadata: Sequence[ShardRead], unsure: Collection[str]
+        self, shards: Sequence[ShardRead], requests: Sequence[ByteRequest], *, with_metadata: Sequence[ShardRead] = ()
     ) -> list[_First]:
         """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
 
-        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while or is ``unsure``.
+        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while.
         """
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
         guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure, after=True)
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads)
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
@@ -280,35 +299,43 @@ class Reader:
 
     async def _first_round(
         self, shards: list[ShardRead], values: list[Value]
-    ) -> tuple[list[tuple[ShardRead, CachedIndex]], list[ShardRead]]:
-        """Indices, and shards that are wanted whole; what is to be read by the indices, and the shards whose arrays had changed."""
+    ) -> tuple[list[tuple[ShardRead, CachedIndex]], list[ShardRead], list[_First]]:
+        """Indices, and shards that are wanted whole; what is to be read by the indices, the shards whose arrays had changed, and those that
+        were wanted whole and whose arrays have yet to be checked: in the next round, beside the chunks.
+        """
         requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request() for s in shards]
-        # Where only the index is read, unguarded metadata is checked in the next round, beside the chunks.
-        whole = [s for s in shards if s.wants_everything]
         ready: list[tuple[ShardRead, CachedIndex]] = []
         outdated: list[ShardRead] = []
-        for first in await self._read_first(shards, requests, whole, {s.node.path for s in whole}):
+        unchecked: list[_First] = []
+        for first in await self._read_first(shards, requests):
             shard = first.shard
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
                 continue
             index = self._decode_first(first)
+            if shard.wants_everything and not first.is_guarded:
+                unchecked.append(first)
             if not isinstance(index, CachedIndex):
                 for i, _, _ in shard.wanted:
                     values[i] = index
             elif shard.wants_everything and isinstance(first.outcome, Found):
-                self._indices.verify(shard.key, index)
                 self._cut(shard, index, first.outcome.buffers[0], 0, values)
             else:
                 ready.append((shard, index))
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
-        return ready, outdated
+        return ready, outdated, unchecked
 
     async def _second_round(
-        self, shards: Sequence[tuple[ShardRead, CachedIndex]], just_asked: Sequence[ShardRead], values: list[Value]
+        self,
+        shards: Sequence[tuple[ShardRead, CachedIndex]],
+        just_asked: Sequence[ShardRead],
+        unchecked: Sequence[ShardRead],
+        values: list[Value],
     ) -> list[ShardRead]:
-        """Chunks; beside them the metadata of arrays whose indices are not verified, or were ``just_asked`` for and lack what is wanted."""
+        """Chunks; beside them the metadata of arrays whose indices are not verified, or were ``just_asked`` for and lack what is wanted,
+        or are ``unchecked``.
+        """
         reads: list[Read] = []
         plans: list[tuple[ShardRead, list[tuple[int, int, ByteRange]], CoalescedReads]] = []
         unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
@@ -319,6 +346,7 @@ class Reader:
                 if isinstance(where, ChunkLocation):
                     inside = resolve(request, where.nbytes)
                     wanted.append((i, slot, ByteRange(where.offset + inside.start, where.offset + inside.end)))
+                    shard.note(i, cached, where)
                 else:
                     values[i] = where
             if wanted:
@@ -330,7 +358,8 @@ class Reader:
         paths = {shard.node.path for shard, _ in unverified.values()}
         if not self._storage.capabilities.reads_beside:
             paths |= {shard.node.path for shard in just_asked}  # missing it may be by an old layout only
-        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked], reads, paths)
+        paths |= {shard.node.path for shard in unchecked}
+        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked, *unchecked], reads, paths)
         for key, (shard, cached) in unverified.items():
             if not self._hierarchy.is_pending(shard.node.path):
                 self._indices.verify(key, cached)
@@ -397,6 +426,7 @@ class Reader:
                 inside = resolve(request, where.nbytes)
                 wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
                 values[i] = self._slice(shard, slot, data, start, wanted)
+                shard.note(i, cached, where)
             else:
                 values[i] = where
 

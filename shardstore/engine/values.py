@@ -5,21 +5,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from shardstore.engine.actions import Action, EraseValue, Revise, SetIfMissing, SetValue, apply_actions, tells_creation
+from shardstore.engine.actions import (
+    Action,
+    EraseValue,
+    Revise,
+    SetIfMissing,
+    SetValue,
+    Swap,
+    apply_actions,
+    content_version,
+    revising,
+    tells_outcome,
+)
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
 from shardstore.engine.keys import check_key, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Contention
+from shardstore.engine.versions import parse_chunk_version
 from shardstore.engine.writer import Writer
-from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
-from shardstore.storage.base import Absent, Beside, Changed, ConditionFailed, Failed, Found, Outdated, Read, ReadOutcome, Storage
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    Absent,
+    Beside,
+    Changed,
+    ConditionFailed,
+    Failed,
+    Found,
+    Outdated,
+    Read,
+    ReadOutcome,
+    Storage,
+)
 
 _LAYOUT_TRIES = 5
 _PLAIN_AT_ONCE = 64
+_NO_BYTES = ByteRange(0, 0)
 
 KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
@@ -200,6 +227,100 @@ class Values:
             return exc
         return None if stored is None else memoryview(stored.presented())
 
+    # -- reading versions ------------------------------------------------------------------------------------------
+
+    async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read presented values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for.
+
+        Two rounds of requests where only chunks are read: indices, then chunks; one where their versions are given.
+        """
+        outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
+        pending = list(range(len(reads)))
+        for _ in range(_LAYOUT_TRIES):
+            targets = await self._locate([reads[i].key for i in pending], for_write=True)
+            pending = await self._read_located_versions(pending, targets, reads, outcomes)
+            if not pending:
+                return outcomes
+        for i in pending:
+            outcomes[i] = Failed(Conflict(f"the metadata that decides where {reads[i].key!r} lies kept changing; try again"))
+        return outcomes
+
+    async def _read_located_versions(
+        self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], reads: Sequence[Read], outcomes: list[ReadOutcome]
+    ) -> list[int]:
+        """Those are left that have to be located again."""
+        chunks: list[tuple[int, ChunkTarget]] = []
+        stored: list[tuple[int, Read, bool]] = []
+        documents: list[int] = []
+        for i, target in zip(numbers, targets, strict=True):
+            read = reads[i]
+            match target:
+                case ChunkTarget() if read.generation is None:
+                    chunks.append((i, target))
+                case ChunkTarget():
+                    if (inside := _inside_shard(read, target.shard_key)) is None:
+                        outcomes[i] = CHANGED
+                    else:
+                        stored.append((i, inside, True))
+                case PlainTarget() if not target.may_read:
+                    outcomes[i] = Failed(_unreadable(target))
+                case PlainTarget():
+                    stored.append((i, Read(read.key, read.ranges, read.generation), False))
+                case MetadataTarget():
+                    documents.append(i)
+                case NotFound() | GoneTarget():
+                    outcomes[i] = ABSENT
+                case ShardStoreError():
+                    outcomes[i] = Failed(target)
+        again, found, contents = await asyncio.gather(
+            self._read_chunk_versions(chunks, reads, outcomes),
+            self._storage.read([read for _, read, _ in stored]) if stored else _nothing(),
+            self.get_many([(reads[i].key, EVERYTHING) for i in documents]) if documents else _nothing(),
+        )
+        assert isinstance(again, list)
+        for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
+            outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
+        for i, value in zip(documents, contents, strict=True):
+            outcomes[i] = of_content(reads[i], value)
+        return again
+
+    async def _read_chunk_versions(
+        self, chunks: Sequence[tuple[int, ChunkTarget]], reads: Sequence[Read], outcomes: list[ReadOutcome]
+    ) -> list[int]:
+        """Chunks of whatever version, each with that version."""
+        wanted = [(i, target, request) for i, target in chunks for request in reads[i].ranges or (_NO_BYTES,)]
+        if not wanted:
+            return []
+        shards = group_by_shard((n, target, request) for n, (_, target, request) in enumerate(wanted))
+        for shard in shards:
+            shard.versions = {}
+        try:
+            values = await self._reader.read(shards, len(wanted))
+        except StaleLayout:
+            return [i for i, _ in chunks]
+        except ShardStoreError as exc:
+            for i, _ in chunks:
+                outcomes[i] = Failed(exc)
+            return []
+        versions = {n: version for shard in shards for n, version in (shard.versions or {}).items()}
+        of_read: dict[int, list[int]] = {}
+        for n, (i, _, _) in enumerate(wanted):
+            of_read.setdefault(i, []).append(n)
+        for i, mine in of_read.items():
+            pieces = [values[n] for n in mine]
+            error = next((piece for piece in pieces if isinstance(piece, ShardStoreError)), None)
+            if error is not None:
+                outcomes[i] = Failed(error)
+            elif any(piece is None for piece in pieces):
+                outcomes[i] = ABSENT
+            elif len({versions[n] for n in mine}) > 1:
+                outcomes[i] = CHANGED
+            else:
+                version, nbytes = versions[mine[0]]
+                buffers = tuple(piece for piece in pieces if isinstance(piece, memoryview))
+                outcomes[i] = Found(version, nbytes, buffers if reads[i].ranges else ())
+        return []
+
     async def size(self, key: str) -> int | None:
         """The size of a value, which is not read unless it is a document; ``None`` where there is none.
 
@@ -298,6 +419,8 @@ class Values:
                     await self._documents.erase(path)
                 case Revise(compute):
                     await self._documents.revise(path, compute)
+                case Swap():
+                    await self._documents.revise(path, revising(action))
                 case _:
                     raise InvalidInput(f"the metadata document {key!r} can only be set whole: part of it may lie in another form")
         except ShardStoreError as exc:
@@ -362,7 +485,11 @@ class Values:
                 f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "
                 f"({target.unreadable}). Restore the metadata first, or delete the node"
             )
-        last = None if tells_creation(actions) else actions[-1]
+        if any(isinstance(action, Swap) for action in actions):
+            for action in actions:
+                await (self._swap_object(key, action) if isinstance(action, Swap) else self._update_object(target, [action]))
+            return
+        last = None if tells_outcome(actions) else actions[-1]
         if isinstance(last, SetValue):
             await self._storage.write(key, [last.data], len(last.data), UNCONDITIONAL)
             return
@@ -396,6 +523,19 @@ class Values:
                 continue
             return
 
+    async def _swap_object(self, key: str, swap: Swap) -> None:
+        """The versions of an object of its own are the storage's."""
+        outcome = swap.outcome
+        try:
+            if swap.data is None:
+                outcome.existed = await self._storage.delete(key, swap.condition)
+            else:
+                outcome.version = await self._storage.write(key, [swap.data], len(swap.data), swap.condition)
+        except ConditionFailed:
+            outcome.happened = outcome.lasted = False
+        else:
+            outcome.happened = outcome.lasted = True
+
     async def _locate(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
         """What each key means, or why that cannot be told; one array's trouble is not another's."""
         try:
@@ -415,6 +555,45 @@ class Values:
 
 def _holds_consolidated(action: Action) -> bool:
     return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
+
+
+async def _nothing() -> list[Any]:
+    return []
+
+
+def _inside_shard(read: Read, shard_key: str) -> Read | None:
+    """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
+    version = None if read.generation is None else parse_chunk_version(read.generation)
+    if version is None:
+        return None
+    shard, where = version
+    inside = [resolve(request, where.nbytes) for request in read.ranges]
+    return Read(shard_key, tuple(ByteRange(where.offset + r.start, where.offset + r.end) for r in inside), shard)
+
+
+def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
+    """What the read of a shard means for the chunk of the version that was asked for."""
+    version = None if read.generation is None else parse_chunk_version(read.generation)
+    match outcome:
+        case Found(_, _, buffers) if version is not None and read.generation is not None:
+            return Found(read.generation, version[1].nbytes, buffers)
+        case Failed():
+            return outcome
+        case _:
+            return CHANGED
+
+
+def of_content(read: Read, value: Value) -> ReadOutcome:
+    """What a read of a value means whose versions are those of its content."""
+    if isinstance(value, ShardStoreError):
+        return Failed(value)
+    if value is None:
+        return ABSENT
+    version = content_version(value)
+    if read.generation is not None and read.generation != version:
+        return CHANGED
+    inside = [resolve(request, len(value)) for request in read.ranges]
+    return Found(version, len(value), tuple(value[r.start : r.end] for r in inside))
 
 
 def _unreadable(target: PlainTarget) -> Corruption:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import NoReturn
 
-from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
+from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.listing import ListedDir, ListedValue, directly_below
@@ -313,6 +313,10 @@ def _entry_point_action(action: Action) -> Action:
             return SetIfMissing(_checked_entry_point(bytes(data)), creation)
         case Revise(compute):
             return Revise(revised(compute))
+        case Swap(new):
+            if new is not None:
+                _checked_entry_point(bytes(new))
+            return action
         case Patch():
             raise InvalidInput(f"{ENTRY_POINT_KEY!r} can only be set whole")
         case _:

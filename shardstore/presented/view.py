@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
+from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
@@ -19,12 +19,13 @@ from shardstore.engine.listing import ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reader import Value
 from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.engine.values import KeyRequest, KeyUpdate, of_content
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.model.ranges import EVERYTHING, resolve
+from shardstore.storage.base import ABSENT, Read, ReadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,20 @@ class PresentedEngine(Engine, ABC):
         except ShardStoreError as exc:
             return exc
 
+    async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        meanings = await self._meanings([check_key(read.key) for read in reads], for_write=True)
+        canonical = [(i, replace(reads[i], key=m.key)) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
+        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
+        found, shown = await asyncio.gather(
+            Engine.read_versions(self, [read for _, read in canonical]), self._read_parts([part for _, part in parts])
+        )
+        for (i, _), outcome in zip(canonical, found, strict=True):
+            outcomes[i] = outcome
+        for (i, _), data in zip(parts, shown, strict=True):
+            outcomes[i] = of_content(reads[i], memoryview(data) if isinstance(data, bytes) else data)
+        return outcomes
+
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         return await uninterrupted(self._update_presented(updates))
 
@@ -194,6 +209,11 @@ class PresentedEngine(Engine, ABC):
         """The same action on the document that the part is of."""
 
         def compute(document: bytes | None) -> bytes | None:
+            def revised(inner: Callable[[bytes | None], bytes | None]) -> bytes | None:
+                shown = self._shown(part, document)
+                data = inner(shown)
+                return document if data is shown else self._revised(part, data, document)
+
             match action:
                 case SetValue(data):
                     return self._revised(part, bytes(data), document)
@@ -205,7 +225,9 @@ class PresentedEngine(Engine, ABC):
                 case EraseValue():
                     return document if self._shown(part, document) is None else self._revised(part, None, document)
                 case Revise(inner):
-                    return self._revised(part, inner(self._shown(part, document)), document)
+                    return revised(inner)
+                case Swap():
+                    return revised(revising(action))
                 case _:
                     raise AssertionError(f"{action!r} is not for documents")
 

@@ -78,6 +78,10 @@ CHANGED = Changed()
 OUTDATED = Outdated()
 
 
+UNKNOWN_NBYTES = 2**63 - 1
+"""The size of an object of which a listing, or a read of a part, does not tell it; more than any object has."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One object as a listing or ``stat`` shows it; ``generation`` where that costs nothing more."""

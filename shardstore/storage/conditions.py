@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from shardstore.errors import InvalidInput
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.capabilities import Capabilities
@@ -50,3 +51,9 @@ def warn_not_honoured(endpoint: str, url: str) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def check_deletion(key: str, condition: Condition) -> None:
+    """Raise ``InvalidInput`` where something is to be deleted on condition that it is not there."""
+    if isinstance(condition, IfAbsent):
+        raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")

@@ -34,7 +34,8 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.body import groups, joined
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.conditions import failed, warn_not_honoured
+from shardstore.storage.conditions import check_deletion, failed, warn_not_honoured
+from shardstore.storage.fallbacks import no_compose
 from shardstore.storage.generic_calls import Info, calls_of, size_in
 from shardstore.storage.generic_errors import ABSENT_ERRORS, read_only, translated
 from shardstore.storage.generic_links import (
@@ -272,7 +273,7 @@ class GenericStorage:
         return version or unversioned(nbytes)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise Unsupported(f"composing {key!r}: in {self.url} the bytes to keep have to be read and written")
+        raise no_compose(key, self.url)
 
     async def copy(self, source: str, target: str) -> Generation | None:
         self._must_be_writable("copying to", target)
@@ -314,8 +315,7 @@ class GenericStorage:
     # -- deleting ------------------------------------------------------------------------------------------------------
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        if isinstance(condition, IfAbsent):
-            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        check_deletion(key, condition)
         self._must_be_writable("deleting", key)
         if await self._look(key) is None:
             return False

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TypeVar
 
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage import local_walk
 from shardstore.storage.base import (
@@ -37,6 +37,7 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.body import byte_view, checked_views, groups
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.conditions import check_deletion
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
@@ -298,8 +299,7 @@ class LocalStorage:
         return await self._write_hop(target, f"renaming {source!r} to", lambda: local_walk.rename_directory(old, new, self._rules))
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        if isinstance(condition, IfAbsent):
-            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        check_deletion(key, condition)
         path = self._path(key)
         if path is None:
             return False

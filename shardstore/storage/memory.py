@@ -33,6 +33,7 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.body import byte_view, joined
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.conditions import check_deletion
 
 _STAMP = "_shardstore_stamp"
 
@@ -208,8 +209,7 @@ class MemoryStorage:
         return bool(moving)
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        if isinstance(condition, IfAbsent):
-            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        check_deletion(key, condition)
         with _lock:
             if f"{self.path}/{key}" not in self._files:
                 return False

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.conditions import check_deletion
 from shardstore.storage.lost_answers import delete_object
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
@@ -170,8 +171,7 @@ class S3Storage:
         return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        if isinstance(condition, IfAbsent):
-            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        check_deletion(key, condition)
         parameters: dict[str, str] = {}
         if isinstance(condition, IfGeneration) and (await self.probe()).conditional_delete:
             parameters["IfMatch"] = self._facts.if_match(condition.generation)

@@ -38,7 +38,7 @@ from shardstore.format.draft2022_keys import (
     verbatim_stored,
 )
 from shardstore.format.json_text import JsonObject
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import (
     ABSENT,
@@ -55,6 +55,7 @@ from shardstore.storage.base import (
     Storage,
 )
 from shardstore.storage.body import joined
+from shardstore.storage.conditions import check_deletion
 from shardstore.storage.wrapper import StorageWrapper
 from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, document_reads, shown_outcome
 from shardstore.stored.draft2022_entry_point import sought
@@ -226,8 +227,7 @@ class DraftStorage(StorageWrapper):
         return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        if isinstance(condition, IfAbsent):
-            raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+        check_deletion(key, condition)
         path = document_path(key)
         if path is not None:
             return await self._documents.delete(key, path, condition)

@@ -24,7 +24,7 @@ import zarr
 from zarr.core.sync import sync
 
 import shardstore
-from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue
+from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.engine import Engine
 from shardstore.engine.reader import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
@@ -168,7 +168,7 @@ def _update(*updates: KeyUpdate) -> OnIOLoop:
 
 
 def _handed_over(action: Action, given: Given) -> Action:
-    return action if isinstance(action, EraseValue | Revise) else replace(action, data=given(bytes(action.data)))
+    return action if isinstance(action, EraseValue | Revise | Swap) else replace(action, data=given(bytes(action.data)))
 
 
 def _set(*keys: str) -> OnIOLoop:

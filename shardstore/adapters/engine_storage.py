@@ -1,0 +1,111 @@
+"""What an engine presents as the storage below another: a ``ShardingTransformer`` on top of a ``ShardingTransformer``.
+
+Specification: sharding storage transformer 1.0 (draft), "API implementation": "the next storage transformer in the stack".
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from shardstore.engine.actions import ERASE, Swap, Swapped
+from shardstore.engine.engine import Engine
+from shardstore.errors import ReadOnly
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.body import joined
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.conditions import check_deletion, failed
+from shardstore.storage.fallbacks import copied, looked_up, no_compose
+
+
+class EngineStorage:
+    """What ``engine`` presents, as a storage: its chunks are objects, which can be read and replaced by their version."""
+
+    def __init__(self, engine: Engine, *, read_only: bool = False) -> None:
+        self._engine = engine
+        self._read_only = read_only
+
+    @property
+    def url(self) -> str:
+        return f"sharded::{self._engine.storage.url}"
+
+    @property
+    def kind(self) -> str:
+        return self._engine.storage.kind
+
+    @property
+    def capabilities(self) -> Capabilities:
+        below = self._engine.storage.capabilities
+        return Capabilities(
+            pinned_reads=below.pinned_reads,
+            create_if_absent=below.atomic_commits,
+            compare_and_swap=below.atomic_commits,
+            conditional_delete=below.atomic_commits and below.conditional_delete,
+            durable=below.durable,
+            across_machines=below.across_machines,
+        )
+
+    async def probe(self) -> Capabilities:
+        await self._engine.storage.probe()
+        return self.capabilities
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await self._engine.read_versions(reads)
+
+    async def _swap(self, key: str, data: bytes | None, condition: Condition) -> Swapped:
+        self._check_writable()
+        outcome = Swapped()
+        (error,) = await self._engine.update_many([(key, Swap(data, condition, outcome))])
+        if error is not None:
+            raise error
+        if not outcome.happened:
+            raise failed(key, self.url)
+        return outcome
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        outcome = await self._swap(key, await joined(body, nbytes, key), condition)
+        assert outcome.version is not None
+        return outcome.version
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise no_compose(key, self.url)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await copied(self, source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        return (await self._swap(key, None, condition)).existed
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        self._check_writable()
+        for error in await self._engine.update_many([(key, ERASE) for key in keys]):
+            if error is not None:
+                raise error
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await looked_up(self, key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for value in self._engine.list(prefix):
+            yield ObjectInfo(value.key, await self._nbytes(value.key, value.nbytes))
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        listed = await self._engine.list_dir(prefix)
+        objects = [ObjectInfo(value.key, await self._nbytes(value.key, value.nbytes)) for value in listed.values]
+        return DirListing(tuple(sorted(objects, key=lambda info: info.key)), tuple(sorted(listed.prefixes)))
+
+    async def _nbytes(self, key: str, listed: int | None) -> int:
+        nbytes = listed if listed is not None else await self._engine.size(key)
+        return UNKNOWN_NBYTES if nbytes is None else nbytes
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+    async def close(self) -> None:
+        """The engine is the user's, and stays open."""

@@ -1,0 +1,265 @@
+"""Stores of the draft's interface as underlying storage, whoever wrote them.
+
+Specification: draft core protocol 3.0, "Abstract store interface"; sharding storage transformer 1.0 (draft), "API implementation".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from shardstore.errors import ShardStoreError, StorageError
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    UNKNOWN_NBYTES,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+    Storage,
+)
+from shardstore.storage.body import joined
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.conditions import check_deletion, failed
+from shardstore.storage.fallbacks import copied, looked_up, no_compose
+
+T = TypeVar("T")
+
+_MOST_WITNESS_BYTES = 4 * 2**20
+
+
+@runtime_checkable
+class StoreWithPartialAccess(Protocol):
+    """The draft's interface, as far as a storage transformer needs it of the store below. Keys and prefixes are strings.
+
+    Ranges are ``(start, length)``, ``None`` for all; a negative start counts from the end, which is how the index of a shard is read
+    (the draft has no such start, zarr-python's stores do). What is optional is used where it is there: ``erase_values(keys)``, ``list()``,
+    ``getsize(key)``.
+    """
+
+    def get_partial_values(self, key_ranges: Any) -> Sequence[BytesLike | None]: ...
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def erase(self, key: str) -> None: ...
+
+    def list_prefix(self, prefix: str) -> Iterable[str]: ...
+
+    def list_dir(self, prefix: str) -> tuple[Iterable[str], Iterable[str]]: ...
+
+
+def underlying_storage(target: object) -> Storage | None:
+    """The storage that a target of the draft's interface is; ``None`` where it is something else."""
+    storage = getattr(target, "as_storage", None)
+    if callable(storage):
+        found = storage()
+        assert isinstance(found, Storage)
+        return found
+    is_store = isinstance(target, StoreWithPartialAccess) and not isinstance(target, Storage)
+    return PartialAccessStorage(target) if is_store and isinstance(target, StoreWithPartialAccess) else None
+
+
+class PartialAccessStorage:
+    """A store of the draft's interface, called in threads, one call at a time.
+
+    It knows no versions. A version is told here by a witness: the range that was read first, the index of a shard as a rule, which is
+    read again beside whatever is asked for of that version. So chunks are never cut out by the index of another version; but nothing
+    keeps two writers from losing each other's chunks, and nothing is claimed.
+    """
+
+    def __init__(self, store: StoreWithPartialAccess) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+
+    def __reduce__(self) -> tuple[type[PartialAccessStorage], tuple[StoreWithPartialAccess]]:
+        return type(self), (self._store,)
+
+    def __repr__(self) -> str:
+        return f"PartialAccessStorage({self._store!r})"
+
+    @property
+    def url(self) -> str:
+        return f"<{type(self._store).__name__} at {id(self._store):#x}>"
+
+    @property
+    def kind(self) -> str:
+        return "partial-access"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+    async def _call(self, what: str, key: str, call: Callable[[], T]) -> T:
+        async with self._lock:
+            try:
+                return await asyncio.to_thread(call)
+            except ShardStoreError:
+                raise
+            except Exception as exc:
+                raise StorageError(f"{what} {key!r} in {self.url} failed: {type(exc).__name__}: {exc}") from exc
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """One call of ``get_partial_values``."""
+        asked = [_asked(read) for read in reads]
+        key_ranges = [(read.key, _range_of(r)) for read, ranges in zip(reads, asked, strict=True) for r in ranges or ()]
+        found: Sequence[BytesLike | None] = ()
+        if key_ranges:
+            found = await self._call("reading", key_ranges[0][0], lambda: list(self._store.get_partial_values(key_ranges)))
+            if len(found) != len(key_ranges):
+                raise StorageError(f"{self.url} answered {len(found)} values for {len(key_ranges)} ranges")
+        values = iter(found)
+        outcomes: list[ReadOutcome] = []
+        for read, ranges in zip(reads, asked, strict=True):
+            mine = [next(values) for _ in ranges or ()]
+            outcomes.append(CHANGED if ranges is None else _outcome(read, ranges, mine))
+        return outcomes
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await looked_up(self, key)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        if condition != UNCONDITIONAL and not await self._holds(key, condition):
+            raise failed(key, self.url)
+        data = await joined(body, nbytes, key)
+        await self._call("writing", key, lambda: self._store.set(key, data))
+        return _witnessed(EVERYTHING, data)
+
+    async def _holds(self, key: str, condition: Condition) -> bool:
+        """Now; another writer may come before the write."""
+        generation = getattr(condition, "generation", None)
+        (outcome,) = await self.read([Read(key, (), generation)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise no_compose(key, self.url)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await copied(self, source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        (found,) = await self.read([Read(key, ())])
+        if not isinstance(found, Found):
+            return False
+        if condition != UNCONDITIONAL and not await self._holds(key, condition):
+            raise failed(key, self.url)
+        await self._call("deleting", key, lambda: _erase(self._store, [key]))
+        return True
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            await self._call("deleting", keys[0], lambda: _erase(self._store, keys))
+
+    # -- listing -------------------------------------------------------------------------------------------------------
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        directory = prefix[: prefix.rfind("/") + 1]
+
+        def listed() -> list[str]:
+            everything = getattr(self._store, "list", None)
+            return sorted(everything() if not directory and callable(everything) else self._store.list_prefix(directory))
+
+        for key in await self._call("listing", prefix, listed):
+            if key.startswith(prefix):
+                yield ObjectInfo(key, await self._size(key))
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        def listed() -> tuple[Iterable[str], Iterable[str]]:
+            keys, prefixes = self._store.list_dir(prefix)
+            return sorted(keys), sorted(prefixes)
+
+        keys, prefixes = await self._call("listing", prefix, listed)
+        return DirListing(tuple([ObjectInfo(key, await self._size(key)) for key in keys]), tuple(prefixes))
+
+    async def _size(self, key: str) -> int:
+        getsize: Callable[[str], int] | None = getattr(self._store, "getsize", None)
+        return UNKNOWN_NBYTES if getsize is None else await self._call("looking up", key, lambda: int(getsize(key)))
+
+    async def close(self) -> None:
+        """The store is the user's, and stays open."""
+
+
+def _erase(store: Any, keys: Sequence[str]) -> None:
+    """What is not there is no error, as with ``erase_values``: a store may raise for it."""
+    if hasattr(store, "erase_values"):
+        store.erase_values(list(keys))
+        return
+    for key in keys:
+        if store.get_partial_values([(key, (0, 1))])[0] is not None:
+            store.erase(key)
+
+
+def _range_of(request: ByteRequest) -> tuple[int, int | None]:
+    match request:
+        case ByteRange(start, end):
+            return start, end - start
+        case ByteOffset(start):
+            return start, None
+        case ByteSuffix(nbytes):
+            return -nbytes, None
+
+
+def _asked(read: Read) -> list[ByteRequest] | None:
+    """The ranges of a read, and behind them the witness of the version that is asked for; ``None`` where that has none."""
+    ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 0)]
+    if read.generation is None:
+        return ranges
+    witness = _witness_of(read.generation)
+    return None if witness is None else [*ranges, witness]
+
+
+def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLike | None]) -> ReadOutcome:
+    pieces = [memoryview(value).cast("B") for value in values if value is not None]
+    if len(pieces) < len(values):
+        return ABSENT if not pieces else CHANGED
+    if read.generation is not None and _witnessed(ranges[-1], pieces[-1]) != read.generation:
+        return CHANGED
+    nbytes = min(_told_nbytes(request, len(piece)) for request, piece in zip(ranges, pieces, strict=True))
+    generation = read.generation or _witnessed(ranges[0], pieces[0])
+    return Found(generation, nbytes, tuple(pieces[: len(read.ranges)]))
+
+
+def _told_nbytes(request: ByteRequest, got: int) -> int:
+    """The size of the object, as far as the answer to a request tells it."""
+    match request:
+        case ByteRange(start, end):
+            return UNKNOWN_NBYTES if got == end - start else start + got
+        case ByteSuffix(nbytes):
+            return UNKNOWN_NBYTES if got == nbytes else got
+        case ByteOffset(start):
+            return start + got if got or not start else UNKNOWN_NBYTES
+
+
+def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if isinstance(request, ByteRange | ByteSuffix) and 0 < len(data) <= _MOST_WITNESS_BYTES:
+        start, length = _range_of(request)
+        return Generation(f"{start}:{'' if length is None else length}:{digest}")
+    return Generation(f"::{digest}")
+
+
+def _witness_of(generation: Generation) -> ByteRequest | None:
+    start, length, _ = generation.token.split(":")
+    if not start:
+        return None
+    return ByteRange(int(start), int(start) + int(length)) if length else ByteSuffix(-int(start))

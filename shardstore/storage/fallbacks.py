@@ -1,0 +1,29 @@
+"""What kinds of storage do that have no such operation of their own."""
+
+from __future__ import annotations
+
+from shardstore.errors import Unsupported
+from shardstore.model.generation import UNCONDITIONAL, Generation
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
+
+
+async def copied(storage: Storage, source: str, target: str) -> Generation | None:
+    (outcome,) = await storage.read([Read(source, (EVERYTHING,))])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return await storage.write(target, outcome.buffers, outcome.nbytes, UNCONDITIONAL) if isinstance(outcome, Found) else None
+
+
+async def looked_up(storage: Storage, key: str) -> ObjectInfo | None:
+    """By reading nothing of it, or all where that does not tell its size."""
+    (outcome,) = await storage.read([Read(key, ())])
+    if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
+        (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
+
+
+def no_compose(key: str, url: str) -> Unsupported:
+    return Unsupported(f"composing {key!r}: in {url} the bytes to keep have to be read and written")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from shardstore._sync import run_sync
@@ -85,20 +86,23 @@ class ShardingTransformer:
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, BytesLike]]) -> None:
         """Store bytes from ``start`` of each key's value; one commit a shard.
 
-        A value grows where they reach past its end. A start of 0 of a key without a value creates it.
+        A value grows where they reach past its end. A start of 0 of a key without a value creates it. Where every chunk of a shard is
+        given from its first byte, the shard is built of what is given, and nothing is read: then nothing is left of longer chunks that
+        were there. (Chunks of an array without compressor are all of one size: there, only values of that size are whole chunks.)
 
         Raises:
             InvalidInput: a start lies behind the end of the value, or ranges of one key overlap.
         """
-        updates = list(key_start_values)
-        spans: dict[str, list[tuple[int, int]]] = {}
-        for key, start, value in updates:
-            spans.setdefault(key, []).append((start, start + len(value)))
+        spans: dict[str, list[tuple[int, bytes]]] = {}
+        for key, start, value in key_start_values:
+            spans.setdefault(key, []).append((start, bytes(value)))
+        updates: list[tuple[str, Action]] = []
         for key, mine in spans.items():
-            mine.sort()
-            if any(before[1] > after[0] for before, after in pairwise(mine)):
+            mine.sort(key=itemgetter(0))
+            if any(start + len(value) > after for (start, value), (after, _) in pairwise(mine)):
                 raise InvalidInput(f"the ranges to set of {key!r} overlap")
-        self._update([(key, Patch(start, bytes(value))) for key, start, value in sorted(updates, key=lambda u: u[1])])
+            updates += [(key, Patch(start, value, may_be_whole=True)) for start, value in _joined(mine)]
+        self._update(updates)
 
     def erase(self, key: str) -> None:
         """Erase a value; nothing happens where there is none."""
@@ -158,6 +162,22 @@ class ShardingTransformer:
     def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+
+def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Ranges in their order, those that touch as one."""
+    pieces: list[bytes] = []
+    first = end = 0
+    for start, value in spans:
+        if pieces and start != end:
+            yield first, b"".join(pieces)
+            pieces = []
+        if not pieces:
+            first = start
+        pieces.append(value)
+        end = start + len(value)
+    if pieces:
+        yield first, b"".join(pieces)
 
 
 def _raise(value: Value) -> memoryview | None:

@@ -38,12 +38,14 @@ class SetIfMissing:
 class Patch:
     """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end.
 
-    ``at_end``: on condition that the chunk ends at ``start``.
+    ``at_end``: on condition that the chunk ends at ``start``. ``may_be_whole``: these are all its bytes where that can be told without
+    looking at it (``Values`` tells).
     """
 
     start: int
     data: BytesLike
     at_end: bool = False
+    may_be_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

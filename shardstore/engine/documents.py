@@ -20,7 +20,7 @@ from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import ConditionFailed, Storage
+from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
 
 
 class _Fate(Enum):
@@ -64,6 +64,10 @@ class Documents:
     async def read(self, path: str) -> StoredDocument | None:
         """The stored document of the node at ``path`` as it is now, or ``None``."""
         return await self._reader.read(path)
+
+    def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
+        """The same from a ``document_read`` of it; what it says is remembered."""
+        return self._reader.learn(path, outcome)
 
     async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False) -> bool:
         """Store what a client wrote as the document of ``path``; ``False`` where ``only_if_absent`` and there was one.

@@ -72,6 +72,14 @@ class _First:
     """The array's document was checked after the shard was read, in the same step."""
 
 
+@dataclass(slots=True)
+class _Others:
+    """Reads of other objects that go along with the first round."""
+
+    reads: Sequence[Read]
+    outcomes: list[ReadOutcome] | None = None
+
+
 def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:
     groups: dict[str, ShardRead] = {}
     for i, target, request in targets:
@@ -174,9 +182,16 @@ class Reader:
         return error
 
     async def _read_with_metadata(
-        self, shards: Sequence[ShardRead], reads: Sequence[Read], unsure: Collection[str] = (), *, after: bool = False
+        self,
+        shards: Sequence[ShardRead],
+        reads: Sequence[Read],
+        unsure: Collection[str] = (),
+        *,
+        after: bool = False,
+        others: _Others | None = None,
     ) -> list[ReadOutcome]:
-        """One round; beside it the metadata of arrays that was not checked for a while, or is ``unsure``, is checked again.
+        """One round; beside it the metadata of arrays that was not checked for a while, or is ``unsure``, is checked again, and ``others``
+        are read that have not been.
 
         With ``after`` the unsure is read behind the round: then it verifies what was read in it.
         """
@@ -188,7 +203,11 @@ class Reader:
         if after and not unsure.isdisjoint(stale):
             outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
         else:
-            outcomes = await self._storage.read([*reads, *documents]) if reads or documents else []
+            more = others.reads if others is not None and others.outcomes is None else ()
+            outcomes = await self._storage.read([*reads, *more, *documents]) if reads or documents else []
+            if others is not None and more and outcomes:
+                others.outcomes = outcomes[len(reads) : len(reads) + len(more)]
+                del outcomes[len(reads) : len(reads) + len(more)]
         self._check_layouts(stale, outcomes[len(reads) :])
         return outcomes[: len(reads)]
 
@@ -215,11 +234,22 @@ class Reader:
     # -- chunks ----------------------------------------------------------------------------------------------------
 
     async def read(self, shards: Sequence[ShardRead], count: int) -> list[Value]:
-        """The values of ``count`` requests that are spread over ``shards``.
+        """The values of ``count`` requests that are spread over ``shards``. Raises as ``read_with``."""
+        return (await self.read_with(shards, count, ()))[0]
+
+    async def read_with(self, shards: Sequence[ShardRead], count: int, others: Sequence[Read]) -> tuple[list[Value], list[ReadOutcome]]:
+        """The values of ``count`` requests that are spread over ``shards``; and ``others``, which are read in the first round of these.
 
         Raises:
             StaleLayout: an array turned out to be laid out otherwise; nothing was returned from it.
         """
+        beside = _Others(others)
+        values = await self._read(shards, count, beside)
+        if beside.outcomes is None:
+            beside.outcomes = await self._storage.read(others) if others else []
+        return values, beside.outcomes
+
+    async def _read(self, shards: Sequence[ShardRead], count: int, others: _Others) -> list[Value]:
         values: list[Value] = [None] * count
         pending = list(shards)
         tries = 0
@@ -228,14 +258,14 @@ class Reader:
             if tries > _PINNED_TRIES:
                 await self._settle(pending, values)
                 break
-            pending = await self._try(pending, values)
+            pending = await self._try(pending, values, others)
             self._counters.retried_reads += len(pending)
         damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i, _, _ in s.wanted)]
         if damaged:
             await self._confirm_layouts(damaged)
         return values
 
-    async def _try(self, shards: Sequence[ShardRead], values: list[Value]) -> list[ShardRead]:
+    async def _try(self, shards: Sequence[ShardRead], values: list[Value], others: _Others) -> list[ShardRead]:
         """One attempt of two rounds; the shards that changed meanwhile are left."""
         ready: list[tuple[ShardRead, CachedIndex]] = []
         first: list[ShardRead] = []
@@ -251,13 +281,13 @@ class Reader:
         whole: list[_First] = []
         if first:
             self._counters.index_misses += len(first)
-            loaded, outdated, whole = await self._first_round(first, values)
+            loaded, outdated, whole = await self._first_round(first, values, others)
             ready += loaded
         asked = [s for s in first if not s.wants_everything and s not in outdated]
         unchecked = [one.shard for one in whole]
         changed: list[ShardRead] = []
         if ready or asked:
-            changed = await self._second_round(ready, asked, unchecked, values)
+            changed = await self._second_round(ready, asked, unchecked, values, others)
         elif whole:
             await self._read_with_metadata(unchecked, [], {shard.node.path for shard in unchecked})
         for one in whole:
@@ -267,7 +297,12 @@ class Reader:
         return outdated + changed
 
     async def _read_first(
-        self, shards: Sequence[ShardRead], requests: Sequence[ByteRequest], *, with_metadata: Sequence[ShardRead] = ()
+        self,
+        shards: Sequence[ShardRead],
+        requests: Sequence[ByteRequest],
+        *,
+        with_metadata: Sequence[ShardRead] = (),
+        others: _Others | None = None,
     ) -> list[_First]:
         """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
 
@@ -276,7 +311,7 @@ class Reader:
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
         guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads)
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, others=others)
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
@@ -298,7 +333,7 @@ class Reader:
         return Beside(metadata_key(node.path), node.generation)
 
     async def _first_round(
-        self, shards: list[ShardRead], values: list[Value]
+        self, shards: list[ShardRead], values: list[Value], others: _Others
     ) -> tuple[list[tuple[ShardRead, CachedIndex]], list[ShardRead], list[_First]]:
         """Indices, and shards that are wanted whole; what is to be read by the indices, the shards whose arrays had changed, and those that
         were wanted whole and whose arrays have yet to be checked: in the next round, beside the chunks.
@@ -307,7 +342,7 @@ class Reader:
         ready: list[tuple[ShardRead, CachedIndex]] = []
         outdated: list[ShardRead] = []
         unchecked: list[_First] = []
-        for first in await self._read_first(shards, requests):
+        for first in await self._read_first(shards, requests, others=others):
             shard = first.shard
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
@@ -332,6 +367,7 @@ class Reader:
         just_asked: Sequence[ShardRead],
         unchecked: Sequence[ShardRead],
         values: list[Value],
+        others: _Others,
     ) -> list[ShardRead]:
         """Chunks; beside them the metadata of arrays whose indices are not verified, or were ``just_asked`` for and lack what is wanted,
         or are ``unchecked``.
@@ -359,7 +395,7 @@ class Reader:
         if not self._storage.capabilities.reads_beside:
             paths |= {shard.node.path for shard in just_asked}  # missing it may be by an old layout only
         paths |= {shard.node.path for shard in unchecked}
-        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked, *unchecked], reads, paths)
+        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked, *unchecked], reads, paths, others=others)
         for key, (shard, cached) in unverified.items():
             if not self._hierarchy.is_pending(shard.node.path):
                 self._indices.verify(key, cached)

@@ -12,7 +12,7 @@ from shardstore.format.presentation import present_node
 from shardstore.format.v2_kept import hide_kept
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
+from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class StoredDocument:
         return self.data if presented == self.document else dumps(presented)
 
 
+def document_read(path: str) -> Read:
+    """The read of the document of the node at ``path``."""
+    return Read(metadata_key(path), (EVERYTHING,))
+
+
 class DocumentReader:
     """Reads documents as they are now; what they say is remembered by the hierarchy."""
 
@@ -50,19 +55,20 @@ class DocumentReader:
 
     async def read_many(self, paths: Sequence[str]) -> dict[str, StoredDocument | None]:
         """The documents of ``paths``, in one round. A damaged one is what it is: bytes."""
-        outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in paths])
-        documents: dict[str, StoredDocument | None] = {}
-        for path, outcome in zip(paths, outcomes, strict=True):
-            match outcome:
-                case Failed(error):
-                    raise error
-                case Found(generation, _, (data,)):
-                    self._hierarchy.learn(path, outcome, even_damaged=True)
-                    node, document = self._hierarchy.describe(path, data, generation)
-                    documents[path] = StoredDocument(bytes(data), generation, node, document, self._hides_kept)
-                case Absent() | Changed():
-                    self._hierarchy.learn(path, Absent())
-                    documents[path] = None
-                case _:
-                    raise AssertionError(f"a whole-object read gave {outcome!r}")
-        return documents
+        outcomes = await self._storage.read([document_read(path) for path in paths])
+        return {path: self.learn(path, outcome) for path, outcome in zip(paths, outcomes, strict=True)}
+
+    def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
+        """The document that a ``document_read`` of ``path`` found."""
+        match outcome:
+            case Failed(error):
+                raise error
+            case Found(generation, _, (data,)):
+                self._hierarchy.learn(path, outcome, even_damaged=True)
+                node, document = self._hierarchy.describe(path, data, generation)
+                return StoredDocument(bytes(data), generation, node, document, self._hides_kept)
+            case Absent() | Changed():
+                self._hierarchy.learn(path, Absent())
+                return None
+            case _:
+                raise AssertionError(f"a whole-object read gave {outcome!r}")

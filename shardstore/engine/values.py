@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from shardstore.engine.actions import (
     Action,
     EraseValue,
+    Patch,
     Revise,
     SetIfMissing,
     SetValue,
@@ -24,6 +26,7 @@ from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, Meta
 from shardstore.engine.keys import check_key, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Contention
+from shardstore.engine.stored_documents import document_read
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
@@ -112,40 +115,43 @@ class Values:
                     values[i] = None
                 case ShardStoreError():
                     values[i] = target
-        again, doubtful, _ = await asyncio.gather(
-            self._read_chunks(chunks, requests, values),
-            self._read_plain(plain, requests, values),
-            self._read_documents(documents, requests, values),
-        )
+        paths = list(dict.fromkeys(target.path for _, target in documents))
+        owners = [self._plain_owner(target.key) for _, target in plain]
+        others = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
+        again, outcomes = await self._read_chunks(chunks, requests, values, [*others, *map(document_read, paths)])
+        self._show_documents(dict(zip(paths, outcomes[len(others) :], strict=True)), documents, requests, values)
+        doubtful = await self._show_plain(plain, owners, outcomes[: len(others)], values)
         return again + doubtful, bool(doubtful)
 
-    async def _read_chunks(self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
-        if not chunks:
-            return []
+    async def _read_chunks(
+        self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value], others: Sequence[Read] = ()
+    ) -> tuple[list[int], list[ReadOutcome]]:
+        """The requests that have to be located again, and what was read of ``others``, in the first round of the chunks."""
         shards = group_by_shard((n, target, requests[i][1]) for n, (i, target) in enumerate(chunks))
         try:
-            found = await self._reader.read(shards, len(chunks))
+            found, outcomes = await self._reader.read_with(shards, len(chunks), others)
         except StaleLayout:
-            return [i for i, _ in chunks]
+            return [i for i, _ in chunks], await self._storage.read(others) if others else []
         except ShardStoreError as exc:  # of some array's document: the others are read without it
+            outcomes = await self._storage.read(others) if others else []
             arrays: dict[str, list[tuple[int, ChunkTarget]]] = {}
             for chunk in chunks:
                 arrays.setdefault(chunk[1].node.path, []).append(chunk)
             if len(arrays) > 1:
                 again = await asyncio.gather(*(self._read_chunks(mine, requests, values) for mine in arrays.values()))
-                return [i for mine in again for i in mine]
+                return [i for mine, _ in again for i in mine], outcomes
             for i, _ in chunks:
                 values[i] = exc
-            return []
+            return [], outcomes
         for (i, _), value in zip(chunks, found, strict=True):
             values[i] = value
-        return []
+        return [], outcomes
 
-    async def _read_plain(self, plain: list[tuple[int, PlainTarget]], requests: Sequence[KeyRequest], values: list[Value]) -> list[int]:
-        if not plain:
-            return []
-        owners = [self._plain_owner(target.key) for _, target in plain]
-        outcomes, errors = await self._read_beside_documents([Read(t.key, (requests[i][1],)) for i, t in plain], owners)
+    async def _show_plain(
+        self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
+    ) -> list[int]:
+        """The requests of which the objects that were read may be something else by now."""
+        errors = await self._documents_after(owners)
         doubtful: list[int] = []
         outdated: list[int] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
@@ -167,31 +173,31 @@ class Values:
                 outdated.append(i)
         if doubtful:
             # These look like chunks and no array was known to own them: was one created meanwhile?
-            targets = await self._locate([requests[i][0] for i in doubtful], for_write=True)
+            keys = {i: target.key for i, target in plain}
+            targets = await self._locate([keys[i] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
         return list(dict.fromkeys(doubtful + outdated))
 
-    async def _read_beside_documents(
-        self, reads: Sequence[Read], owners: Sequence[Node | None]
-    ) -> tuple[list[ReadOutcome], dict[str, ShardStoreError]]:
-        """The documents of the owners are checked in the same step where the storage can do that, and read in a round of their own, after
-        the others, where it cannot.
+    def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
+        """The documents of the owners are checked in the same step where the storage can do that."""
+        if not self._storage.capabilities.reads_beside:
+            return list(reads)
+        guards = [None if owner is None else Beside(metadata_key(owner.path), owner.generation) for owner in owners]
+        return [replace(read, beside=guard) for read, guard in zip(reads, guards, strict=True)]
 
-        Returned beside the outcomes: what went wrong with documents, by path.
-        """
-        if self._storage.capabilities.reads_beside:
-            guards = [None if owner is None else Beside(metadata_key(owner.path), owner.generation) for owner in owners]
-            return await self._storage.read([replace(r, beside=guard) for r, guard in zip(reads, guards, strict=True)]), {}
+    async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
+        """Where it cannot, they are read in a round of their own, after the others. What went wrong with them, by path."""
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
-        outcomes = await self._storage.read(reads)
-        documents = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in paths]) if paths else []
+        if not paths or self._storage.capabilities.reads_beside:
+            return {}
+        documents = await self._storage.read([document_read(path) for path in paths])
         errors: dict[str, ShardStoreError] = {}
         for path, outcome in zip(paths, documents, strict=True):
             try:
                 self._hierarchy.learn(path, outcome)
             except ShardStoreError as exc:
                 errors[path] = exc
-        return outcomes, errors
+        return errors
 
     def _plain_owner(self, key: str) -> Node | None:
         """The array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
@@ -208,11 +214,14 @@ class Values:
         known = [(self._hierarchy.known(path), rest) for path, rest in owners]
         return bool(owners) and not any(node is not None and node.coords_of(rest) is not None for node, rest in known)
 
-    async def _read_documents(
-        self, documents: list[tuple[int, MetadataTarget]], requests: Sequence[KeyRequest], values: list[Value]
+    def _show_documents(
+        self,
+        outcomes: dict[str, ReadOutcome],
+        documents: list[tuple[int, MetadataTarget]],
+        requests: Sequence[KeyRequest],
+        values: list[Value],
     ) -> None:
-        paths = list(dict.fromkeys(target.path for _, target in documents))
-        found = dict(zip(paths, await asyncio.gather(*(self._document(path) for path in paths)), strict=True))
+        found = {path: self._document(path, outcome) for path, outcome in outcomes.items()}
         for i, target in documents:
             value = found[target.path]
             if isinstance(value, memoryview):
@@ -220,9 +229,9 @@ class Values:
                 value = value[inside.start : inside.end]
             values[i] = value
 
-    async def _document(self, path: str) -> Value:
+    def _document(self, path: str, outcome: ReadOutcome) -> Value:
         try:
-            stored = await self._documents.read(path)
+            stored = self._documents.learn(path, outcome)
         except ShardStoreError as exc:
             return exc
         return None if stored is None else memoryview(stored.presented())
@@ -446,7 +455,7 @@ class Values:
                     case _:
                         raise AssertionError(f"{target!r} is not to be written as a value")
             outcomes, _ = await asyncio.gather(
-                self._writer.commit([(t, updates[i][1]) for i, t in chunks]), self._update_plain(plain, updates, errors)
+                self._writer.commit(_with_whole([(t, updates[i][1]) for i, t in chunks])), self._update_plain(plain, updates, errors)
             )
             pending = []
             for (i, _), outcome in zip(chunks, outcomes, strict=True):
@@ -551,6 +560,32 @@ class Values:
         for group in groups.values():
             by_number.update(zip(group, await self._locate([keys[i] for i in group], for_write=for_write), strict=True))
         return [by_number[i] for i in range(len(keys))]
+
+
+def _with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTarget, Action]]:
+    """Updates that give all bytes of a chunk need nothing of what is stored.
+
+    They do where every chunk of the array has their size, and, as the draft has it, where every chunk of the shard is given from its
+    first byte. Specification: sharding storage transformer 1.0 (draft), ``set_partial_values``.
+    """
+    if not any(isinstance(action, Patch) and action.may_be_whole for _, action in updates):
+        return updates
+    of_chunk = Counter((target.shard_key, target.slot) for target, _ in updates)
+    given: dict[str, set[int]] = {}
+    for target, action in updates:
+        is_alone = of_chunk[target.shard_key, target.slot] == 1
+        if is_alone and (isinstance(action, SetValue) or (isinstance(action, Patch) and action.may_be_whole and action.start == 0)):
+            given.setdefault(target.shard_key, set()).add(target.slot)
+
+    def whole(target: ChunkTarget, action: Action) -> Action:
+        if not (isinstance(action, Patch) and action.may_be_whole and target.slot in given.get(target.shard_key, ())):
+            return action
+        nbytes = target.layout.encoded_chunk_nbytes
+        is_shard_given = len(given[target.shard_key]) == target.layout.grid.nslots
+        is_whole = is_shard_given if nbytes is None else len(action.data) >= nbytes
+        return SetValue(action.data) if is_whole else action
+
+    return [(target, whole(target, action)) for target, action in updates]
 
 
 def _holds_consolidated(action: Action) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from shardstore.format.checksums import CRC32C_NBYTES
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
 from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
@@ -42,6 +43,8 @@ class ArrayLayout:
     index_format: IndexFormat
     by_transformer: bool = False
     """Sharded by the 2022 draft's storage transformer, not by a codec."""
+    encoded_chunk_nbytes: int | None = None
+    """The size of every encoded chunk, where the codecs give all of them the same."""
 
     @property
     def ndim(self) -> int:
@@ -165,7 +168,7 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if isinstance(plain, str):
         return plain
     if document.get("storage_transformers"):
-        return _transformed_layout(document["storage_transformers"], plain)
+        return _transformed_layout(document, plain)
     codecs = document.get("codecs")
     if not mentions_sharding(codecs):
         return "it is not sharded"
@@ -193,20 +196,32 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     unknown = sorted(set(configuration) - known)
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
-    return ArrayLayout(plain.shape, inner, plain.key_encoding, IndexFormat(chunks_per_shard, index_codecs, location))
+    index_format = IndexFormat(chunks_per_shard, index_codecs, location)
+    nbytes = _encoded_nbytes(inner, document.get("data_type"), configuration["codecs"])
+    return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes)
 
 
-def _transformed_layout(transformers: Any, plain: PlainArray) -> ArrayLayout | str:
+def _encoded_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
+    """Of a chunk whose codecs only arrange its elements and add checksums."""
+    nbytes = item_nbytes(data_type)
+    names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
+    if nbytes is None or not {"bytes", "endian"} & set(names) or not set(names) <= {"bytes", "endian", "transpose", "crc32c"}:
+        return None
+    return prod(chunk_shape) * nbytes + CRC32C_NBYTES * names.count("crc32c")
+
+
+def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout | str:
     """Of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the shards.
 
     Of several upon each other the last is meant: its chunks are the shards of the one before.
     """
-    chunks_per_shard = parse_sharding_transformers(transformers, len(plain.shape))
+    chunks_per_shard = parse_sharding_transformers(document["storage_transformers"], len(plain.shape))
     if isinstance(chunks_per_shard, str):
         return chunks_per_shard
     *others, last = chunks_per_shard
     chunk_shape = _stacked(plain.chunk_shape, others)
-    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), by_transformer=True)
+    nbytes = None if others else _encoded_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
+    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes)
 
 
 # Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.

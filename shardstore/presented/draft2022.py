@@ -14,6 +14,7 @@ from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, 
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.reader import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.draft2022_keys import (
@@ -64,8 +65,7 @@ class DraftEngine(PresentedEngine):
 
     # -- documents -----------------------------------------------------------------------------------------------------
 
-    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        documents = await self._documents_of(parts)
+    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
         shown = [self._of_document(part, documents[part.path]) for part in parts]
         # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
         others = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]

@@ -14,6 +14,7 @@ from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
 from shardstore.engine.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.reader import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.json_text import JsonObject, loads_object
@@ -83,8 +84,7 @@ class V2Engine(PresentedEngine):
 
     # -- documents -------------------------------------------------------------------------------------------------------
 
-    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        documents = await self._documents_of(parts)
+    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
         shown = [self._of_document(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
         beside = [i for i, part in enumerate(parts) if documents[part.path] is None]

@@ -87,8 +87,8 @@ class PresentedEngine(Engine, ABC):
         """
 
     @abstractmethod
-    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        """The bytes of each part, whole."""
+    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+        """The bytes of each part, whole, of what their ``documents`` are by path."""
 
     @abstractmethod
     async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
@@ -142,8 +142,10 @@ class PresentedEngine(Engine, ABC):
         wanted = [(key, requests[i][1]) for i, key in canonical]
         if not parts:
             return _in_order(len(requests), canonical, await super().get_many(wanted))
-        found, shown = await asyncio.gather(super().get_many(wanted), self._read_parts([part for _, part in parts]))
-        values = _in_order(len(requests), canonical, found)
+        paths = list(dict.fromkeys(part.path for _, part in parts))
+        found = await super().get_many([*wanted, *_documents(paths)])
+        shown = await self._show_parts([part for _, part in parts], dict(zip(paths, found[len(wanted) :], strict=True)))
+        values = _in_order(len(requests), canonical, found[: len(wanted)])
         for (i, _), data in zip(parts, shown, strict=True):
             if isinstance(data, bytes):
                 inside = resolve(requests[i][1], len(data))
@@ -155,7 +157,10 @@ class PresentedEngine(Engine, ABC):
     async def _documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
         """The canonical presented documents, by path."""
         paths = list(dict.fromkeys(part.path for part in parts))
-        return dict(zip(paths, await Engine.get_many(self, [(metadata_key(path), EVERYTHING) for path in paths]), strict=True))
+        return dict(zip(paths, await Engine.get_many(self, _documents(paths)), strict=True))
+
+    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        return await self._show_parts(parts, await self._documents_of(parts))
 
     def _of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
         if isinstance(document, ShardStoreError):
@@ -273,6 +278,10 @@ class PresentedEngine(Engine, ABC):
     async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
         async for value in self._presented_keys(check_prefix(prefix)):
             yield value
+
+
+def _documents(paths: Iterable[str]) -> list[KeyRequest]:
+    return [(metadata_key(path), EVERYTHING) for path in paths]
 
 
 def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[Value]) -> list[Value]:

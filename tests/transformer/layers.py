@@ -1,0 +1,104 @@
+"""Transformers one upon the other, with the calls counted that each makes of the store below it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from shardstore import ShardingTransformer
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import BytesLike
+from shardstore.plan.policy import ArrayInfo
+from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.storage.wrapper import StorageWrapper
+
+
+class CountedCalls(StorageWrapper):
+    """Counts calls: one of ``read`` is what the draft calls one ``get_partial_values``, however many keys and ranges it has."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+        self.read_keys: list[str] = []
+
+    @contextmanager
+    def block(self) -> Iterator[Counter[str]]:
+        """The calls that the block makes."""
+        self.calls.clear()
+        self.read_keys.clear()
+        yield self.calls
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        self.calls["get_partial_values"] += 1
+        self.read_keys += [read.key for read in reads]
+        return await self.inner.read(reads)
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        self.calls["set"] += 1
+        return await self.inner.write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        self.calls["set"] += 1
+        return await self.inner.compose(key, source, segments, condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        self.calls["copy"] += 1
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        self.calls["rename"] += 1
+        return await self.inner.rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        self.calls["erase"] += 1
+        return await self.inner.delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        self.calls["erase_values"] += 1
+        await self.inner.delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        self.calls["stat"] += 1
+        return await self.inner.stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        self.calls["list_prefix"] += 1
+        async for found in self.inner.list(prefix):
+            yield found
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        self.calls["list_dir"] += 1
+        return await self.inner.list_dir(prefix)
+
+
+def two_a_side(array: ArrayInfo) -> tuple[int, ...]:
+    return (2,) * len(array.shape)
+
+
+def layered(storage: Storage, layers: int, **options: Any) -> tuple[ShardingTransformer, CountedCalls]:
+    """The transformer on top, on the draft's keys, and what it calls: the one below it, or ``storage``."""
+    given: dict[str, Any] = {"present": "draft", "chunks_per_shard": two_a_side, "metadata_ttl": math.inf} | options
+    counted = CountedCalls(storage)
+    for _ in range(layers - 1):
+        counted = CountedCalls(ShardingTransformer(counted, **given).as_storage())
+    return ShardingTransformer(counted, **given), counted
+
+
+def document(shape: tuple[int, ...], chunks: tuple[int, ...], *, separator: str = "/", compressed: bool = False) -> bytes:
+    """Of an array of bytes, as zarr-python 2.18 writes it."""
+    compressor = {"compressor": {"codec": "https://purl.org/zarr/spec/codec/zlib/1.0", "configuration": {"level": 1}}} if compressed else {}
+    members = {
+        "attributes": {},
+        "chunk_grid": {"chunk_shape": list(chunks), "separator": separator, "type": "regular"},
+        "chunk_memory_layout": "C",
+        "data_type": "|u1",
+        "dimension_separator": separator,
+        "extensions": [],
+        "fill_value": 0,
+        "shape": list(shape),
+    }
+    return json.dumps(members | compressor, indent=4, sort_keys=True).encode()

@@ -24,6 +24,7 @@ class EngineStorage:
 
     def __init__(self, engine: Engine, *, read_only: bool = False) -> None:
         self._engine = engine
+        engine.keep_versions()
         self._read_only = read_only
 
     @property

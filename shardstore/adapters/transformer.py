@@ -98,7 +98,7 @@ class ShardingTransformer:
             spans.setdefault(key, []).append((start, bytes(value)))
         updates: list[tuple[str, Action]] = []
         for key, mine in spans.items():
-            mine.sort(key=itemgetter(0))
+            mine = sorted((span for span in mine if span[1]), key=itemgetter(0)) or mine[:1]
             if any(start + len(value) > after for (start, value), (after, _) in pairwise(mine)):
                 raise InvalidInput(f"the ranges to set of {key!r} overlap")
             updates += [(key, Patch(start, value, may_be_whole=True)) for start, value in _joined(mine)]

@@ -7,9 +7,11 @@ shard. What survives a cancellation, at any await: the old shard or the new one,
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
+
+import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, needs_old_value, needs_old_version
 from shardstore.engine.counters import Counters
@@ -19,7 +21,6 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
 from shardstore.engine.retrying import Contention, Turn
-from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
@@ -73,6 +74,8 @@ class Committer:
         self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
         self._warned = False
+        self.keeps_versions = False
+        """Whether the versions of chunks survive commits of this process that do not change them."""
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
         """Carry out actions on slots of one shard, in one commit; durable on return.
@@ -110,7 +113,7 @@ class Committer:
                 )
             except ConditionFailed:
                 return False
-            _tell_versions(actions, self._remember(shard, generation, plan))
+            _tell_versions(actions, self._remember(shard, generation, plan, {}))
         elif shard.node.is_unborn:
             return False
         else:
@@ -146,7 +149,8 @@ class Committer:
                 if isinstance(plan, NothingToDo) and not from_cache:
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
-                    _tell_versions(actions, await self._execute(shard, cached, plan))
+                    older = self._older(cached, updates)
+                    _tell_versions(actions, await self._execute(shard, cached, plan, older))
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)
@@ -210,10 +214,12 @@ class Committer:
             if cached is not None and needs_old_version(chain):
                 where = cached.index.location(slot, cached.object_nbytes)
                 if where is not None:
-                    versions[slot] = chunk_version(cached.generation, where)
+                    versions[slot] = cached.version(slot, where)
         return _apply(shard, actions, old, versions, refused)
 
-    async def _execute(self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard) -> CachedIndex | None:
+    async def _execute(
+        self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, older: Mapping[int, Generation]
+    ) -> CachedIndex | None:
         """Carry out the plan; the index of the shard that this has made, if it has made one."""
         key = shard.key
         condition = self._condition(cached)
@@ -232,7 +238,15 @@ class Committer:
             pieces = self._pieces(key, cached.generation, plan.segments)
             async with self._windows.hold(min(plan.nbytes, self._options.copy_window_bytes)):
                 generation = await self._storage.write(key, pieces, plan.nbytes, condition)
-        return self._remember(shard, generation, plan)
+        return self._remember(shard, generation, plan, older)
+
+    def _older(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
+        """The versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
+        if cached is None or not self.keeps_versions:
+            return {}
+        slots: list[int] = np.flatnonzero(cached.index.present()).tolist()
+        places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in slots if slot not in updates}
+        return {slot: cached.version(slot, where) for slot, where in places.items() if where is not None}
 
     async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Write a shard that keeps nothing of an old one."""
@@ -255,7 +269,7 @@ class Committer:
             # good as none, and can be swapped in safely.
             plan = plan_empty(shard.layout.index_format)
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            self._remember(shard, await self._storage.write(key, body, plan.nbytes, condition), plan)
+            self._remember(shard, await self._storage.write(key, body, plan.nbytes, condition), plan, {})
             return
         await self._storage.delete(key, condition)
         self._indices.drop(key)
@@ -365,8 +379,8 @@ class Committer:
         """The arrays have been created: what was written of them stays."""
         self._unborn = {}
 
-    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard) -> CachedIndex:
-        index = CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True)
+    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, older: Mapping[int, Generation]) -> CachedIndex:
+        index = CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True, older=older)
         self._indices.put(shard.key, index)
         if shard.node.is_unborn:
             self._unborn[shard.key] = shard, generation
@@ -409,4 +423,4 @@ def _tell_versions(actions: SlotActions, index: CachedIndex | None) -> None:
             if isinstance(action, Swap) and action.outcome.happened and action.data is not None:
                 where = index.index.location(slot, index.object_nbytes) if index is not None and action.outcome.lasted else None
                 gone = Generation(f"replaced at once {uuid4().hex}")
-                action.outcome.version = gone if where is None or index is None else chunk_version(index.generation, where)
+                action.outcome.version = gone if where is None or index is None else index.version(slot, where)

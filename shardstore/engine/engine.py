@@ -130,6 +130,10 @@ class Engine:
             values[i] = value
         return values
 
+    def keep_versions(self) -> None:
+        """From now on, keep the versions of chunks that commits of this process do not change: somebody asks for them."""
+        self._committer.keeps_versions = True
+
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
         overlay = self._held

@@ -8,12 +8,16 @@ deleted before a document that gives them another meaning is written.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from shardstore.engine.versions import chunk_version
 from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 
 _ENTRY_OVERHEAD = 512  # of the objects around the array
+_VERSION_OVERHEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,16 @@ class CachedIndex:
     object_nbytes: int
     index: ShardIndex
     is_verified: bool = False
+    older: Mapping[int, Generation] = field(default_factory=dict)
+    """By slot, the versions of chunks that this process has carried over from earlier versions of the shard."""
 
     @property
     def cost(self) -> int:
-        return self.index.nbytes + _ENTRY_OVERHEAD
+        return self.index.nbytes + _ENTRY_OVERHEAD + len(self.older) * _VERSION_OVERHEAD
+
+    def version(self, slot: int, where: ChunkLocation) -> Generation:
+        """The version of the chunk in a slot, which lies at ``where``."""
+        return self.older.get(slot) or chunk_version(self.generation, where)
 
 
 class IndexCache:

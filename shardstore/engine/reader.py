@@ -14,7 +14,7 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
-from shardstore.engine.versions import chunk_version
+from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
@@ -45,10 +45,10 @@ class ShardRead:
     versions: dict[int, tuple[Generation, int]] | None = None
     """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
 
-    def note(self, number: int, index: CachedIndex, where: ChunkLocation) -> None:
+    def note(self, number: int, index: CachedIndex, slot: int, where: ChunkLocation) -> None:
         """The chunk that this request was answered from."""
         if self.versions is not None:
-            self.versions[number] = chunk_version(index.generation, where), where.nbytes
+            self.versions[number] = index.version(slot, where), where.nbytes
 
     @property
     def wants_everything(self) -> bool:
@@ -101,6 +101,24 @@ class Reader:
         self._indices = indices
         self._limits = limits
         self._counters = counters
+
+    def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
+        """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
+        if read.generation is None:
+            return None
+        cached = self._indices.get(target.shard_key, target.layout.index_format)
+        try:
+            where = None if cached is None else cached.index.location(target.slot, cached.object_nbytes)
+        except Corruption:  # reading the chunk as it is now will tell
+            return None
+        if cached is not None and where is not None and cached.version(target.slot, where) == read.generation:
+            shard = cached.generation
+        elif (version := parse_chunk_version(read.generation)) is not None:
+            shard, where = version
+        else:
+            return None
+        inside = [resolve(request, where.nbytes) for request in read.ranges]
+        return Read(target.shard_key, tuple(ByteRange(where.offset + r.start, where.offset + r.end) for r in inside), shard)
 
     # -- indices ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +187,9 @@ class Reader:
         except Corruption as exc:
             self._indices.drop(shard.key)
             return self._index_error(shard, exc)
-        cached = CachedIndex(index_format, generation_of.generation, generation_of.nbytes, index)
+        known = self._indices.get(shard.key, index_format)
+        older = known.older if known is not None and known.generation == generation_of.generation else {}
+        cached = CachedIndex(index_format, generation_of.generation, generation_of.nbytes, index, older=older)
         self._indices.put(shard.key, cached)
         return cached
 
@@ -382,7 +402,7 @@ class Reader:
                 if isinstance(where, ChunkLocation):
                     inside = resolve(request, where.nbytes)
                     wanted.append((i, slot, ByteRange(where.offset + inside.start, where.offset + inside.end)))
-                    shard.note(i, cached, where)
+                    shard.note(i, cached, slot, where)
                 else:
                     values[i] = where
             if wanted:
@@ -462,7 +482,7 @@ class Reader:
                 inside = resolve(request, where.nbytes)
                 wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
                 values[i] = self._slice(shard, slot, data, start, wanted)
-                shard.note(i, cached, where)
+                shard.note(i, cached, slot, where)
             else:
                 values[i] = where
 

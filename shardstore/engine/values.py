@@ -267,7 +267,7 @@ class Values:
                 case ChunkTarget() if read.generation is None:
                     chunks.append((i, target))
                 case ChunkTarget():
-                    if (inside := _inside_shard(read, target.shard_key)) is None:
+                    if (inside := self._reader.shard_read(read, target)) is None:
                         outcomes[i] = CHANGED
                     else:
                         stored.append((i, inside, True))
@@ -594,16 +594,6 @@ def _holds_consolidated(action: Action) -> bool:
 
 async def _nothing() -> list[Any]:
     return []
-
-
-def _inside_shard(read: Read, shard_key: str) -> Read | None:
-    """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
-    version = None if read.generation is None else parse_chunk_version(read.generation)
-    if version is None:
-        return None
-    shard, where = version
-    inside = [resolve(request, where.nbytes) for request in read.ranges]
-    return Read(shard_key, tuple(ByteRange(where.offset + r.start, where.offset + r.end) for r in inside), shard)
 
 
 def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:

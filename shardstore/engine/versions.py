@@ -1,4 +1,7 @@
-"""The version of a chunk: where it lies in which version of its shard. It differs wherever the bytes may differ."""
+"""The version of a chunk: where it lay in which version of its shard when it was first seen. It differs wherever the bytes may differ.
+
+It is kept while commits of this process carry the chunk over unchanged (``CachedIndex.version``).
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ from shardstore.format.draft2022_keys import (
     scalar_data_keys,
     verbatim_stored,
 )
-from shardstore.format.json_text import JsonObject
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import (
@@ -138,6 +137,7 @@ class DraftStorage(StorageWrapper):
     def _document(self, read: Read, path: str, group: ReadOutcome, array: ReadOutcome) -> ReadOutcome:
         kind, outcome = shown_outcome(group, array)
         if not isinstance(outcome, Found):
+            self._documents.forget(path)
             return outcome
         return _of_version(read, outcome.generation, self._documents.shown(path, kind, outcome))
 
@@ -169,7 +169,7 @@ class DraftStorage(StorageWrapper):
             return None if stored is None else _Located(stored)
         if _may_be_scalar_inside(stored):
             # The object c0 of a 0-d array is its chunk, not one of the key c/0.
-            return _Located(stored) if await self._scalar_document(data_path(stored)) is None else None
+            return None if await self._is_scalar(data_path(stored)) else _Located(stored)
         if not _may_be_scalar(key):
             return _Located(stored)
         path = _scalar_path(key)
@@ -182,10 +182,13 @@ class DraftStorage(StorageWrapper):
         first, second = keys if keys[0] in present or not present else keys[::-1]
         return _Located(first, second if second in present else None)
 
-    async def _scalar_document(self, path: str) -> JsonObject | None:
-        """The stored document of a 0-d array, ``None`` where the array at ``path`` is none."""
+    async def _is_scalar(self, path: str) -> bool:
+        """Whether a 0-d array is at ``path``, by what was last seen of its document: who writes has looked at it as lately as it has to."""
+        known = self._documents.is_scalar(path)
+        if known is not None:
+            return known
         (outcome,) = await self.inner.read([Read(array_document_key(path), (EVERYTHING,))])
-        return scalar_document(sought(outcome, array_document_key(path)))
+        return scalar_document(sought(outcome, array_document_key(path))) is not None
 
     async def _target(self, key: str) -> str:
         located = await self._located(key)
@@ -248,6 +251,7 @@ class DraftStorage(StorageWrapper):
             if inside == ENTRY_POINT_KEY:
                 self._documents.entry_point.is_known = False
             if path is not None:
+                self._documents.forget(path)
                 stored += [group_read.key for group_read in document_reads(path)]
             elif inside is not None and verbatim_stored(key) is None and (_may_be_scalar(key) or _may_be_scalar_inside(inside)):
                 doubtful.setdefault(data_path(inside), []).append(inside)

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 Kind = Literal["array", "group"]
 
+_MOST_NOTED = 10_000
+
 IMPLICIT = Generation("implicit")
 """The version of a group that has no document: it is there because nodes are below it."""
 
@@ -103,6 +105,7 @@ class DraftDocuments:
         self._inner = inner
         self._override = override
         self._beside = beside
+        self._scalars: dict[str, bool] = {}  # by path, of documents that were seen
         self.entry_point = EntryPoint(inner)
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -116,6 +119,7 @@ class DraftDocuments:
         data = bytes(found.buffers[0])
         try:
             document = loads_object(data)
+            self._note(path, document)
             canonical = array_to_v3(document, self._override.get(path)) if kind == "array" else group_to_v3(document)
             if not isinstance(canonical, str):
                 return dumps(with_stored(canonical, document) if self._beside else canonical)
@@ -124,6 +128,18 @@ class DraftDocuments:
         logger.debug("%s %r of the 2022 draft is shown as it is stored: %s", kind, path, canonical)
         # A final v3 document that somebody has put here would be taken for an array, one of other keys than those below it.
         return dumps({"unreadable": canonical, "stored": document}) if is_array(document) or is_group(document) else data
+
+    def is_scalar(self, path: str) -> bool | None:
+        """Whether the document of ``path`` was that of a 0-d array when it was last seen; ``None`` where none was."""
+        return self._scalars.get(path)
+
+    def forget(self, path: str) -> None:
+        self._scalars.pop(path, None)
+
+    def _note(self, path: str, document: JsonObject) -> None:
+        if len(self._scalars) >= _MOST_NOTED:
+            self._scalars.clear()
+        self._scalars[path] = document.get("shape") == []
 
     async def stored(self, path: str) -> StoredDocuments:
         return _documents(path, *await self._inner.read(document_reads(path)))
@@ -157,7 +173,9 @@ class DraftDocuments:
         if not has_entry_point:
             await self.entry_point.create()
         body = dump_document(document)
+        self.forget(path)
         generation = await self._inner.write(document_key(kind, path), [body], len(body), inner_condition)
+        self._note(path, document)
         await self._leave_one(path, kind, generation, mine, other, condition)
         if mine is None:
             await self._settle_scalar(path, document)
@@ -246,6 +264,7 @@ class DraftDocuments:
             return await self.write(key, target, IMPLICIT_DOCUMENT, UNCONDITIONAL)
         if not has_entry_point:
             await self.entry_point.create()
+        self.forget(target)
         body = self._with_override(source, found) if kind == "array" else None
         if body is not None:
             generation: Generation | None = await self._inner.write(array_document_key(target), [body], len(body), UNCONDITIONAL)
@@ -267,6 +286,7 @@ class DraftDocuments:
     async def delete(self, key: str, path: str, condition: Condition) -> bool:
         """Remove the document of ``path``; ``False`` where there is none, be it an implicit group's."""
         stored = await self.stored(path)
+        self.forget(path)
         found = stored.shown
         if found is None:
             return False

@@ -16,7 +16,7 @@ from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read
 from shardstore.storage.body import joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed
-from shardstore.storage.fallbacks import copied, looked_up, no_compose
+from shardstore.storage.fallbacks import check_directory, copied, looked_up, no_compose
 
 
 class EngineStorage:
@@ -60,11 +60,14 @@ class EngineStorage:
         (error,) = await self._engine.update_many([(key, Swap(data, condition, outcome))])
         if error is not None:
             raise error
-        if not outcome.happened:
+        if not outcome.happened and (outcome.existed or data is not None):
             raise failed(key, self.url)
         return outcome
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        """The version of a document is that of its bytes as they are shown: where they are written otherwise, the next condition on what
+        is returned here fails, and who asked has to look.
+        """
         outcome = await self._swap(key, await joined(body, nbytes, key), condition)
         assert outcome.version is not None
         return outcome.version
@@ -96,6 +99,7 @@ class EngineStorage:
             yield ObjectInfo(value.key, await self._nbytes(value.key, value.nbytes))
 
     async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
         listed = await self._engine.list_dir(prefix)
         objects = [ObjectInfo(value.key, await self._nbytes(value.key, value.nbytes)) for value in listed.values]
         return DirListing(tuple(sorted(objects, key=lambda info: info.key)), tuple(sorted(listed.prefixes)))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shardstore.errors import ShardStoreError, StorageError
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.storage.base import (
     ABSENT,
@@ -29,7 +29,7 @@ from shardstore.storage.base import (
 from shardstore.storage.body import joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed
-from shardstore.storage.fallbacks import copied, looked_up, no_compose
+from shardstore.storage.fallbacks import check_directory, copied, looked_up, no_compose
 
 T = TypeVar("T")
 
@@ -141,8 +141,11 @@ class PartialAccessStorage:
 
     async def _holds(self, key: str, condition: Condition) -> bool:
         """Now; another writer may come before the write."""
-        generation = getattr(condition, "generation", None)
+        generation = condition.generation if isinstance(condition, IfGeneration) else None
         (outcome,) = await self.read([Read(key, (), generation)])
+        if outcome == CHANGED and generation is not None and _witness_of(generation) is None:  # it is told by all its bytes
+            (outcome,) = await self.read([Read(key, (EVERYTHING,))])
+            return isinstance(outcome, Found) and outcome.generation == generation
         if isinstance(outcome, Failed):
             raise outcome.error
         return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
@@ -184,6 +187,8 @@ class PartialAccessStorage:
                 yield ObjectInfo(key, await self._size(key))
 
     async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+
         def listed() -> tuple[Iterable[str], Iterable[str]]:
             keys, prefixes = self._store.list_dir(prefix)
             return sorted(keys), sorted(prefixes)
@@ -259,7 +264,8 @@ def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:
 
 
 def _witness_of(generation: Generation) -> ByteRequest | None:
-    start, length, _ = generation.token.split(":")
-    if not start:
+    start, _, rest = generation.token.partition(":")
+    length, is_one, _ = rest.partition(":")
+    if not start or not is_one:
         return None
     return ByteRange(int(start), int(start) + int(length)) if length else ByteSuffix(-int(start))

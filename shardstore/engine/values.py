@@ -542,6 +542,7 @@ class Values:
                 outcome.version = await self._storage.write(key, [swap.data], len(swap.data), swap.condition)
         except ConditionFailed:
             outcome.happened = outcome.lasted = False
+            outcome.existed = True  # of deletions: where there is nothing, no condition fails
         else:
             outcome.happened = outcome.lasted = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardstore.errors import Unsupported
+from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
@@ -27,3 +27,9 @@ async def looked_up(storage: Storage, key: str) -> ObjectInfo | None:
 
 def no_compose(key: str, url: str) -> Unsupported:
     return Unsupported(f"composing {key!r}: in {url} the bytes to keep have to be read and written")
+
+
+def check_directory(prefix: str) -> None:
+    """Raise ``InvalidInput`` where a prefix to list directly below is not that of a directory."""
+    if prefix and not prefix.endswith("/"):
+        raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")

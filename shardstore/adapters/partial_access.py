@@ -41,13 +41,11 @@ class StoreWithPartialAccess(Protocol):
     """The draft's interface, as far as a storage transformer needs it of the store below. Keys and prefixes are strings.
 
     Ranges are ``(start, length)``, ``None`` for all; a negative start counts from the end, which is how the index of a shard is read
-    (the draft has no such start, zarr-python's stores do). What is optional is used where it is there: ``erase_values(keys)``, ``list()``,
-    ``getsize(key)``.
+    (the draft has no such start, zarr-python's stores do). It also needs ``set(key, value)``, or ``store[key] = value`` as zarr-python 2's
+    stores have it. What is optional is used where it is there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
     """
 
     def get_partial_values(self, key_ranges: Any) -> Sequence[BytesLike | None]: ...
-
-    def set(self, key: str, value: bytes) -> None: ...
 
     def erase(self, key: str) -> None: ...
 
@@ -63,8 +61,11 @@ def underlying_storage(target: object) -> Storage | None:
         found = storage()
         assert isinstance(found, Storage)
         return found
-    is_store = isinstance(target, StoreWithPartialAccess) and not isinstance(target, Storage)
-    return PartialAccessStorage(target) if is_store and isinstance(target, StoreWithPartialAccess) else None
+    if isinstance(target, Storage):
+        return None
+    if not isinstance(target, StoreWithPartialAccess):
+        return None
+    return PartialAccessStorage(target) if hasattr(target, "set") or hasattr(target, "__setitem__") else None
 
 
 class PartialAccessStorage:
@@ -136,7 +137,7 @@ class PartialAccessStorage:
         if condition != UNCONDITIONAL and not await self._holds(key, condition):
             raise failed(key, self.url)
         data = await joined(body, nbytes, key)
-        await self._call("writing", key, lambda: self._store.set(key, data))
+        await self._call("writing", key, lambda: _set(self._store, key, data))
         return _witnessed(EVERYTHING, data)
 
     async def _holds(self, key: str, condition: Condition) -> bool:
@@ -202,6 +203,13 @@ class PartialAccessStorage:
 
     async def close(self) -> None:
         """The store is the user's, and stays open."""
+
+
+def _set(store: Any, key: str, data: bytes) -> None:
+    if hasattr(store, "set"):
+        store.set(key, data)
+    else:
+        store[key] = data
 
 
 def _erase(store: Any, keys: Sequence[str]) -> None:

@@ -1,9 +1,11 @@
 # mypy: ignore-errors
 # The types are those of zarr-python 2, which is not installed where they are checked.
-"""zarr-python 2.18's own sharding transformer: ``draft_programs.py write|read|update PATH``, run by its own interpreter.
+"""zarr-python 2.18's own sharding transformer: ``draft_programs.py WHAT PATH``, run by its own interpreter.
 
-``write`` makes arrays and a file of what is in them, ``read`` and ``update`` go by such a file. Needs the environment variables
-``ZARR_V3_EXPERIMENTAL_API=1`` and ``ZARR_V3_SHARDING=1``, and pytest, which its decoder of metadata imports.
+``write`` makes arrays and a file of what is in them, ``read`` and ``update`` go by such a file; ``write-stacked`` makes arrays of two
+transformers, one upon the other. ``view``, ``view-stacked`` and ``own-store`` are zarr-python 2.18 over shardstore's mapping, compared
+with a plain store of its own. Needs the environment variables ``ZARR_V3_EXPERIMENTAL_API=1`` and ``ZARR_V3_SHARDING=1``, and pytest, which
+its decoder of metadata imports.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 import numcodecs
 import numpy as np
 import zarr
+from zarr._storage.v3 import KVStoreV3
 from zarr._storage.v3_storage_transformers import ShardingStorageTransformer
+
+import shardstore
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {"shape": (37,), "chunks": (5,), "dtype": "<f8", "per_shard": (3,)},
@@ -72,5 +77,90 @@ def update_all(path: str) -> None:
     np.savez(f"{path}.npz", **changed)
 
 
+# -- over shardstore's mapping --------------------------------------------------------------------------------------------
+
+
+def two_a_side(array: Any) -> tuple[int, ...]:
+    return (2,) * len(array.shape)
+
+
+def program(store: Any) -> dict[str, Any]:
+    """What programs of 2.18 do with stores of the draft; the values of every array that is left."""
+    group = zarr.group(store=store, path="g", zarr_version=3)
+    group.attrs["title"] = "é"
+    array = group.create_dataset("a", shape=(10, 12), chunks=(2, 3), dtype=">i4", compressor=numcodecs.Zlib(2))
+    array[:5] = np.arange(60).reshape(5, 12)
+    array.attrs.update(unit="m", scale=1.5)
+    array.resize(8, 12)
+    array[7, :] = 5
+    array.append(np.ones((3, 12)))
+    array.oindex[[0, 3, 9], 2:5] = -1
+    one = zarr.create(store=store, path="one", shape=(7,), chunks=(2,), dtype="<f8", fill_value=np.nan, zarr_version=3)
+    one[1:4] = 2
+    scalar = zarr.create(store=store, path="scalar", shape=(), chunks=(), dtype="<f8", zarr_version=3)
+    scalar[...] = 3
+    deep = group.create_dataset(
+        "deep/er", shape=(5, 6, 7), chunks=(2, 2, 2), dtype="|u1", dimension_separator=".", order="F", compressor=None
+    )
+    deep[:, 2:4] = 9
+    deep[:2] = 0
+    del store["data/root/g/deep/er/c0.1.0"]
+    gone = zarr.group(store=store, path="gone", zarr_version=3)
+    gone.create_dataset("x", shape=(9, 9), chunks=(2, 2), dtype="|u1")[:] = 1
+    zarr.storage.rmdir(store, "gone")
+    assert sorted(group) == ["a", "deep"]
+    assert [name for name, _ in group.arrays()] == ["a"]
+    return {"g/a": array[...], "one": one[...], "scalar": scalar[...], "g/deep/er": deep[...]}
+
+
+def same_as_plain(store: Any, path: str) -> None:
+    """Every key and every value is that of a plain store, and an error is an error there too."""
+    plain = KVStoreV3({})
+    held = program(store)
+    for name, value in program(plain).items():
+        np.testing.assert_array_equal(held[name], value)
+    expected = {key: bytes(value) for key, value in plain.items()}
+    assert {key: bytes(value) for key, value in store.items()} == expected
+    for prefix in sorted({key[: i + 1] for key in expected for i, letter in enumerate(key) if letter == "/"}):
+        assert sorted(store.list_prefix(prefix)) == sorted(plain.list_prefix(prefix)), prefix
+        assert sorted(map(sorted, store.list_dir(prefix))) == sorted(map(sorted, plain.list_dir(prefix))), prefix
+    np.savez(f"{path}.npz", **{name.replace("/", "|"): value for name, value in held.items()})
+
+
+def view(path: str) -> None:
+    same_as_plain(KVStoreV3(shardstore.get_mapper(path, present="draft", chunks_per_shard=two_a_side)), path)
+
+
+def view_stacked(path: str) -> None:
+    options: dict[str, Any] = {"present": "draft", "chunks_per_shard": two_a_side}
+    same_as_plain(KVStoreV3(shardstore.get_mapper(shardstore.ShardingTransformer(path, **options), **options)), path)
+
+
+def own_store(path: str) -> None:
+    """A store of 2.18 is what lies below; its own transformer reads what was stored there."""
+    below = zarr.DirectoryStoreV3(path)
+    same_as_plain(KVStoreV3(shardstore.get_mapper(below, present="draft", chunks_per_shard=two_a_side)), path)
+
+
+def write_stacked(path: str) -> None:
+    transformers = [ShardingStorageTransformer("indexed", chunks_per_shard=n) for n in ((2, 3), (2, 1))]
+    store = zarr.DirectoryStoreV3(path)
+    array = zarr.create(
+        store=store, path="x", shape=(16, 20), chunks=(2, 2), dtype="|u1", zarr_version=3, storage_transformers=transformers
+    )
+    array[:13] = np.arange(260).reshape(13, 20).astype("|u1")
+    np.savez(f"{path}.npz", x=array[...])
+
+
+PROGRAMS = {
+    "write": write,
+    "read": read,
+    "update": update_all,
+    "view": view,
+    "view-stacked": view_stacked,
+    "own-store": own_store,
+    "write-stacked": write_stacked,
+}
+
 if __name__ == "__main__":
-    {"write": write, "read": read, "update": update_all}[sys.argv[1]](sys.argv[2])
+    PROGRAMS[sys.argv[1]](sys.argv[2])

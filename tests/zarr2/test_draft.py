@@ -1,4 +1,4 @@
-"""Hierarchies of the 2022 draft, written by zarr-python 2.18 and by shardstore in turn, read by both."""
+"""Hierarchies of the 2022 draft, written by zarr-python 2.18 and by shardstore in turn, read by both; and 2.18 over shardstore."""
 
 from __future__ import annotations
 
@@ -76,3 +76,32 @@ def test_arrays_of_our_own(tmp_path: Path) -> None:
     peer("read", root)
     peer("update", root)
     same(root)
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize("how", ["view", "view-stacked", "own-store"])
+def test_over_a_mapping(how: str, tmp_path: Path) -> None:
+    """Programs of 2.18 see in shardstore, of one layer, of two, and over a store of their own, what a plain store would hold, byte for
+    byte. What lies below has one object a shard, and is read by its own transformer, and as final Zarr v3.
+    """
+    root = tmp_path / "store"
+    peer(how, root)
+    objects = [p for p in (root / "data/root/g/a").rglob("*") if p.is_file()]
+    assert len(objects) == {"view": 6, "view-stacked": 2, "own-store": 6}[how]
+    peer("read", root)
+    if how != "view-stacked":
+        same(root)
+
+
+def test_transformers_one_upon_the_other_in_turn(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    peer("write-stacked", root)
+    top = shardstore.open(shardstore.ShardingTransformer(str(root), present="draft"))
+    array = zarr.open_array(top, path="x", mode="r+")
+    value = held(root)["x"]
+    np.testing.assert_array_equal(np.asarray(array[...]), value)
+    array[3:14, 5:9] = value[3:14, 5:9] = 77
+    np.savez(f"{root}.npz", allow_pickle=False, x=value)
+    peer("read", root)
+    peer("update", root)
+    np.testing.assert_array_equal(np.asarray(zarr.open_array(top, path="x", mode="r")[...]), held(root)["x"])

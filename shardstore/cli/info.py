@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Group
@@ -25,6 +25,13 @@ from shardstore.stored.detect import is_draft
 
 # Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
 _SERVERS = frozenset({"s3", "gcs", "azure"})
+
+_Stored = Literal["v3", "2022 draft"]
+# By what is stored: what it can be presented as, and the option in words.
+_PRESENTABLE: dict[_Stored, dict[str, str]] = {
+    "v3": {"v2": "Zarr v2"},
+    "2022 draft": {"v2": "Zarr v2", "draft": "the draft itself"},
+}
 
 _CAPABILITIES = {
     "pinned_reads": "reads of one version of an object",
@@ -84,12 +91,13 @@ def info(
         capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities
         is_known = probe or engine.storage.kind not in _SERVERS or capabilities.atomic_commits
         damaged = found.damaged_objects > 0
-        flavour = "2022 draft" if is_draft(engine.storage) else "v3"
-        document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": {"stored": flavour, "presented": "v3"}}
+        stored: _Stored = "2022 draft" if is_draft(engine.storage) else "v3"
+        flavour = {"stored": stored, "presented": engine.options.present, "presentable": ["v3", *_PRESENTABLE[stored]]}
+        document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": flavour}
         if not as_json:
             _show(str(target.address), found, engine.storage.kind, capabilities, is_known)
-            if flavour != "v3":
-                show("a hierarchy of the 2022 draft, shown as final Zarr v3")
+            if found.arrays or found.groups:
+                show(_flavours(stored))
     if as_json:
         print_json(document)
     elif runtime:
@@ -221,6 +229,12 @@ def _usage(array: ArraySurvey, usage: Usage) -> list[tuple[str, str]]:
     if usage.damaged_objects:
         rows.append(("damaged", plural(usage.damaged_objects, "shard")))
     return rows
+
+
+def _flavours(stored: _Stored) -> Text:
+    others = ", ".join(f"present={name!r} shows {words}" for name, words in _PRESENTABLE[stored].items())
+    what = "final Zarr v3" if stored == "v3" else "a hierarchy of the 2022 draft"
+    return Text.assemble(("stored ", "bold"), what, ("  presented ", "bold"), f"as final Zarr v3 ({others})")
 
 
 def _of(present: int, possible: int | None) -> str:

@@ -190,10 +190,17 @@ def test_an_empty_memory_url_is_missing() -> None:
 def test_a_hierarchy_of_the_2022_draft() -> None:
     store = str(Path(__file__).parents[1] / "fixtures/transformer2022/t2d_missing/store")
     info = succeed("info", store, "--json").json
-    assert info["flavour"] == {"stored": "2022 draft", "presented": "v3"}
+    assert info["flavour"] == {"stored": "2022 draft", "presented": "v3", "presentable": ["v3", "v2", "draft"]}
     array = array_of(info, "a2")
     assert (array["by_transformer"], array["chunks_per_shard"], array["stored"]["shape"]) == (True, [2, 2], [4, 6])
     assert (array["usage"]["objects"], array["usage"]["chunks"]) == (4, 5)
     told = " ".join(succeed("info", store).out.split())
     assert "shards of 4 × 6: 2 × 2 chunks, index at the end without checksum, by the storage transformer of 2022" in told
-    assert "a hierarchy of the 2022 draft, shown as final Zarr v3" in told
+    assert "stored a hierarchy of the 2022 draft presented as final Zarr v3 (present='v2' shows Zarr v2, present='draft' shows" in told
+
+
+def test_what_is_stored_and_presented(local: Place) -> None:
+    info = succeed("info", local.url, "--json").json
+    assert info["flavour"] == {"stored": "v3", "presented": "v3", "presentable": ["v3", "v2"]}
+    told = " ".join(succeed("info", local.url).out.split())
+    assert "stored final Zarr v3 presented as final Zarr v3 (present='v2' shows Zarr v2)" in told

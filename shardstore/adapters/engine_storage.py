@@ -12,14 +12,14 @@ from shardstore.engine.engine import Engine
 from shardstore.errors import ReadOnly
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.body import joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed
-from shardstore.storage.fallbacks import check_directory, copied, looked_up, no_compose
+from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 
 
-class EngineStorage:
+class EngineStorage(ReadsAndWrites):
     """What ``engine`` presents, as a storage: its chunks are objects, which can be read and replaced by their version."""
 
     def __init__(self, engine: Engine, *, read_only: bool = False) -> None:
@@ -72,15 +72,6 @@ class EngineStorage:
         assert outcome.version is not None
         return outcome.version
 
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise no_compose(key, self.url)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        return await copied(self, source, target)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return False
-
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
         return (await self._swap(key, None, condition)).existed
@@ -90,9 +81,6 @@ class EngineStorage:
         for error in await self._engine.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        return await looked_up(self, key)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for value in self._engine.list(prefix):

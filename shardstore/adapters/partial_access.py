@@ -23,13 +23,12 @@ from shardstore.storage.base import (
     ObjectInfo,
     Read,
     ReadOutcome,
-    Segment,
     Storage,
 )
 from shardstore.storage.body import joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed
-from shardstore.storage.fallbacks import check_directory, copied, looked_up, no_compose
+from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ def underlying_storage(target: object) -> Storage | None:
     return PartialAccessStorage(target) if hasattr(target, "set") or hasattr(target, "__setitem__") else None
 
 
-class PartialAccessStorage:
+class PartialAccessStorage(ReadsAndWrites):
     """A store of the draft's interface, called in threads, one call at a time.
 
     It knows no versions. A version is told here by a witness: the range that was read first, the index of a shard as a rule, which is
@@ -128,9 +127,6 @@ class PartialAccessStorage:
             outcomes.append(CHANGED if ranges is None else _outcome(read, ranges, mine))
         return outcomes
 
-    async def stat(self, key: str) -> ObjectInfo | None:
-        return await looked_up(self, key)
-
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
@@ -150,15 +146,6 @@ class PartialAccessStorage:
         if isinstance(outcome, Failed):
             raise outcome.error
         return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise no_compose(key, self.url)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        return await copied(self, source, target)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)

@@ -39,7 +39,7 @@ class Patch:
     """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end.
 
     ``at_end``: on condition that the chunk ends at ``start``. ``may_be_whole``: these are all its bytes where that can be told without
-    looking at it (``Values`` tells).
+    looking at it (``with_whole`` tells).
     """
 
     start: int

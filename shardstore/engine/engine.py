@@ -33,7 +33,8 @@ from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit
 from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.engine.values import KeyRequest, KeyUpdate, Values, of_content
+from shardstore.engine.values import KeyRequest, KeyUpdate, Values
+from shardstore.engine.version_reader import VersionReader, of_content
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
@@ -97,6 +98,7 @@ class Engine:
         self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
+        self._versions = VersionReader(self.storage, self._values, self._reader)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
         self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
@@ -139,9 +141,9 @@ class Engine:
         overlay = self._held
         held = [i for i, read in enumerate(reads) if overlay is not None and overlay.decides(check_key(read.key))]
         if overlay is None or not held:
-            return await self._values.read_versions(reads)
+            return await self._versions.read(reads)
         below = [i for i in range(len(reads)) if i not in set(held)]
-        outcomes = dict(zip(below, await self._values.read_versions([reads[i] for i in below]), strict=True))
+        outcomes = dict(zip(below, await self._versions.read([reads[i] for i in below]), strict=True))
         for i in held:
             value = overlay.get(reads[i].key)
             outcomes[i] = of_content(reads[i], None if value is None else memoryview(value))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from shardstore.engine.actions import (
     Action,
     EraseValue,
-    Patch,
     Revise,
     SetIfMissing,
     SetValue,
     Swap,
     apply_actions,
-    content_version,
     revising,
     tells_outcome,
 )
@@ -27,14 +23,12 @@ from shardstore.engine.keys import check_key, metadata_key, metadata_path, possi
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Contention
 from shardstore.engine.stored_documents import document_read
-from shardstore.engine.versions import parse_chunk_version
+from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
 from shardstore.storage.base import (
-    ABSENT,
-    CHANGED,
     Absent,
     Beside,
     Changed,
@@ -49,7 +43,6 @@ from shardstore.storage.base import (
 
 _LAYOUT_TRIES = 5
 _PLAIN_AT_ONCE = 64
-_NO_BYTES = ByteRange(0, 0)
 
 KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
@@ -84,7 +77,7 @@ class Values:
         pending = list(range(len(requests)))
         strictly = False
         for _ in range(_LAYOUT_TRIES):
-            targets = await self._locate([requests[i][0] for i in pending], for_write=strictly)
+            targets = await self.locate_each([requests[i][0] for i in pending], for_write=strictly)
             pending, strictly = await self._read(pending, targets, requests, values)
             if not pending:
                 return values
@@ -106,7 +99,7 @@ class Values:
                 case ChunkTarget():
                     chunks.append((i, target))
                 case PlainTarget() if not target.may_read:
-                    values[i] = _unreadable(target)
+                    values[i] = unreadable(target)
                 case PlainTarget():
                     plain.append((i, target))
                 case MetadataTarget():
@@ -174,7 +167,7 @@ class Values:
         if doubtful:
             # These look like chunks and no array was known to own them: was one created meanwhile?
             keys = {i: target.key for i, target in plain}
-            targets = await self._locate([keys[i] for i in doubtful], for_write=True)
+            targets = await self.locate_each([keys[i] for i in doubtful], for_write=True)
             doubtful = [i for i, target in zip(doubtful, targets, strict=True) if not isinstance(target, PlainTarget)]
         return list(dict.fromkeys(doubtful + outdated))
 
@@ -235,100 +228,6 @@ class Values:
         except ShardStoreError as exc:
             return exc
         return None if stored is None else memoryview(stored.presented())
-
-    # -- reading versions ------------------------------------------------------------------------------------------
-
-    async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Read presented values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for.
-
-        Two rounds of requests where only chunks are read: indices, then chunks; one where their versions are given.
-        """
-        outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
-        pending = list(range(len(reads)))
-        for _ in range(_LAYOUT_TRIES):
-            targets = await self._locate([reads[i].key for i in pending], for_write=True)
-            pending = await self._read_located_versions(pending, targets, reads, outcomes)
-            if not pending:
-                return outcomes
-        for i in pending:
-            outcomes[i] = Failed(Conflict(f"the metadata that decides where {reads[i].key!r} lies kept changing; try again"))
-        return outcomes
-
-    async def _read_located_versions(
-        self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], reads: Sequence[Read], outcomes: list[ReadOutcome]
-    ) -> list[int]:
-        """Those are left that have to be located again."""
-        chunks: list[tuple[int, ChunkTarget]] = []
-        stored: list[tuple[int, Read, bool]] = []
-        documents: list[int] = []
-        for i, target in zip(numbers, targets, strict=True):
-            read = reads[i]
-            match target:
-                case ChunkTarget() if read.generation is None:
-                    chunks.append((i, target))
-                case ChunkTarget():
-                    if (inside := self._reader.shard_read(read, target)) is None:
-                        outcomes[i] = CHANGED
-                    else:
-                        stored.append((i, inside, True))
-                case PlainTarget() if not target.may_read:
-                    outcomes[i] = Failed(_unreadable(target))
-                case PlainTarget():
-                    stored.append((i, Read(read.key, read.ranges, read.generation), False))
-                case MetadataTarget():
-                    documents.append(i)
-                case NotFound() | GoneTarget():
-                    outcomes[i] = ABSENT
-                case ShardStoreError():
-                    outcomes[i] = Failed(target)
-        again, found, contents = await asyncio.gather(
-            self._read_chunk_versions(chunks, reads, outcomes),
-            self._storage.read([read for _, read, _ in stored]) if stored else _nothing(),
-            self.get_many([(reads[i].key, EVERYTHING) for i in documents]) if documents else _nothing(),
-        )
-        assert isinstance(again, list)
-        for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
-            outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
-        for i, value in zip(documents, contents, strict=True):
-            outcomes[i] = of_content(reads[i], value)
-        return again
-
-    async def _read_chunk_versions(
-        self, chunks: Sequence[tuple[int, ChunkTarget]], reads: Sequence[Read], outcomes: list[ReadOutcome]
-    ) -> list[int]:
-        """Chunks of whatever version, each with that version."""
-        wanted = [(i, target, request) for i, target in chunks for request in reads[i].ranges or (_NO_BYTES,)]
-        if not wanted:
-            return []
-        shards = group_by_shard((n, target, request) for n, (_, target, request) in enumerate(wanted))
-        for shard in shards:
-            shard.versions = {}
-        try:
-            values = await self._reader.read(shards, len(wanted))
-        except StaleLayout:
-            return [i for i, _ in chunks]
-        except ShardStoreError as exc:
-            for i, _ in chunks:
-                outcomes[i] = Failed(exc)
-            return []
-        versions = {n: version for shard in shards for n, version in (shard.versions or {}).items()}
-        of_read: dict[int, list[int]] = {}
-        for n, (i, _, _) in enumerate(wanted):
-            of_read.setdefault(i, []).append(n)
-        for i, mine in of_read.items():
-            pieces = [values[n] for n in mine]
-            error = next((piece for piece in pieces if isinstance(piece, ShardStoreError)), None)
-            if error is not None:
-                outcomes[i] = Failed(error)
-            elif any(piece is None for piece in pieces):
-                outcomes[i] = ABSENT
-            elif len({versions[n] for n in mine}) > 1:
-                outcomes[i] = CHANGED
-            else:
-                version, nbytes = versions[mine[0]]
-                buffers = tuple(piece for piece in pieces if isinstance(piece, memoryview))
-                outcomes[i] = Found(version, nbytes, buffers if reads[i].ranges else ())
-        return []
 
     async def size(self, key: str) -> int | None:
         """The size of a value, which is not read unless it is a document; ``None`` where there is none.
@@ -441,7 +340,7 @@ class Values:
         for _ in range(_LAYOUT_TRIES):
             if not pending:
                 return
-            targets = await self._locate([updates[i][0] for i in pending], for_write=True)
+            targets = await self.locate_each([updates[i][0] for i in pending], for_write=True)
             chunks: list[tuple[int, ChunkTarget]] = []
             plain: list[tuple[int, PlainTarget]] = []
             for i, target in zip(pending, targets, strict=True):
@@ -455,7 +354,7 @@ class Values:
                     case _:
                         raise AssertionError(f"{target!r} is not to be written as a value")
             outcomes, _ = await asyncio.gather(
-                self._writer.commit(_with_whole([(t, updates[i][1]) for i, t in chunks])), self._update_plain(plain, updates, errors)
+                self._writer.commit(with_whole([(t, updates[i][1]) for i, t in chunks])), self._update_plain(plain, updates, errors)
             )
             pending = []
             for (i, _), outcome in zip(chunks, outcomes, strict=True):
@@ -546,7 +445,7 @@ class Values:
         else:
             outcome.happened = outcome.lasted = True
 
-    async def _locate(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
+    async def locate_each(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
         """What each key means, or why that cannot be told; one array's trouble is not another's."""
         try:
             return await self._hierarchy.locate(keys, for_write=for_write)
@@ -559,70 +458,15 @@ class Values:
                 return [exc] * len(keys)
         by_number: dict[int, Target | ShardStoreError] = {}
         for group in groups.values():
-            by_number.update(zip(group, await self._locate([keys[i] for i in group], for_write=for_write), strict=True))
+            by_number.update(zip(group, await self.locate_each([keys[i] for i in group], for_write=for_write), strict=True))
         return [by_number[i] for i in range(len(keys))]
-
-
-def _with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTarget, Action]]:
-    """Updates that give all bytes of a chunk need nothing of what is stored.
-
-    They do where every chunk of the array has their size, and, as the draft has it, where every chunk of the shard is given from its
-    first byte. Specification: sharding storage transformer 1.0 (draft), ``set_partial_values``.
-    """
-    if not any(isinstance(action, Patch) and action.may_be_whole for _, action in updates):
-        return updates
-    of_chunk = Counter((target.shard_key, target.slot) for target, _ in updates)
-    given: dict[str, set[int]] = {}
-    for target, action in updates:
-        is_alone = of_chunk[target.shard_key, target.slot] == 1
-        if is_alone and (isinstance(action, SetValue) or (isinstance(action, Patch) and action.may_be_whole and action.start == 0)):
-            given.setdefault(target.shard_key, set()).add(target.slot)
-
-    def whole(target: ChunkTarget, action: Action) -> Action:
-        if not (isinstance(action, Patch) and action.may_be_whole and target.slot in given.get(target.shard_key, ())):
-            return action
-        nbytes = target.layout.encoded_chunk_nbytes
-        is_shard_given = len(given[target.shard_key]) == target.layout.grid.nslots
-        is_whole = is_shard_given if nbytes is None else len(action.data) >= nbytes
-        return SetValue(action.data) if is_whole else action
-
-    return [(target, whole(target, action)) for target, action in updates]
 
 
 def _holds_consolidated(action: Action) -> bool:
     return isinstance(action, SetValue) and b'"consolidated_metadata"' in bytes(action.data)
 
 
-async def _nothing() -> list[Any]:
-    return []
-
-
-def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
-    """What the read of a shard means for the chunk of the version that was asked for."""
-    version = None if read.generation is None else parse_chunk_version(read.generation)
-    match outcome:
-        case Found(_, _, buffers) if version is not None and read.generation is not None:
-            return Found(read.generation, version[1].nbytes, buffers)
-        case Failed():
-            return outcome
-        case _:
-            return CHANGED
-
-
-def of_content(read: Read, value: Value) -> ReadOutcome:
-    """What a read of a value means whose versions are those of its content."""
-    if isinstance(value, ShardStoreError):
-        return Failed(value)
-    if value is None:
-        return ABSENT
-    version = content_version(value)
-    if read.generation is not None and read.generation != version:
-        return CHANGED
-    inside = [resolve(request, len(value)) for request in read.ranges]
-    return Found(version, len(value), tuple(value[r.start : r.end] for r in inside))
-
-
-def _unreadable(target: PlainTarget) -> Corruption:
+def unreadable(target: PlainTarget) -> Corruption:
     return Corruption(
         f"{target.key!r} cannot be read: it looks like a chunk, and the metadata that would tell where it lies cannot be read "
         f"({target.unreadable}). Restore the metadata"

@@ -19,7 +19,8 @@ from shardstore.engine.listing import ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reader import Value
 from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.engine.values import KeyRequest, KeyUpdate, of_content
+from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.engine.version_reader import of_content
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object

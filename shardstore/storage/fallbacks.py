@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.model.generation import UNCONDITIONAL, Generation
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Segment, Storage
 
 
-async def copied(storage: Storage, source: str, target: str) -> Generation | None:
-    (outcome,) = await storage.read([Read(source, (EVERYTHING,))])
-    if isinstance(outcome, Failed):
-        raise outcome.error
-    return await storage.write(target, outcome.buffers, outcome.nbytes, UNCONDITIONAL) if isinstance(outcome, Found) else None
+class ReadsAndWrites:
+    """The operations of a storage that reads and writes objects, and has nothing that does more at once."""
 
+    async def compose(self: Storage, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise no_compose(key, self.url)
 
-async def looked_up(storage: Storage, key: str) -> ObjectInfo | None:
-    """By reading nothing of it, or all where that does not tell its size."""
-    (outcome,) = await storage.read([Read(key, ())])
-    if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
-        (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
-    if isinstance(outcome, Failed):
-        raise outcome.error
-    return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
+    async def copy(self: Storage, source: str, target: str) -> Generation | None:
+        (outcome,) = await self.read([Read(source, (EVERYTHING,))])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return await self.write(target, outcome.buffers, outcome.nbytes, UNCONDITIONAL) if isinstance(outcome, Found) else None
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    async def stat(self: Storage, key: str) -> ObjectInfo | None:
+        """By reading nothing of it, or all where that does not tell its size."""
+        (outcome,) = await self.read([Read(key, ())])
+        if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
+            (outcome,) = await self.read([Read(key, (EVERYTHING,))])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
 
 
 def no_compose(key: str, url: str) -> Unsupported:

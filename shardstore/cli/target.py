@@ -20,6 +20,7 @@ from shardstore.cli.output import said_if_slow
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput
 from shardstore.storage.redaction import redacted
+from shardstore.stored.detect import is_draft
 
 _TAKE_NO_OPTIONS = frozenset({"", "file", "local", "memory"})
 
@@ -83,7 +84,15 @@ def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], ta
         # A root itself can be renamed from above only.
         most = min(len(a.segments), len(b.segments)) - 1
         common = max(0, min(common, most))
+    if any(target.depth != common and _holds_draft(target) for target in (one, other)):
+        return one, other  # its keys mean something from its own root only
     return one.rooted_at(common), other.rooted_at(common)
+
+
+def _holds_draft(target: Target) -> bool:
+    """Whether the root is that of a hierarchy of the 2022 draft."""
+    run_sync(target.engine.exists("zarr.json"))
+    return is_draft(target.engine.storage)
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:

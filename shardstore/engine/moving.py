@@ -27,8 +27,11 @@ from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, check_key, join, metadata_path
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
+from shardstore.format.json_text import dumps, loads_object
+from shardstore.format.metadata_v3 import is_array
+from shardstore.format.presentation import sharded_otherwise
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
@@ -245,6 +248,8 @@ class _Copying:
         self._overwrite = overwrite
         self._progress = progress
         self._by_server = _stores_alike(source, target)
+        # Between a hierarchy of the draft and final Zarr v3 the shards are carried as they are, and what they are by is changed.
+        self._is_translated = is_draft(source.storage) != is_draft(target.storage)
         self._budget = MemoryBudget(source.engine.options.max_memory)
         self._documents: list[ObjectInfo] = []
 
@@ -341,14 +346,27 @@ class _Copying:
                 return None
             if not isinstance(outcome, Found):
                 continue
+            translated = self._translated(outcome) if self._is_translated and metadata_path(found.key) is not None else None
+            nbytes = outcome.nbytes if translated is None else len(translated)
+            pieces = self._pieces(found.key, outcome) if translated is None else [translated]
             try:
-                await self.target.storage.write(key, self._pieces(found.key, outcome), outcome.nbytes, await self._condition())
+                await self.target.storage.write(key, pieces, nbytes, await self._condition())
             except _Replaced:
                 continue
             except ConditionFailed as exc:
                 raise Conflict(f"another client wrote {key!r} in {self.target.storage.url} while it was being copied there") from exc
-            return outcome.nbytes
+            return nbytes
         raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
+
+    def _translated(self, found: Found) -> bytes | None:
+        """An array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
+        try:
+            document = loads_object(found.buffers[0])
+        except Corruption:
+            return None
+        by_transformer = self.target.engine.options.shards_by_transformer(is_draft=is_draft(self.target.storage))
+        translated = sharded_otherwise(document, by_transformer=by_transformer) if is_array(document) else document
+        return None if translated is document else dumps(translated)
 
     async def _pieces(self, key: str, first: Found) -> AsyncIterator[BytesLike]:
         """The bytes of the version that ``first`` is the beginning of."""

@@ -24,7 +24,7 @@ from shardstore.format.metadata_v3 import (
     parse_layout,
 )
 from shardstore.format.shard_index import IndexFormat
-from shardstore.format.storage_transformers import parse_sharding_transformers, sharding_transformer
+from shardstore.format.storage_transformers import parse_sharding_transformers, sharding_transformer, transformer_index_format
 
 # Members that decide what the bytes of the chunks mean: they cannot change while chunks exist.
 _CHUNK_MEMBERS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs")
@@ -197,6 +197,20 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     }
     grid = {"name": "regular", "configuration": {"chunk_shape": shard_shape}}
     return presented | {"chunk_grid": grid, "codecs": [sharding]}
+
+
+def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject:
+    """The document under which the same shards are those of a storage transformer, or of the codec; unchanged where there is none.
+
+    A transformer's shard is one of the codec whose index has no checksum and lies at the end.
+    """
+    layout = parse_layout(stored)
+    if isinstance(layout, str) or layout.by_transformer is by_transformer:
+        return stored
+    presented = _as_presented(stored, layout)
+    if presented.get(_TRANSFORMERS) or layout.index_format != transformer_index_format(layout.index_format.chunks_per_shard):
+        return stored
+    return shard_document(presented, layout.index_format, by_transformer=by_transformer)
 
 
 def asks_for_shards(presented: JsonObject, *, may_stack: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from pathlib import Path
 
@@ -41,6 +42,18 @@ def test_an_array_is_copied_byte_for_byte(place: Place) -> None:
     assert below(after, "scans/ct") == below(before, "ct")
     assert without(after, "scans/ct") == before
     assert np.array_equal(values_of(place.url, "scans/ct", place), VALUES)
+
+
+@pytest.mark.parametrize(("source", "target"), [("d/a2", "v3/a2"), ("d", "v3")])
+def test_a_hierarchy_of_the_2022_draft_becomes_one_that_everything_reads(tmp_path: Path, source: str, target: str) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures/transformer2022/t2d_missing"
+    shutil.copytree(fixture / "store", tmp_path / "d")
+    before = snapshot(LocalObjects(tmp_path / "d"))
+    succeed("cp", str(tmp_path / source), str(tmp_path / target))
+    with np.load(fixture / "expected.npz") as expected:
+        array = zarr.open_array(str(tmp_path / "v3/a2"), mode="r", zarr_format=3)
+        np.testing.assert_array_equal(np.asarray(array[...]), expected["a2"])
+    assert snapshot(LocalObjects(tmp_path / "d")) == before
 
 
 def test_a_store_is_copied_to_another_storage(place: Place, tmp_path: Path) -> None:

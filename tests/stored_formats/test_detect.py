@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore
 import zarr
 
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine.actions import SetValue
 from shardstore.engine.engine import Engine
-from shardstore.engine.moving import move_between
+from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, ShardStoreError, StorageError
 from shardstore.format.draft2022_metadata import dump_document, entry_point
@@ -117,6 +118,43 @@ def test_moved_to_final_v3_and_back(tmp_path: Path) -> None:
     run_sync(move_between(target, "b", source, "c"))
     np.testing.assert_array_equal(zarr.open_array(shardstore.open(str(tmp_path / "draft")), path="c", mode="r")[...], VALUES)
     assert not (tmp_path / "v3/b").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_is_read_by_everything(case: str, tmp_path: Path) -> None:
+    """Copied into final Zarr v3 the same shards are those of the codec: zarr-python and tensorstore read them natively."""
+    folder = FIXTURES / "transformer2022" / case
+    source, target = shardstore.open(str(folder / "store")).engine, shardstore.open(str(tmp_path)).engine
+    run_sync(copy_nodes(source, "", target, ""))
+    with np.load(folder / "expected.npz") as expected:
+        for name, value in expected.items():
+            path = tmp_path if name == "__root__" else tmp_path / name
+            document = json.loads((path / "zarr.json").read_bytes())
+            stored = json.loads((folder / f"store/meta/root{'' if name == '__root__' else f'/{name}'}.array.json").read_bytes())
+            is_sharded = [codec["name"] for codec in document["codecs"]] == ["sharding_indexed"]
+            assert is_sharded is bool(stored.get("storage_transformers"))
+            assert "storage_transformers" not in document
+            array: Any = zarr.open_array(str(path), mode="r", zarr_format=3)
+            np.testing.assert_array_equal(np.asarray(array[...]), value)
+            if b"numcodecs." not in (path / "zarr.json").read_bytes():
+                spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+                np.testing.assert_array_equal(tensorstore.open(spec).result().read().result(), value)
+
+
+def test_a_copy_goes_back_into_the_draft(tmp_path: Path) -> None:
+    """Where the index of its shards is as the transformer has it; an index with a checksum is none of its own."""
+    draft(tmp_path / "draft")
+    engines = {name: shardstore.open(str(tmp_path / name)).engine for name in ("draft", "v3")}
+    run_sync(copy_nodes(engines["draft"], "a", engines["v3"], "a"))
+    run_sync(copy_nodes(engines["v3"], "a", engines["draft"], "b"))
+    one, other = ((tmp_path / f"draft/meta/root/{name}.array.json").read_bytes() for name in "ab")
+    assert one == other
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(str(tmp_path / "draft")), path="b", mode="r")[...], VALUES)
+    store = shardstore.open(str(tmp_path / "v3"), chunks_per_shard=(2, 2))
+    zarr.create_array(store, name="c", shape=(8, 8), chunks=(2, 2), dtype="<i4")[...] = VALUES
+    with pytest.raises(InvalidInput, match="2022 draft"):
+        run_sync(copy_nodes(engines["v3"], "c", engines["draft"], "c"))
 
 
 def test_removed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,35 @@ def test_erasing_by_prefix(tmp_path: Path) -> None:
     assert files(tmp_path) == {"zarr.json", "meta/root/b.group.json"}, "the entry point is made again"
     with pytest.raises(InvalidInput, match="does not end with"):
         store.erase_prefix("data/root/a")
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize(
+    ("prefix", "erased"),
+    [
+        ("data/root/c0/", ["c0/c0/0", "c0/c1/1", "c0/notes"]),  # and not the array "0" in the group "c"
+        ("data/root/c/", ["c/0/c0/0", "c/0/c1/1"]),
+        ("data/root/c/0/", ["c/0/c0/0", "c/0/c1/1"]),
+        ("data/root/c/0/c0/", ["c/0/c0/0"]),
+        ("data/root/x/c/", ["x/c/0"]),  # a foreign key, and no chunk
+        ("data/root/x/c/0/", []),
+        ("data/root/x/c0/", ["x/c0/0", "x/c0/notes"]),
+        ("data/root/x/c1/", ["x/c1/1"]),
+        ("data/root/x/", ["x/c0/0", "x/c1/1", "x/c/0", "x/c0/notes"]),
+    ],
+)
+def test_nothing_else_is_erased(tmp_path: Path, prefix: str, erased: list[str], in_transaction: bool) -> None:
+    store = opened(tmp_path)
+    for path in ("x", "c0", "c/0"):
+        store.set(f"meta/root/{path}.array.json", document((6, 6), (2, 2)))
+        store.set_partial_values([(f"data/root/{path}/c0/0", 0, b"aaaa"), (f"data/root/{path}/c1/1", 0, b"aaaa")])
+    for key in ("x/c/0", "x/c0/notes", "c0/notes"):
+        store.set(f"data/root/{key}", b"foreign")
+    before = set(store.list())
+    with store.transaction() if in_transaction else nullcontext():
+        store.erase_prefix(prefix)
+    assert before - set(store.list()) == {f"data/root/{key}" for key in erased}
+    assert set(opened(tmp_path).list()) == set(store.list())
 
 
 def test_a_resize_of_zarr_python_2_loses_nothing(tmp_path: Path) -> None:

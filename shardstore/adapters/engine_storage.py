@@ -22,6 +22,9 @@ from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 class EngineStorage(ReadsAndWrites):
     """What ``engine`` presents, as a storage: its chunks are objects, which can be read and replaced by their version."""
 
+    documents_first = True
+    """An object that is stored before the document that makes it a chunk is not taken for one: documents have to come first."""
+
     def __init__(self, engine: Engine, *, read_only: bool = False) -> None:
         self._engine = engine
         engine.keep_versions()

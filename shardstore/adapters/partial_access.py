@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -32,7 +33,11 @@ from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 
 T = TypeVar("T")
 
+WITHOUT_VERSIONS = "partial-access"
+"""The kind of stores that know no versions."""
+
 _MOST_WITNESS_BYTES = 4 * 2**20
+_WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
 
 
 @runtime_checkable
@@ -91,7 +96,12 @@ class PartialAccessStorage(ReadsAndWrites):
 
     @property
     def kind(self) -> str:
-        return "partial-access"
+        return WITHOUT_VERSIONS
+
+    @property
+    def documents_first(self) -> bool:
+        """As ``EngineStorage`` says it, where this is of a transformer."""
+        return hasattr(self._store, "as_storage")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -205,7 +215,7 @@ def _erase(store: Any, keys: Sequence[str]) -> None:
         store.erase_values(list(keys))
         return
     for key in keys:
-        if store.get_partial_values([(key, (0, 1))])[0] is not None:
+        if next(iter(store.get_partial_values([(key, (0, 1))]))) is not None:
             store.erase(key)
 
 
@@ -221,7 +231,7 @@ def _range_of(request: ByteRequest) -> tuple[int, int | None]:
 
 def _asked(read: Read) -> list[ByteRequest] | None:
     """The ranges of a read, and behind them the witness of the version that is asked for; ``None`` where that has none."""
-    ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 0)]
+    ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 1)]  # of none a store may say that there is nothing
     if read.generation is None:
         return ranges
     witness = _witness_of(read.generation)
@@ -259,8 +269,8 @@ def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:
 
 
 def _witness_of(generation: Generation) -> ByteRequest | None:
-    start, _, rest = generation.token.partition(":")
-    length, is_one, _ = rest.partition(":")
-    if not start or not is_one:
+    match = _WITNESS.fullmatch(generation.token)
+    if match is None:
         return None
+    start, length = match.groups()
     return ByteRange(int(start), int(start) + int(length)) if length else ByteSuffix(-int(start))

@@ -15,6 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.engine_storage import EngineStorage
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.outcomes import raise_failed
+from shardstore.adapters.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
@@ -60,6 +61,8 @@ class ShardingTransformer:
 
     def as_storage(self) -> Storage:
         """What this presents, as the storage below another transformer, or whatever else takes a target."""
+        if self._engine.storage.kind == WITHOUT_VERSIONS:
+            return PartialAccessStorage(self)  # nothing tells one version of a chunk from another of its size but its own bytes
         return EngineStorage(self._engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:
@@ -87,8 +90,9 @@ class ShardingTransformer:
         """Store bytes from ``start`` of each key's value; one commit a shard.
 
         A value grows where they reach past its end. A start of 0 of a key without a value creates it. Where every chunk of a shard is
-        given from its first byte, the shard is built of what is given, and nothing is read: then nothing is left of longer chunks that
-        were there. (Chunks of an array without compressor are all of one size: there, only values of that size are whole chunks.)
+        given from its first byte, the shard is built of what is given, and nothing is read (the draft's own rule): then nothing is left of
+        longer chunks that were there. Chunks of an array without compressor are all of one size: there, only values of that size are
+        whole chunks, and every other one is a part.
 
         Raises:
             InvalidInput: a start lies behind the end of the value, or ranges of one key overlap.

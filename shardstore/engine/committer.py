@@ -29,6 +29,8 @@ from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, PlannedSegment, WriteShard, plan_empty, plan_rewrite
 from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Storage
 
+_DAMAGED = Generation("damaged")
+
 SlotActions = dict[int, list[Action]]
 Refused = dict[int, InvalidInput]
 """The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay as they were."""
@@ -212,7 +214,11 @@ class Committer:
         versions: dict[int, Generation] = {}
         for slot, chain in actions.items():
             if cached is not None and needs_old_version(chain):
-                where = cached.index.location(slot, cached.object_nbytes)
+                try:
+                    where = cached.index.location(slot, cached.object_nbytes)
+                except Corruption:
+                    versions[slot] = _DAMAGED  # there is something, and nobody can have seen it
+                    continue
                 if where is not None:
                     versions[slot] = cached.version(slot, where)
         return _apply(shard, actions, old, versions, refused)

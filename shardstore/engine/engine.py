@@ -35,6 +35,7 @@ from shardstore.engine.transaction_commit import OverlayCommit
 from shardstore.engine.uninterrupted import uninterrupted
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.version_reader import VersionReader, of_content
+from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
@@ -42,6 +43,7 @@ from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
+from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import DetectedStorage
 
 logger = logging.getLogger(__name__)
@@ -171,7 +173,18 @@ class Engine:
         await self._commit_ended.wait()
         if self._overlay is None:
             return await self._values.update_many(updates)
-        return [await self._hold_back(key, action) for key, action in updates]
+        return [await self._hold_back(key, action) for key, action in await self._with_whole(updates)]
+
+    async def _with_whole(self, updates: Sequence[KeyUpdate]) -> Sequence[KeyUpdate]:
+        """What gives all bytes of a chunk does so in a transaction too."""
+        numbers = [i for i, (_, action) in enumerate(updates) if isinstance(action, Patch) and action.may_be_whole]
+        if not numbers:
+            return updates
+        targets = await self._values.locate_each([check_key(updates[i][0]) for i in numbers], for_write=False)
+        chunks = [(i, target) for i, target in zip(numbers, targets, strict=True) if isinstance(target, ChunkTarget)]
+        whole = with_whole([(target, updates[i][1]) for i, target in chunks])
+        actions = {i: action for (i, _), (_, action) in zip(chunks, whole, strict=True)}
+        return [(key, actions.get(i, action)) for i, (key, action) in enumerate(updates)]
 
     async def _hold_back(self, key: str, action: Action) -> Exception | None:
         overlay = self._overlay
@@ -286,6 +299,11 @@ class Engine:
                 if metadata_path(value.key) is None:
                     self._overlay.erase(value.key)
 
+    async def _erase_chunks_below(self, prefix: str) -> None:
+        """Erase the chunks below a prefix that ends inside the coordinates of a sharded array, and nothing else."""
+        await self._commit_ended.wait()
+        await self._erasing.erase_chunks(prefix)
+
     # -- whole nodes -----------------------------------------------------------------------------------------------
 
     async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
@@ -341,7 +359,16 @@ class Engine:
         self._committing = overlay  # still what this process reads
         self._commit_ended.clear()
         try:
-            commit = OverlayCommit(overlay, self._values, self._documents, self.hierarchy, self._erasing, self._committer, self.options)
+            commit = OverlayCommit(
+                overlay,
+                self._values,
+                self._documents,
+                self.hierarchy,
+                self._erasing,
+                self._committer,
+                self.options,
+                documents_first=getattr(innermost(self.storage), "documents_first", False),
+            )
             await uninterrupted(commit.run())
         finally:
             self._committing = None

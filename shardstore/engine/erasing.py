@@ -51,6 +51,39 @@ class Erasing:
             return
         raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
 
+    async def erase_chunks(self, prefix: str) -> None:
+        """Erase the chunks below a prefix that ends inside the coordinates of a sharded array: whole shards unread, and no other object.
+
+        Raises:
+            Conflict: the metadata of the array kept changing; some chunks may be left.
+        """
+        for _ in range(_TRIES):
+            within = await self._listing.array_prefix(prefix)
+            if within is None or not within.rest or within.node.layout is None:
+                return
+            plan = plan_prefix(within.node.layout, within.rest)
+            try:
+                if plan.covers_whole_shards:
+                    await self._erase_shards(join(within.node.path, plan.stored_prefix))
+                else:
+                    await self._erase_chunks(prefix, within, plan)
+            except StaleLayout:
+                continue
+            return
+        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+
+    async def _erase_shards(self, prefix: str) -> None:
+        batch: list[str] = []
+        async for found, shard in self._listing.stored(prefix):
+            if shard is not None:
+                batch.append(found.key)
+            if len(batch) == _KEYS_AT_ONCE:
+                await self._storage.delete_many(batch)
+                batch = []
+        if batch:
+            await self._storage.delete_many(batch)
+        self._indices.drop_prefix(prefix)
+
     async def _erase(self, prefix: str, keep_documents: bool) -> None:
         within = await self._listing.array_prefix(prefix, even_damaged=True)
         if within is None or not within.rest:
@@ -59,10 +92,10 @@ class Erasing:
         assert within.node.layout is not None
         plan = plan_prefix(within.node.layout, within.rest)
         if plan.covers_whole_shards:
-            await self._erase_objects(join(within.node.path, plan.stored_prefix))
+            await self._erase_objects(join(within.node.path, plan.stored_prefix), [] if keep_documents else None)
             return
         await self._erase_chunks(prefix, within, plan)
-        await self._erase_others(prefix)
+        await self._erase_others(prefix, keep_documents)
 
     async def _erase_nodes(self, prefix: str, keep_documents: bool) -> None:
         documents: list[str] = []
@@ -121,9 +154,11 @@ class Erasing:
             if outcome is not None:
                 raise outcome
 
-    async def _erase_others(self, prefix: str) -> None:
+    async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
         """Objects below the prefix that are no shards: they are stored as they are presented."""
         others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
+        if keep_documents:
+            others = [key for key in others if metadata_path(key) is None]
         others.sort(key=lambda key: (metadata_path(key) is not None, -key.count("/")))
         for start in range(0, len(others), _KEYS_AT_ONCE):
             await self._storage.delete_many(others[start : start + _KEYS_AT_ONCE])

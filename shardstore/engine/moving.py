@@ -36,6 +36,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
 from shardstore.storage.local import LocalStorage
+from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import is_draft
 
 if TYPE_CHECKING:  # the engine imports this module
@@ -80,7 +81,7 @@ class _Place:
     @property
     def location(self) -> str:
         """Where this is, whatever root the engine has: two places overlap where one's is the other's, or a parent of it."""
-        storage = _innermost(self.storage)
+        storage = innermost(self.storage)
         if isinstance(storage, LocalStorage):
             return os.path.realpath(os.path.join(storage.root, self.path))  # by whatever links the root is named
         url = storage.url if storage.url.endswith("/") else storage.url + "/"
@@ -120,13 +121,6 @@ class _Place:
         for node in arrays:
             self.engine.hierarchy.put(node)
             self.engine.hierarchy.learn(node.path, ABSENT)
-
-
-def _innermost(storage: Storage) -> Storage:
-    """The storage inside of all wrappers."""
-    while (inner := getattr(storage, "inner", None)) is not None:
-        storage = inner
-    return storage
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -455,7 +449,7 @@ async def move_between(
 
 def _stores_alike(source: _Place, target: _Place) -> bool:
     """Whether objects can be copied or renamed as they are stored."""
-    return _innermost(source.storage) == _innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
+    return innermost(source.storage) == innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
 
 
 async def _rename(source: _Place, target: _Place) -> bool:

@@ -27,6 +27,8 @@ class OverlayCommit:
         erasing: Erasing,
         committer: Committer,
         options: EngineOptions,
+        *,
+        documents_first: bool,
     ) -> None:
         self._overlay = overlay
         self._values = values
@@ -35,6 +37,7 @@ class OverlayCommit:
         self._erasing = erasing
         self._committer = committer
         self._options = options
+        self._documents_first = documents_first
         self._stored = 0
         self._erased: list[str] = []
 
@@ -47,6 +50,9 @@ class OverlayCommit:
             for prefix in self._overlay.erased_prefixes:
                 await self._erasing.erase_prefix(prefix)
                 self._erased.append(prefix)
+            if self._documents_first:
+                await self._run_documents_first(keys)
+                return
             for array in planned.values():
                 await self._documents.check_planned(array)
             with self._hierarchy.pending(array.node for array in planned.values()):
@@ -67,6 +73,13 @@ class OverlayCommit:
                 "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")
             )
             raise
+
+    async def _run_documents_first(self, keys: list[str]) -> None:
+        """Where the storage is another engine, which would not take what is stored before its document for a chunk."""
+        are_set = [key for key in keys if metadata_path(key) is not None and self._overlay.get(key) is not None]
+        await self._commit_wave(are_set)
+        await self._commit_values([key for key in keys if metadata_path(key) is None])
+        await self._commit_wave([key for key in keys if metadata_path(key) is not None and key not in set(are_set)])
 
     async def _plan(self, documents: list[str]) -> dict[str, PlannedArray]:
         """The arrays that the transaction creates or changes; refuses before any chunk is written what would be refused later."""

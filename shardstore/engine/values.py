@@ -151,7 +151,7 @@ class Values:
             match outcome:
                 case Found(_, _, (data,)):
                     values[i] = data
-                    if self._may_be_shard(target.key):
+                    if self.may_be_shard(target.key):
                         doubtful.append(i)
                 case Failed(error):
                     values[i] = error
@@ -202,7 +202,7 @@ class Values:
                 return None if node.layout is not None or self._hierarchy.is_pending(path) else node
         return None
 
-    def _may_be_shard(self, key: str) -> bool:
+    def may_be_shard(self, key: str) -> bool:
         owners = possible_owners(key)
         known = [(self._hierarchy.known(path), rest) for path, rest in owners]
         return bool(owners) and not any(node is not None and node.coords_of(rest) is not None for node, rest in known)
@@ -246,7 +246,7 @@ class Values:
                     return None if stored is None else len(stored.presented())
                 case PlainTarget():
                     found = await self._storage.stat(key)
-                    if found is None or strictly or not self._may_be_shard(key):
+                    if found is None or strictly or not self.may_be_shard(key):
                         return None if found is None else found.nbytes
                     strictly = True  # it looks like a chunk and no array was known to own it: was one created meanwhile?
                 case ChunkTarget():

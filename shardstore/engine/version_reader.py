@@ -78,6 +78,12 @@ class VersionReader:
         assert isinstance(again, list)
         for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
             outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
+        # As with other reads: was an array created meanwhile that owns what was no chunk a moment ago?
+        plain = [
+            i for i, _, is_chunk in stored if not is_chunk and isinstance(outcomes[i], Found) and self._values.may_be_shard(reads[i].key)
+        ]
+        targets = await self._values.locate_each([reads[i].key for i in plain], for_write=True) if plain else []
+        again += [i for i, target in zip(plain, targets, strict=True) if not isinstance(target, PlainTarget)]
         for i, value in zip(documents, contents, strict=True):
             outcomes[i] = of_content(reads[i], value)
         return again

@@ -19,8 +19,8 @@ def with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTar
     of_chunk = Counter((target.shard_key, target.slot) for target, _ in updates)
     given: dict[str, set[int]] = {}
     for target, action in updates:
-        is_alone = of_chunk[target.shard_key, target.slot] == 1
-        if is_alone and (isinstance(action, SetValue) or (isinstance(action, Patch) and action.may_be_whole and action.start == 0)):
+        is_first = isinstance(action, Patch) and action.may_be_whole and action.start == 0 and len(action.data) > 0
+        if of_chunk[target.shard_key, target.slot] == 1 and (is_first or isinstance(action, SetValue)):
             given.setdefault(target.shard_key, set()).add(target.slot)
 
     def whole(target: ChunkTarget, action: Action) -> Action:

@@ -132,6 +132,11 @@ class DraftEngine(PresentedEngine):
                     key = await self._presented_key(value.key)
                     if key is not None and key.startswith(prefix):
                         yield ListedValue(key, value.nbytes)
+        path = _path_of_scalar(prefix)
+        if path is not None and prefix.endswith("c0") and _is_scalar((await self._arrays([path], for_write=False)).get(path)):
+            nbytes = await Engine.size(self, join(path, "c"))  # its canonical key starts otherwise
+            if nbytes is not None and await self._scalar_key(path) == prefix:
+                yield ListedValue(prefix, nbytes)
         async for value in Engine.list(self, VERBATIM + prefix):
             stored = verbatim_stored(value.key)
             part = None if stored is None else _part(stored)
@@ -222,13 +227,27 @@ class DraftEngine(PresentedEngine):
         prefix = check_prefix(prefix)
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
-        if DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT):
-            for canonical_prefix in canonical_prefixes(prefix):
-                await self._erase_below(canonical_prefix, keep_documents=bool(prefix))
+        if not prefix:
+            await super().erase_prefix("")
+        elif self._held is None:
+            await self._erase_relayed(prefix)
         keys = [value.key async for value in self._presented_keys(prefix)]
         for error in await self.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
+
+    async def _erase_relayed(self, prefix: str) -> None:
+        """Erase objects and whole shards that no canonical prefix shows under other keys than those below ``prefix``."""
+        if DATA_ROOT.startswith(prefix):
+            await self._erase_below("", keep_documents=True)
+        if DATA_ROOT.startswith(prefix) or not prefix.startswith(DATA_ROOT):
+            return
+        tail = prefix.removeprefix(DATA_ROOT)
+        if not _ends_like_chunks(tail):
+            await self._erase_below(tail, keep_documents=True)
+        row = canonical_key(prefix + "0")
+        if row is not None and not row.startswith(tail):
+            await self._erase_chunks_below(row.removesuffix("0"))
 
 
 def _meaning(key: str, arrays: dict[str, KnownArray]) -> Meaning:
@@ -268,6 +287,14 @@ def _is_chunk(key: str, path: str, array: KnownArray) -> bool:
         return key in scalar_data_keys(path)
     canonical, start = canonical_key(key), join(path, "")
     return canonical is not None and canonical.startswith(start) and array.encoding.decode(canonical[len(start) :], array.ndim) is not None
+
+
+def _ends_like_chunks(tail: str) -> bool:
+    """Whether what is below a canonical prefix may be chunks, whose stored keys are elsewhere: it ends with ``c/``, or numbers after it."""
+    *segments, _ = tail.split("/")
+    while segments and segments[-1].isdecimal():
+        segments.pop()
+    return bool(segments) and segments[-1] == "c"
 
 
 def _is_row(prefix: str, path: str, array: KnownArray) -> bool:

@@ -8,6 +8,13 @@ from shardstore.storage.capabilities import Capabilities
 KEYS_A_REQUEST = 1000  # that a listing returns, or a multiple delete takes, for one request; as on S3
 
 
+def innermost(storage: Storage) -> Storage:
+    """The storage inside of all wrappers."""
+    while (inner := getattr(storage, "inner", None)) is not None:
+        storage = inner
+    return storage
+
+
 class StorageWrapper:
     """The same place as ``inner``, with the same abilities; subclasses act on the operations."""
 

@@ -75,13 +75,24 @@ ARRAYS = [
     Array("packed", (4, 4), compressed=True),
     Array("three", (2, 3, 4), compressed=True),
     Array("scalar", (), compressed=True),
+    Array("c0", (3, 4), compressed=True),  # names that parts of chunk keys have
+    Array("c/0", (5,)),
 ]
 OWNERS = {key: array for array in ARRAYS for key in array.keys}
-FOREIGN = ["data/root/one/c00", "data/root/one/notes.txt", "data/root/g/two/c0/00", "data/root/packed/c0/x/y", "meta/notes", "other/key"]
+FOREIGN = [
+    "data/root/one/c00",
+    "data/root/one/notes.txt",
+    "data/root/g/two/c0/00",
+    "data/root/packed/c0/x/y",
+    "data/root/packed/c/0",
+    "meta/notes",
+    "other/key",
+]
 CHUNKS = sorted(OWNERS)
 KEYS = CHUNKS + FOREIGN
 PREFIXES = sorted(
-    {"data/", "data/root/", "data/root/g/", "other/", "meta/", "nothing/", "data/root/packed/c0/x/", "data/root/one/c3/"}
+    {"data/root/one/c/", "data/root/packed/c/", "data/root/packed/c/0/", "data/root/c/", "data/root/c/0/", "data/root/c0/0/"}
+    | {"data/", "data/root/", "data/root/g/", "other/", "meta/", "nothing/", "data/root/packed/c0/x/", "data/root/one/c3/"}
     | {array.prefix for array in ARRAYS}
     | {row for array in ARRAYS for row in array.rows}
 )
@@ -141,9 +152,11 @@ class Machine(RuleBasedStateMachine):
         given: dict[str, bytes] = {}
         for key in {key for key, _, _ in updates}:
             pieces = sorted((start, piece) for k, start, piece in updates if k == key)
-            pieces = [(start, piece) for start, piece in pieces if piece] or pieces[:1]
+            pieces = [(start, piece) for start, piece in pieces if piece]
             together = b"".join(piece for _, piece in pieces)
-            if pieces[0][0] == 0 and len(together) == pieces[-1][0] + len(pieces[-1][1]):  # from the first byte on, without a gap
+            if (
+                pieces and pieces[0][0] == 0 and len(together) == pieces[-1][0] + len(pieces[-1][1])
+            ):  # from the first byte on, without a gap
                 given[key] = together
         for array in ARRAYS:
             for keys in array.whole_shards.values() if array.compressed else ():
@@ -153,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     @rule(array=st.sampled_from(ARRAYS), data=st.data())
     def set_whole_shard(self, array: Array, data: st.DataObject) -> None:
         keys = array.whole_shards[data.draw(st.sampled_from(sorted(array.whole_shards)))]
-        values = {key: data.draw(value_of(key)) for key in keys}
+        values = {key: data.draw(value_of(key)) or b"some" for key in keys}  # nothing at all is not a whole chunk
         with self.counted.block() as calls:
             self.top.set_partial_values([(key, 0, value) for key, value in values.items()])
         # A chunk without dimensions may have two names: which is there is looked at.
@@ -205,7 +218,7 @@ class Machine(RuleBasedStateMachine):
     def get(self, key: str) -> None:
         assert self.top.get(key) == self.model.get(key)
 
-    @rule(prefix=st.sampled_from(["", "/", *PREFIXES]))
+    @rule(prefix=st.sampled_from(["", "/", *PREFIXES, *KEYS]))
     def list_prefix(self, prefix: str) -> None:
         assert self.top.list_prefix(prefix) == sorted(key for key in self.model if key.startswith(prefix.lstrip("/")))
 

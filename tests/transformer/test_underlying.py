@@ -7,6 +7,7 @@ import pickle
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -415,6 +416,84 @@ def test_a_rewritten_shard_of_a_store_without_versions_is_noticed() -> None:
     assert other.get("data/root/x/c2") == b"222"
     one.set("data/root/x/c0", b"a much longer chunk")
     assert [other.get(f"data/root/x/c{i}") for i in range(4)] == [b"a much longer chunk", b"11", b"222", b"3333"]
+
+
+@pytest.mark.filterwarnings("ignore:.*offers no compare-and-swap:RuntimeWarning")
+def test_two_layers_over_a_store_without_versions() -> None:
+    """Chunks of equal sizes leave the lower index as it was: only their own bytes tell their versions."""
+    store = Store()
+    options: dict[str, Any] = {"present": "draft", "chunks_per_shard": (2,)}
+    one, other = (ShardingTransformer(ShardingTransformer(store, **options), **options) for _ in range(2))
+    one.set("meta/root/x.array.json", document((8,), (1,), compressed=True))
+    one.set_partial_values([("data/root/x/c0", 0, b"A" * 10), ("data/root/x/c1", 0, b"B" * 20)])
+    assert [other.get(f"data/root/x/c{i}") for i in range(2)] == [b"A" * 10, b"B" * 20]
+    with one.transaction():
+        one.set("data/root/x/c0", b"a" * 20)
+        one.set("data/root/x/c1", b"b" * 10)
+    assert [other.get(f"data/root/x/c{i}") for i in range(2)] == [b"a" * 20, b"b" * 10]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_array_is_created_with_chunks_in_a_transaction(layers: int) -> None:
+    top, _ = layered(MemoryStorage(f"/layers-{uuid.uuid4().hex}"), layers)
+    with top.transaction():
+        top.set("meta/root/x.array.json", document((8,), (1,), compressed=True))
+        top.set("data/root/x/c0", b"v")
+    assert top.list() == ["data/root/x/c0", "meta/root/x.array.json", "zarr.json"]
+    with top.transaction():
+        top.erase("data/root/x/c0")
+        top.erase("meta/root/x.array.json")
+    assert top.list() == ["zarr.json"]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_same_in_a_transaction(layers: int) -> None:
+    """A shard that is given whole is what is given; what begins later, or is nothing, is a part."""
+    for in_transaction in (False, True):
+        top, _ = layered(MemoryStorage(f"/layers-{uuid.uuid4().hex}"), layers)
+        top.set("meta/root/x.array.json", document((8,), (1,), compressed=True))
+        keys = [f"data/root/x/c{i}" for i in range(4)]
+        for key in keys:
+            top.set(key, b"a longer one")
+        with top.transaction() if in_transaction else nullcontext():
+            top.set_partial_values([(keys[0], 0, b"sh"), (keys[1], 0, b"sh"), (keys[2], 0, b"sh"), (keys[3], 2, b"sh")])
+            top.set_partial_values([(keys[0], 0, b""), (keys[1], 0, b"")])
+        assert [top.get(key) for key in keys] == [b"sh", b"sh", b"shlonger one", b"a shnger one"]
+
+
+def test_what_is_damaged_below_can_be_erased() -> None:
+    place = MemoryStorage(f"/layers-{uuid.uuid4().hex}")
+    top, _ = layered(place, 2)
+    top.set("meta/root/x.array.json", document((16,), (1,), compressed=True))
+    top.set_partial_values([(f"data/root/x/c{i}", 0, b"v") for i in range(4)])
+    stored = SyncStorage(place)
+    shard = stored.get("data/root/x/c0") or b""
+    stored.put("data/root/x/c0", shard[:-32] + (2**40).to_bytes(8, "little") + shard[-24:])  # the first entry of the lower index
+    with pytest.raises(Corruption):
+        ShardingTransformer(ShardingTransformer(place, present="draft"), present="draft").get("data/root/x/c0")
+    again = ShardingTransformer(ShardingTransformer(place, present="draft"), present="draft")
+    again.set_partial_values([("data/root/x/c0", 0, b"new"), ("data/root/x/c1", 0, b"new")])
+    assert again.get("data/root/x/c0") == b"new"
+    assert again.get("data/root/x/c2") == b"v"
+
+
+class OfOddAnswers(Store):
+    """An iterator for an answer, and nothing for an empty range."""
+
+    def get_partial_values(self, key_ranges: Any) -> Any:
+        found = super().get_partial_values(key_ranges)
+        return iter([None if length == 0 else value for value, (_, (_, length)) in zip(found, key_ranges, strict=True)])
+
+
+@pytest.mark.filterwarnings("ignore:.*offers no compare-and-swap:RuntimeWarning")
+def test_stores_of_odd_answers() -> None:
+    store = OfOddAnswers()
+    top = ShardingTransformer(store, present="draft", chunks_per_shard=(4,))
+    top.set("meta/root/x.array.json", document((4,), (1,)))
+    top.set("data/root/x/c1", b"x")
+    top.erase("data/root/x/c1")
+    assert top.list_prefix("data/") == []
+    assert sorted(store.values) == ["meta/root/x.array.json", "zarr.json"]
 
 
 class Misbehaving(Store):

@@ -12,6 +12,7 @@ import pytest
 import zarr
 
 import shardstore
+from tests.transformer.layers import document
 from tests.zarr2 import interpreter
 
 HERE = Path(__file__).parent
@@ -105,3 +106,40 @@ def test_transformers_one_upon_the_other_in_turn(tmp_path: Path) -> None:
     peer("read", root)
     peer("update", root)
     np.testing.assert_array_equal(np.asarray(zarr.open_array(top, path="x", mode="r")[...]), held(root)["x"])
+
+
+def test_written_by_the_transformers_operations(tmp_path: Path) -> None:
+    """Chunks as bytes: whole shards, single ones, parts, erased ones, and some that never were, in one to four dimensions."""
+    root = tmp_path / "store"
+    store = shardstore.ShardingTransformer(str(root), present="draft", chunks_per_shard=lambda array: (2, 3, 1, 2)[: len(array.shape)])
+    values: dict[str, Any] = {}
+    for ndim in range(1, 5):
+        shape, chunk = (9, 8, 5, 4)[:ndim], (2, 3, 2, 1)[:ndim]
+        store.set(f"meta/root/a{ndim}.array.json", document(shape, chunk))
+        grid = tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+        padded = np.zeros([g * c for g, c in zip(grid, chunk, strict=True)], "u1")
+        updates = []
+        for number, coords in enumerate(np.ndindex(*grid)):
+            inside = tuple(slice(i * c, (i + 1) * c) for i, c in zip(coords, chunk, strict=True))
+            key = f"data/root/a{ndim}/c{'/'.join(map(str, coords))}"
+            nbytes = int(np.prod(chunk))
+            if number % 5 == 0:
+                continue
+            padded[inside] = number % 250 + 1
+            updates.append((key, 0, bytes([number % 250 + 1]) * nbytes))
+        store.set_partial_values(updates)
+        first, last = updates[0][0], updates[-1][0]
+        store.erase(first)
+        store.set_partial_values([(last, 1, b"\xff")])
+        for key in (first, last):
+            coords = tuple(map(int, key.rpartition("/c")[2].split("/")))
+            inside = tuple(slice(i * c, (i + 1) * c) for i, c in zip(coords, chunk, strict=True))
+            flat = np.zeros(int(np.prod(chunk)), "u1") if key == first else padded[inside].reshape(-1).copy()
+            if key == last:
+                flat[1] = 255
+            padded[inside] = flat.reshape(chunk)
+        values[f"a{ndim}"] = padded[tuple(slice(0, n) for n in shape)]
+    np.savez(f"{root}.npz", allow_pickle=False, **values)
+    peer("read", root)
+    peer("update", root)
+    same(root)

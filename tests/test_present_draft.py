@@ -224,7 +224,7 @@ def test_both_names_of_the_chunk_of_a_scalar(tmp_path: Path) -> None:
     assert [store.get(f"data/root/s/{name}") for name in ("c", "c0")] == [b"x", b"x"]
     assert files(tmp_path) == {"zarr.json", "meta/root/s.array.json", "data/root/s/c0"}
     assert store.list_dir("data/root/s/") == (["data/root/s/c0"], [])
-    assert store.list_prefix("data/root/") == ["data/root/s/c0"]
+    assert [store.list_prefix(prefix) for prefix in ("data/root/", "data/root/s/c", "data/root/s/c0")] == [["data/root/s/c0"]] * 3
     store.erase("data/root/s/c0")
     assert store.get("data/root/s/c") is None
     assert files(tmp_path) == {"zarr.json", "meta/root/s.array.json"}
@@ -306,6 +306,15 @@ def test_nothing_else_is_erased(tmp_path: Path, prefix: str, erased: list[str], 
         store.erase_prefix(prefix)
     assert before - set(store.list()) == {f"data/root/{key}" for key in erased}
     assert set(opened(tmp_path).list()) == set(store.list())
+
+
+def test_a_row_of_whole_shards_is_erased_and_nothing_else(tmp_path: Path) -> None:
+    store = opened(tmp_path, chunks_per_shard=(1, 2))
+    store.set("meta/root/x.array.json", document((6, 6), (2, 2)))
+    store.set_partial_values([(f"data/root/x/c{i}/{j}", 0, b"aaaa") for i in range(2) for j in range(3)])
+    store.set("data/root/x/c/0/notes", b"foreign")
+    store.erase_prefix("data/root/x/c0/")
+    assert store.list_prefix("data/") == ["data/root/x/c/0/notes", *(f"data/root/x/c1/{j}" for j in range(3))]
 
 
 def test_a_resize_of_zarr_python_2_loses_nothing(tmp_path: Path) -> None:

@@ -475,6 +475,11 @@ def test_what_is_damaged_below_can_be_erased() -> None:
     again.set_partial_values([("data/root/x/c0", 0, b"new"), ("data/root/x/c1", 0, b"new")])
     assert again.get("data/root/x/c0") == b"new"
     assert again.get("data/root/x/c2") == b"v"
+    stored.put("data/root/x/c0", shard[:-32] + (2**40).to_bytes(8, "little") + shard[-24:])
+    again = ShardingTransformer(ShardingTransformer(place, present="draft"), present="draft")
+    upper = EngineStorage(ShardingTransformer(place, present="draft")._engine)
+    assert run_sync(upper.delete("data/root/x/c0", UNCONDITIONAL)) is True
+    assert again.list_prefix("data/") == ["data/root/x/c2", "data/root/x/c3"]
 
 
 class OfOddAnswers(Store):

@@ -6,7 +6,9 @@ from shardstore.errors import InvalidInput
 
 
 def given_bytes(value: object, key: object) -> bytes:
-    """The bytes of a value for ``key``. Numbers and lists, of which ``bytes`` would make zeros or small bytes, are none.
+    """The bytes of a value for ``key``, as they lie in memory: zarr-python 2 hands on chunks of order F as arrays of order F.
+
+    Numbers and lists, of which ``bytes`` would make zeros or small bytes, are none.
 
     Raises:
         InvalidInput: the value is not bytes, nor anything that gives its memory as such.
@@ -14,6 +16,6 @@ def given_bytes(value: object, key: object) -> bytes:
     if isinstance(value, bytes):
         return value
     try:
-        return bytes(memoryview(value))  # type: ignore[arg-type]  # whether it is a buffer is what is asked
+        return memoryview(value).tobytes("A")  # type: ignore[arg-type]  # whether it is a buffer is what is asked
     except (TypeError, ValueError) as exc:
         raise InvalidInput(f"the value for {key!r} is not bytes but {type(value).__name__}: encode it first") from exc

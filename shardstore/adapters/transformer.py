@@ -13,6 +13,7 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.adapters.engine_storage import EngineStorage
+from shardstore.adapters.given_bytes import given_bytes
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
@@ -84,7 +85,7 @@ class ShardingTransformer:
 
     def set(self, key: str, value: BytesLike) -> None:
         """Store a value; durable on return."""
-        self._update([(key, SetValue(bytes(value)))])  # a copy of what could change, where it is not bytes already
+        self._update([(key, SetValue(given_bytes(value, key)))])  # a copy of what could change, where it is not bytes already
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, BytesLike]]) -> None:
         """Store bytes from ``start`` of each key's value; one commit a shard.
@@ -99,7 +100,7 @@ class ShardingTransformer:
         """
         spans: dict[str, list[tuple[int, bytes]]] = {}
         for key, start, value in key_start_values:
-            spans.setdefault(key, []).append((start, bytes(value)))
+            spans.setdefault(key, []).append((start, given_bytes(value, key)))
         updates: list[tuple[str, Action]] = []
         for key, mine in spans.items():
             mine = sorted((span for span in mine if span[1]), key=itemgetter(0)) or mine[:1]

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, MutableMapping
 from typing import Literal
 
+import numpy as np
 import pytest
 
 import shardstore
@@ -72,6 +73,9 @@ def test_changes(mapping: ShardedMap, place: Place) -> None:
     assert "ct/c/0/0" not in shown
     assert "g/lung/c.0" not in shown
     assert (shown["notes.txt"], shown["g/lung/c.2"]) == (b"new", b"zz")
+    fortran = np.arange(6, dtype="u1").reshape(2, 3).copy(order="F")
+    mapping["notes.txt"] = fortran  # type: ignore[assignment]  # as zarr-python 2 does it with chunks of order F
+    assert mapping["notes.txt"] == fortran.tobytes("A") == bytes([0, 3, 1, 4, 2, 5])
     mapping.rmdir("ct")
     assert not [key for key in place.objects.keys() if key.startswith("ct/")]  # noqa: SIM118 - no mapping
     mapping.rmdir("/g/data/")

@@ -3,9 +3,11 @@
 """zarr-python 2.18's own sharding transformer: ``draft_programs.py WHAT PATH``, run by its own interpreter.
 
 ``write`` makes arrays and a file of what is in them, ``read`` and ``update`` go by such a file; ``write-stacked`` makes arrays of two
-transformers, one upon the other. ``view``, ``view-stacked`` and ``own-store`` are zarr-python 2.18 over shardstore's mapping, compared
-with a plain store of its own. Needs the environment variables ``ZARR_V3_EXPERIMENTAL_API=1`` and ``ZARR_V3_SHARDING=1``, and pytest, which
-its decoder of metadata imports.
+transformers, one upon the other. ``view``, ``view-as-store``, ``view-stacked`` and ``own-store`` are zarr-python 2.18 over shardstore's
+mapping, compared with a plain store of its own.
+
+Needs the environment variables ``ZARR_V3_EXPERIMENTAL_API=1`` and ``ZARR_V3_SHARDING=1``, and pytest, which the decoder of metadata of 2.18
+imports.
 """
 
 from __future__ import annotations
@@ -131,6 +133,24 @@ def view(path: str) -> None:
     same_as_plain(KVStoreV3(shardstore.get_mapper(path, present="draft", chunks_per_shard=two_a_side)), path)
 
 
+def view_as_store(path: str) -> None:
+    """The mapping itself is a store of 2.18, which hands whole batches to it."""
+    store = shardstore.get_mapper(path, present="draft", chunks_per_shard=two_a_side)
+    same_as_plain(store, path)
+    array = zarr.create(store=store, path="new", shape=(16, 16), chunks=(2, 2), dtype="<i4", zarr_version=3)
+    before = store.counters.commits
+    array[:] = 7
+    assert store.counters.commits == before + 16, "one commit a shard"
+    before = store.counters.requests
+    assert (array[:] == 7).all()
+    assert store.counters.requests <= before + 2 * 16
+    zarr.storage.rename(store, "new", "moved/here")
+    assert (zarr.open_array(store, path="moved/here", mode="r", zarr_version=3)[:] == 7).all()
+    assert not [key for key in store.list() if "new" in key]
+    zarr.storage.rmdir(store, "moved")
+    assert not [key for key in store.list() if "moved" in key]
+
+
 def view_stacked(path: str) -> None:
     options: dict[str, Any] = {"present": "draft", "chunks_per_shard": two_a_side}
     same_as_plain(KVStoreV3(shardstore.get_mapper(shardstore.ShardingTransformer(path, **options), **options)), path)
@@ -157,6 +177,7 @@ PROGRAMS = {
     "read": read,
     "update": update_all,
     "view": view,
+    "view-as-store": view_as_store,
     "view-stacked": view_stacked,
     "own-store": own_store,
     "write-stacked": write_stacked,

@@ -47,6 +47,7 @@ def arrays(store: Any) -> None:
         array[(slice(0, 3),) * ndim] = numbers(*array[(slice(0, 3),) * ndim].shape, dtype="<f4")
         array[(2,) * ndim] = 99
     root.create_dataset("never", shape=(9, 9), chunks=(3, 3), dtype="u1")
+    root.create_dataset("fortran", data=numbers(5, 6, 7), chunks=(2, 3, 4), order="F", compressor=None)  # handed on as arrays of order F
     root.create_dataset("null", data=numbers(5, 5), chunks=(3, 3), fill_value=None)  # all of it: there is nothing for what is missing
 
 

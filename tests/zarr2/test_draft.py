@@ -80,7 +80,7 @@ def test_arrays_of_our_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
-@pytest.mark.parametrize("how", ["view", "view-stacked", "own-store"])
+@pytest.mark.parametrize("how", ["view", "view-as-store", "view-stacked", "own-store"])
 def test_over_a_mapping(how: str, tmp_path: Path) -> None:
     """Programs of 2.18 see in shardstore, of one layer, of two, and over a store of their own, what a plain store would hold, byte for
     byte. What lies below has one object a shard, and is read by its own transformer, and as final Zarr v3.
@@ -88,7 +88,7 @@ def test_over_a_mapping(how: str, tmp_path: Path) -> None:
     root = tmp_path / "store"
     peer(how, root)
     objects = [p for p in (root / "data/root/g/a").rglob("*") if p.is_file()]
-    assert len(objects) == {"view": 6, "view-stacked": 2, "own-store": 6}[how]
+    assert len(objects) == {"view": 6, "view-as-store": 6, "view-stacked": 2, "own-store": 6}[how]
     peer("read", root)
     if how != "view-stacked":
         same(root)

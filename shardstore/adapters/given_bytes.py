@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from shardstore.errors import InvalidInput
 
 
@@ -15,6 +17,8 @@ def given_bytes(value: object, key: object) -> bytes:
     """
     if isinstance(value, bytes):
         return value
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.tobytes("A")  # times give no buffer
     try:
         return memoryview(value).tobytes("A")  # type: ignore[arg-type]  # whether it is a buffer is what is asked
     except (TypeError, ValueError) as exc:

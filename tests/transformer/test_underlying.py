@@ -30,7 +30,7 @@ from shardstore.storage.wrapper import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory
-from tests.transformer.layers import document, layered
+from tests.transformer.layers import CountedCalls, document, layered
 
 CHUNKS = 4096
 
@@ -46,7 +46,7 @@ class TestObjects(StorageSuite):
         return Looking(EngineStorage(Engine(fresh_memory())))
 
 
-class Looking(StorageWrapper):
+class Looking(CountedCalls):
     """Lists with versions, as the suite wants them, which takes a look at each object."""
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
@@ -58,9 +58,6 @@ class Looking(StorageWrapper):
         listed = await self.inner.list_dir(prefix)
         found = [await self.inner.stat(info.key) for info in listed.objects]
         return DirListing(tuple(info for info in found if info is not None), listed.prefixes)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 class ChunksByName(StorageWrapper):

@@ -208,10 +208,14 @@ class ShardedMap(MutableMapping[str, bytes]):
 
 def mapping_class(present: str) -> type[ShardedMap]:
     """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
-    if present in ("v2", "draft") and _has_zarr2():
-        from shardstore.adapters.zarr2_store import Zarr2DraftStore, Zarr2Store
+    if present == "v2" and _has_zarr2():
+        from shardstore.adapters.zarr2_store import Zarr2Store
 
-        return Zarr2Store if present == "v2" else Zarr2DraftStore
+        return Zarr2Store
+    if present == "draft" and _has_zarr2():
+        from shardstore.adapters.zarr2_draft_store import Zarr2DraftStore
+
+        return Zarr2DraftStore
     return ShardedMap
 
 

@@ -176,30 +176,31 @@ class PartialAccessStorage(ReadsAndWrites):
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         directory = prefix[: prefix.rfind("/") + 1]
 
-        def listed() -> list[str]:
+        def listed() -> list[ObjectInfo]:
             everything = getattr(self._store, "list", None)
-            return sorted(everything() if not directory and callable(everything) else self._store.list_prefix(directory))
+            keys = everything() if not directory and callable(everything) else self._store.list_prefix(directory)
+            return _sized(self._store, (key for key in keys if key.startswith(prefix)))
 
-        for key in await self._call("listing", prefix, listed):
-            if key.startswith(prefix):
-                yield ObjectInfo(key, await self._size(key))
+        for info in await self._call("listing", prefix, listed):
+            yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
 
-        def listed() -> tuple[Iterable[str], Iterable[str]]:
+        def listed() -> DirListing:
             keys, prefixes = self._store.list_dir(prefix)
-            return sorted(keys), sorted(prefixes)
+            return DirListing(tuple(_sized(self._store, keys)), tuple(sorted(prefixes)))
 
-        keys, prefixes = await self._call("listing", prefix, listed)
-        return DirListing(tuple([ObjectInfo(key, await self._size(key)) for key in keys]), tuple(prefixes))
-
-    async def _size(self, key: str) -> int:
-        getsize: Callable[[str], int] | None = getattr(self._store, "getsize", None)
-        return UNKNOWN_NBYTES if getsize is None else await self._call("looking up", key, lambda: int(getsize(key)))
+        return await self._call("listing", prefix, listed)
 
     async def close(self) -> None:
         """The store is the user's, and stays open."""
+
+
+def _sized(store: Any, keys: Iterable[str]) -> list[ObjectInfo]:
+    """Objects in the order of their keys, with their sizes where the store tells them."""
+    getsize: Callable[[str], int] | None = getattr(store, "getsize", None)
+    return [ObjectInfo(key, UNKNOWN_NBYTES if getsize is None else int(getsize(key))) for key in sorted(keys)]
 
 
 def _set(store: Any, key: str, data: bytes) -> None:

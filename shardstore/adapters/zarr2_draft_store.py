@@ -13,7 +13,7 @@ from shardstore.engine.moving import move_nodes
 from shardstore.format.draft2022_keys import DATA_ROOT, META_ROOT, array_document_key, group_document_key
 
 
-class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[misc]
+class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[misc]  # which is Any where zarr-python 3 is installed
     """``ShardedMap`` as a store of the 2022 draft for zarr-python 2.18, with ``ZARR_V3_EXPERIMENTAL_API=1``.
 
     Open it with ``present="draft"``. Paths of ``rmdir`` and ``rename`` are those of nodes, as zarr-python 2.18 gives them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zarr.storage import Store  # type: ignore[attr-defined]
+from zarr.storage import Store  # type: ignore[attr-defined]  # of zarr-python 2
 
 from shardstore.adapters.mapping import ShardedMap
 
@@ -21,7 +21,7 @@ class Zarr2Map(ShardedMap):
         self._writeable = self._erasable = not self.read_only
 
     # zarr-python 2 says what is to become of missing keys by no argument, and passes another one.
-    def getitems(  # type: ignore[override]
+    def getitems(  # type: ignore[override]  # by the signature that zarr-python 2 calls
         self, keys: Iterable[str], *, contexts: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
         """The values of many keys, in one batch; those that are missing are left out. ``contexts`` are not used."""

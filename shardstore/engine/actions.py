@@ -166,8 +166,14 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, ve
 
 def needs_old_value(actions: Sequence[Action]) -> bool:
     """Whether the outcome depends on the bytes that are stored."""
+    if not isinstance(actions[0], Swap):
+        return isinstance(actions[0], SetIfMissing | Patch | Revise)
     first = next((action for action in actions if not isinstance(action, Swap) or action.condition == UNCONDITIONAL), None)
     return isinstance(first, SetIfMissing | Patch | Revise)
+
+
+def has_swaps(actions: Sequence[Action]) -> bool:
+    return any(isinstance(action, Swap) for action in actions)
 
 
 def needs_old_version(actions: Sequence[Action]) -> bool:
@@ -187,7 +193,7 @@ def tells_outcome(actions: Sequence[Action]) -> bool:
 
 def simplified(actions: list[Action]) -> list[Action]:
     """Without what a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
-    if tells_outcome(actions):
+    if len(actions) == 1 or tells_outcome(actions):
         return actions
     last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)
     return actions[last:]

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, needs_old_value, needs_old_version
+from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.index_cache import CachedIndex, IndexCache
@@ -93,18 +93,19 @@ class Committer:
         await turn.start()
         refused: Refused = {}
         is_done = False
-        needs_old = any(needs_old_value(chain) or needs_old_version(chain) for chain in actions.values())
+        swaps = {slot: chain for slot, chain in actions.items() if has_swaps(chain)}
+        needs_old = any(map(needs_old_value, actions.values())) or any(map(needs_old_version, swaps.values()))
         if len(actions) == shard.layout.grid.nslots and not needs_old:
             updates = _apply(shard, actions, {}, {}, refused)
-            is_done = not refused and await self._replace(shard, actions, updates)
+            is_done = not refused and await self._replace(shard, swaps, updates)
         if not is_done:
-            refused = await self._update(shard, actions, turn)
+            refused = await self._update(shard, actions, swaps, turn)
         turn.won()
         self._counters.commits += 1
         self._counters.chunks_written += len(actions) - len(refused)
         return refused
 
-    async def _replace(self, shard: Shard, actions: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
+    async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
         """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
         plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
         if isinstance(plan, WriteShard):
@@ -115,7 +116,7 @@ class Committer:
                 )
             except ConditionFailed:
                 return False
-            _tell_versions(actions, self._remember(shard, generation, plan, {}))
+            _tell_versions(swaps, self._remember(shard, generation, plan, {}))
         elif shard.node.is_unborn:
             return False
         else:
@@ -123,7 +124,7 @@ class Committer:
             self._indices.drop(shard.key)
         return True
 
-    async def _update(self, shard: Shard, actions: SlotActions, turn: Turn) -> Refused:
+    async def _update(self, shard: Shard, actions: SlotActions, swaps: SlotActions, turn: Turn) -> Refused:
         key = shard.key
         atomic = self._storage.capabilities.atomic_commits
         # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
@@ -138,7 +139,7 @@ class Committer:
                 raise _not_alone(shard)
             try:
                 refused: Refused = {}
-                updates = await self._resolve(shard, cached, actions, refused)
+                updates = await self._resolve(shard, cached, actions, swaps, refused)
                 if not updates and not from_cache:
                     return refused
                 plan = plan_rewrite(
@@ -152,7 +153,7 @@ class Committer:
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
                     older = self._older(cached, updates)
-                    _tell_versions(actions, await self._execute(shard, cached, plan, older))
+                    _tell_versions(swaps, await self._execute(shard, cached, plan, older))
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)
@@ -200,7 +201,7 @@ class Committer:
             raise StaleLayout
 
     async def _resolve(
-        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, refused: Refused
+        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused
     ) -> dict[int, BytesLike | None]:
         """The new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
         wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
@@ -212,7 +213,7 @@ class Committer:
                 found = await self._read_pinned(shard.key, list(ranges.values()), cached.generation)
                 old.update(zip(ranges, found, strict=True))
         versions: dict[int, Generation] = {}
-        for slot, chain in actions.items():
+        for slot, chain in swaps.items():
             if cached is not None and needs_old_version(chain):
                 try:
                     where = cached.index.location(slot, cached.object_nbytes)
@@ -221,7 +222,10 @@ class Committer:
                     continue
                 if where is not None:
                     versions[slot] = cached.version(slot, where)
-        return _apply(shard, actions, old, versions, refused)
+        updates = _apply(shard, actions, old, versions, refused)
+        for slot in [slot for slot, chain in swaps.items() if changes_nothing(chain)]:
+            updates.pop(slot, None)
+        return updates
 
     async def _execute(
         self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, older: Mapping[int, Generation]
@@ -413,18 +417,15 @@ def _apply(
     updates: dict[int, BytesLike | None] = {}
     for slot, chain in actions.items():
         try:
-            value = apply_actions(chain, old.get(slot), shard.chunk_key(slot), versions.get(slot))
+            updates[slot] = apply_actions(chain, old.get(slot), shard.chunk_key(slot), versions.get(slot))
         except InvalidInput as exc:
             refused[slot] = exc
-            continue
-        if not changes_nothing(chain):
-            updates[slot] = value
     return updates
 
 
-def _tell_versions(actions: SlotActions, index: CachedIndex | None) -> None:
+def _tell_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
     """Tell whoever wants to know which version they have stored. What did not last has one that nobody will see."""
-    for slot, chain in actions.items():
+    for slot, chain in swaps.items():
         for action in chain:
             if isinstance(action, Swap) and action.outcome.happened and action.data is not None:
                 where = index.index.location(slot, index.object_nbytes) if index is not None and action.outcome.lasted else None

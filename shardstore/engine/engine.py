@@ -141,15 +141,15 @@ class Engine:
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
         overlay = self._held
-        held = [i for i, read in enumerate(reads) if overlay is not None and overlay.decides(check_key(read.key))]
-        if overlay is None or not held:
+        if overlay is None:
             return await self._versions.read(reads)
-        below = [i for i in range(len(reads)) if i not in set(held)]
-        outcomes = dict(zip(below, await self._versions.read([reads[i] for i in below]), strict=True))
-        for i in held:
-            value = overlay.get(reads[i].key)
-            outcomes[i] = of_content(reads[i], None if value is None else memoryview(value))
-        return [outcomes[i] for i in range(len(reads))]
+        decided = [overlay.decides(check_key(read.key)) for read in reads]
+        below = iter(await self._versions.read([read for read, is_held in zip(reads, decided, strict=True) if not is_held]))
+        outcomes: list[ReadOutcome] = []
+        for read, is_held in zip(reads, decided, strict=True):
+            value = overlay.get(read.key) if is_held else None
+            outcomes.append(of_content(read, None if value is None else memoryview(value)) if is_held else next(below))
+        return outcomes
 
     @property
     def _held(self) -> Overlay | None:

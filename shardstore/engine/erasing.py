@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import CachedIndex, IndexCache
@@ -73,16 +75,18 @@ class Erasing:
         raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
 
     async def _erase_shards(self, prefix: str) -> None:
+        await self._delete_each(found.key async for found, shard in self._listing.stored(prefix) if shard is not None)
+        self._indices.drop_prefix(prefix)
+
+    async def _delete_each(self, keys: AsyncIterator[str]) -> None:
         batch: list[str] = []
-        async for found, shard in self._listing.stored(prefix):
-            if shard is not None:
-                batch.append(found.key)
+        async for key in keys:
+            batch.append(key)
             if len(batch) == _KEYS_AT_ONCE:
                 await self._storage.delete_many(batch)
                 batch = []
         if batch:
             await self._storage.delete_many(batch)
-        self._indices.drop_prefix(prefix)
 
     async def _erase(self, prefix: str, keep_documents: bool) -> None:
         within = await self._listing.array_prefix(prefix, even_damaged=True)
@@ -112,17 +116,15 @@ class Erasing:
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
         """Remove the stored objects below ``prefix``; documents are not, but noted, the deepest first."""
-        batch: list[str] = []
-        async for found in self._storage.list(prefix):
-            if documents is not None and metadata_path(found.key) is not None:
-                documents.append(found.key)
-                continue
-            batch.append(found.key)
-            if len(batch) == _KEYS_AT_ONCE:
-                await self._storage.delete_many(batch)
-                batch = []
-        if batch:
-            await self._storage.delete_many(batch)
+
+        async def to_delete() -> AsyncIterator[str]:
+            async for found in self._storage.list(prefix):
+                if documents is not None and metadata_path(found.key) is not None:
+                    documents.append(found.key)
+                else:
+                    yield found.key
+
+        await self._delete_each(to_delete())
         if documents is not None:
             documents.sort(key=lambda key: -key.count("/"))
         self._indices.drop_prefix(prefix)

@@ -45,11 +45,6 @@ class ShardRead:
     versions: dict[int, tuple[Generation, int]] | None = None
     """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
 
-    def note(self, number: int, index: CachedIndex, slot: int, where: ChunkLocation) -> None:
-        """The chunk that this request was answered from."""
-        if self.versions is not None:
-            self.versions[number] = index.version(slot, where), where.nbytes
-
     @property
     def wants_everything(self) -> bool:
         """Whether every chunk that the array has in this shard is wanted, whole."""
@@ -402,7 +397,8 @@ class Reader:
                 if isinstance(where, ChunkLocation):
                     inside = resolve(request, where.nbytes)
                     wanted.append((i, slot, ByteRange(where.offset + inside.start, where.offset + inside.end)))
-                    shard.note(i, cached, slot, where)
+                    if shard.versions is not None:
+                        shard.versions[i] = cached.version(slot, where), where.nbytes
                 else:
                     values[i] = where
             if wanted:
@@ -482,7 +478,8 @@ class Reader:
                 inside = resolve(request, where.nbytes)
                 wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
                 values[i] = self._slice(shard, slot, data, start, wanted)
-                shard.note(i, cached, slot, where)
+                if shard.versions is not None:
+                    shard.versions[i] = cached.version(slot, where), where.nbytes
             else:
                 values[i] = where
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
@@ -72,10 +71,9 @@ class VersionReader:
                     outcomes[i] = Failed(target)
         again, found, contents = await asyncio.gather(
             self._read_chunks(chunks, reads, outcomes),
-            self._storage.read([read for _, read, _ in stored]) if stored else _nothing(),
-            self._values.get_many([(reads[i].key, EVERYTHING) for i in documents]) if documents else _nothing(),
+            self._storage.read([read for _, read, _ in stored]),
+            self._values.get_many([(reads[i].key, EVERYTHING) for i in documents]),
         )
-        assert isinstance(again, list)
         for (i, _, is_chunk), outcome in zip(stored, found, strict=True):
             outcomes[i] = _of_chunk(reads[i], outcome) if is_chunk else outcome
         # As with other reads: was an array created meanwhile that owns what was no chunk a moment ago?
@@ -124,10 +122,6 @@ class VersionReader:
                 buffers = tuple(piece for piece in pieces if isinstance(piece, memoryview))
                 outcomes[i] = Found(version, nbytes, buffers if reads[i].ranges else ())
         return []
-
-
-async def _nothing() -> list[Any]:
-    return []
 
 
 def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:

@@ -103,13 +103,15 @@ class DraftEngine(PresentedEngine):
         waves: tuple[list[int], list[int], list[int]] = ([], [], [])
         for i, (key, action) in enumerate(updates):
             checked.append((key, action))
-            is_document = _part(check_key(key)) is not None or key == ENTRY_POINT_KEY
-            try:
-                checked[i] = (key, _entry_point_action(action)) if key == ENTRY_POINT_KEY else (key, action)
-            except InvalidInput as exc:
-                errors[i] = exc
-            else:
-                waves[1 if not is_document else 2 if isinstance(action, EraseValue) else 0].append(i)
+            is_document = _part(check_key(key)) is not None
+            if key == ENTRY_POINT_KEY:
+                is_document = True
+                try:
+                    checked[i] = (key, _entry_point_action(action))
+                except InvalidInput as exc:
+                    errors[i] = exc
+                    continue
+            waves[1 if not is_document else 2 if isinstance(action, EraseValue) else 0].append(i)
         for numbers in filter(None, waves):
             meanings = await self._meanings([checked[i][0] for i in numbers], for_write=True)
             for i, error in zip(numbers, await self._update_meant([checked[i] for i in numbers], meanings), strict=True):
@@ -126,7 +128,8 @@ class DraftEngine(PresentedEngine):
 
     async def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
         held = None if self._held is None else self._held.snapshot()
-        for canonical_prefix in [] if prefix.startswith(META_ROOT[:4]) else canonical_prefixes(prefix):
+        has_data = DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT)
+        for canonical_prefix in canonical_prefixes(prefix) if has_data else ():
             async for value in Engine.list(self, canonical_prefix):
                 if metadata_path(value.key) is None and not value.key.startswith(VERBATIM):
                     key = await self._presented_key(value.key)
@@ -201,10 +204,8 @@ class DraftEngine(PresentedEngine):
         """The chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
         rest = prefix.removeprefix(DATA_ROOT + join(path, ""))
         if array.ndim == 0:
-            (value,) = await Engine.get_many(self, [(join(path, "c"), EVERYTHING)]) if not rest else [None]
-            if isinstance(value, ShardStoreError):
-                raise value
-            return ListedDir(() if value is None else (ListedValue(await self._scalar_key(path), len(value)),), ())
+            nbytes = None if rest else await Engine.size(self, join(path, "c"))
+            return ListedDir(() if nbytes is None else (ListedValue(await self._scalar_key(path), nbytes),), ())
         separator = array.encoding.separator if array.ndim > 1 else "/"
         if rest and (separator != "/" or canonical_key(prefix + "0") is None):
             return ListedDir((), ())  # no chunk lies deeper

@@ -18,6 +18,7 @@ from shardstore.storage import conditions
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.gcs_client import OBJECT, Answer, GCSClient, can_match, head_of
 from shardstore.storage.gcs_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs_upload import put, put_large
@@ -303,8 +304,7 @@ class GCSStorage:
                 yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
         async for page in self._pages(prefix, {"delimiter": "/"}):

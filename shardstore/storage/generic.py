@@ -35,7 +35,7 @@ from shardstore.storage.base import (
 from shardstore.storage.body import groups, joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed, warn_not_honoured
-from shardstore.storage.fallbacks import no_compose
+from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic_calls import Info, calls_of, size_in
 from shardstore.storage.generic_errors import ABSENT_ERRORS, read_only, translated
 from shardstore.storage.generic_links import (
@@ -402,8 +402,7 @@ class GenericStorage:
         return {key: entry for key, entry in keys if key.startswith(prefix) and key != prefix}  # a file is listed as its own content
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
         for key, entry in sorted((await self._entries(prefix)).items()):

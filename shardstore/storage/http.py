@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from shardstore.errors import InvalidInput, ReadOnly, ShardStoreError, StorageError
+from shardstore.errors import ReadOnly, ShardStoreError, StorageError
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
 from shardstore.storage.base import (
@@ -28,6 +28,7 @@ from shardstore.storage.base import (
     Segment,
 )
 from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.http_answers import Answer, is_strong, take_body, take_head
 from shardstore.storage.http_client import ABSENT_STATUS, HTTPClient, Retries
 from shardstore.storage.http_facts import ServerFacts, facts_of
@@ -339,8 +340,7 @@ class HTTPStorage:
         return dict(zip(keys, await asyncio.gather(*(self.stat(key) for key in keys)), strict=True))
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         keys = await page(self._client, prefix)
         infos = await self._stat_many([key for key in keys if not key.endswith("/")])
         return DirListing(tuple(info for info in infos.values() if info is not None), tuple(key for key in keys if key.endswith("/")))

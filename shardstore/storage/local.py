@@ -38,6 +38,7 @@ from shardstore.storage.base import (
 from shardstore.storage.body import byte_view, checked_views, groups
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
+from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
@@ -347,8 +348,7 @@ class LocalStorage:
                 yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         if not self._is_prefix(prefix):
             return DirListing((), ())
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))

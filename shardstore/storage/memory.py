@@ -34,6 +34,7 @@ from shardstore.storage.base import (
 from shardstore.storage.body import byte_view, joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
+from shardstore.storage.fallbacks import check_directory
 
 _STAMP = "_shardstore_stamp"
 
@@ -238,8 +239,7 @@ class MemoryStorage:
                 yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         objects: list[ObjectInfo] = []
         prefixes: dict[str, None] = {}
         for key in self._keys(prefix):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage import conditions
@@ -18,6 +18,7 @@ from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
+from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.lost_answers import delete_object
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
@@ -238,8 +239,7 @@ class S3Storage:
                 yield info
 
     async def list_dir(self, prefix: str) -> DirListing:
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         objects: list[ObjectInfo] = []
         prefixes: list[str] = []
         async for page in self._pages(prefix, Delimiter="/"):

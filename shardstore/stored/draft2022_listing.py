@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
-from shardstore.errors import InvalidInput
 from shardstore.format.draft2022_keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
@@ -28,6 +27,7 @@ from shardstore.format.draft2022_keys import (
 from shardstore.format.json_text import JsonObject
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage
+from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.wrapper import KEYS_A_REQUEST
 from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments
 from shardstore.stored.draft2022_entry_point import parsed, sought
@@ -130,12 +130,12 @@ class DraftListing:
         """The direct children of ``prefix``. Exact, but for three things that would take more than a look into directories:
 
         - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` beside ``data/root/x/c0/1``, belongs to ``x/c0/``,
-          which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there.
+          which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there (and
+          hidden again by an engine above that lists exactly, where no chunk is in it).
         - A directory is shown if something is in it, even if that has no canonical key.
         - Where the storage inside shows directories that hold nothing, so does this.
         """
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")
+        check_directory(prefix)
         if not stored_prefixes(prefix):
             return DirListing((), ())
         return await _Directory(self._inner, self._documents, prefix).listing()

@@ -76,7 +76,7 @@ def test_changes(mapping: ShardedMap, place: Place) -> None:
     fortran = np.arange(6, dtype="u1").reshape(2, 3).copy(order="F")
     mapping["notes.txt"] = fortran  # type: ignore[assignment]  # as zarr-python 2 does it with chunks of order F
     assert mapping["notes.txt"] == fortran.tobytes("A") == bytes([0, 3, 1, 4, 2, 5])
-    mapping["notes.txt"] = np.array([5], dtype="<M8[s]")  # type: ignore[assignment]
+    mapping["notes.txt"] = np.array([5], dtype="<M8[s]")  # type: ignore[assignment]  # as above
     assert mapping["notes.txt"] == bytes([5, 0, 0, 0, 0, 0, 0, 0])
     mapping.rmdir("ct")
     assert not [key for key in place.objects.keys() if key.startswith("ct/")]  # noqa: SIM118 - no mapping

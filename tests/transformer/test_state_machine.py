@@ -21,6 +21,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.open import open_storage
+from shardstore.testing.storage_suite import SyncStorage
 from tests.transformer.layers import document, layered
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "50"))
@@ -190,9 +191,9 @@ class Machine(RuleBasedStateMachine):
         self.top.erase_values(array.keys)
         for key in array.keys:
             self.model.pop(key, None)
-        assert not self.top.list_prefix(array.prefix) or any(key in self.model for key in FOREIGN)
-        below = layered(self.place, 1)[0] if self.layers == 1 else None
-        assert below is None or not [key for key in below.list_prefix(array.prefix) if key not in FOREIGN]
+        stored = SyncStorage(self.place).keys(array.prefix)
+        if self.place.capabilities.conditional_delete:  # elsewhere shards of nothing but an index are left
+            assert [key for key in stored if key not in FOREIGN] == []
 
     @rule(prefix=st.sampled_from([p for p in PREFIXES if not p.startswith("meta")]))
     def erase_prefix(self, prefix: str) -> None:
@@ -224,11 +225,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prefix=st.sampled_from(["", *PREFIXES]))
     def list_dir(self, prefix: str) -> None:
-        """Keys are exact. A prefix may be listed that holds nothing, where a shard lies that could hold such keys."""
+        """Keys are exact. A prefix may be listed that holds nothing, where a shard lies that could hold such keys; over another layer,
+        which lists exactly, a row may be missing that holds no chunk but something else (``DraftListing.directory``).
+        """
         keys, prefixes = self.top.list_dir(prefix)
         below = [key[len(prefix) :].partition("/") for key in self.model if key.startswith(prefix)]
         assert keys == sorted(prefix + name for name, slash, _ in below if not slash)
         exact = {f"{prefix}{name}/" for name, slash, _ in below if slash}
+        if self.layers > 1:
+            exact -= {row for array in ARRAYS for row in array.rows if not any(key.startswith(row) for key in CHUNKS if key in self.model)}
         assert exact <= set(prefixes)
         assert set(prefixes) - exact <= {row for array in ARRAYS for row in array.rows}
 

@@ -1,0 +1,237 @@
+"""How long work is carried out: tasks of whole shards, on any ``concurrent.futures.Executor``, bounded in flight, each of them tried
+again where that can help.
+
+A task is a frozen value that can be pickled, and the function that does it is one of a module: both may travel to another process. The
+driver, which makes the tasks and hears of their results, stays where it was called; it alone keeps records.
+
+Without an executor the tasks run in threads of this process, each of which waits for fsspec's IO loop. With ``part`` only a share of the
+tasks is done: shares are disjoint, whatever the driver of each has seen of the store, since they are told by names and not by count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from uuid import uuid4
+
+from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_PART = re.compile(r"([0-9]+)/([0-9]+)")
+_TASKS_A_WORKER = 2  # in flight: one that runs, one that waits
+_DEFAULT_WORKERS = max(4, min(32, 2 * (os.cpu_count() or 1)))
+_UNKNOWN_WORKERS = 32  # of an executor that does not tell
+
+
+class Interrupted(ShardStoreError):
+    """The run was interrupted; what had been finished by then stays, and the same call goes on from there."""
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The share ``number``, counted from 1, of ``of`` disjoint shares of the same work."""
+
+    number: int = 1
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise InvalidInput(f"part {self.number}/{self.of} is none: parts are counted from 1, as in 1/{max(1, self.of)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """From ``I/N``.
+
+        Raises:
+            InvalidInput: the text is no such thing, or the part is none.
+        """
+        match = _PART.fullmatch(text.strip())
+        if match is None:
+            raise InvalidInput(f"part {text!r} is not of the form I/N, such as 3/16")
+        return cls(int(match[1]), int(match[2]))
+
+    def has(self, path: str, number: int) -> bool:
+        """Whether piece ``number`` of what is named ``path`` belongs to this share."""
+        return (zlib.crc32(path.encode(errors="surrogatepass")) + number) % self.of == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+WHOLE = Part()
+
+
+# -- being stopped -----------------------------------------------------------------------------------------------------
+
+_stopped: set[str] = set()
+
+
+def check_running(run: str) -> None:
+    """Called by tasks between steps: ends the task of a run of this process that is being interrupted.
+
+    Raises:
+        Interrupted: it is.
+    """
+    if run in _stopped:
+        raise Interrupted("the run was interrupted")
+
+
+# -- carrying out ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Generic[Task]):
+    """A task that was given up, and why."""
+
+    task: Task
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the tasks of one run are carried out."""
+
+    executor: Executor | None = None
+    """``None``: threads of this process."""
+    workers: int | None = None
+    """Tasks that run at once: threads without an executor; how many an executor has, where it does not tell."""
+    retries: int = 2
+    """How often a task is tried again whose storage failed, or whose worker was lost."""
+    part: Part = WHOLE
+    """The share of the work that is to be done."""
+    run: str = field(default_factory=lambda: uuid4().hex)
+    """Names the run, for ``check_running``."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
+            raise InvalidInput(f"workers {self.workers!r} is not a positive whole number")
+        if type(self.retries) is not int or self.retries < 0:
+            raise InvalidInput(f"retries {self.retries!r} is not a whole number, 0 or more")
+        if self.executor is not None and not isinstance(self.executor, Executor):
+            raise InvalidInput(
+                f"executor {self.executor!r} is no concurrent.futures.Executor; of a dask cluster it is Client(address).get_executor()"
+            )
+
+    @property
+    def worker_count(self) -> int:
+        """How many tasks run at once."""
+        if self.workers is not None:
+            return self.workers
+        if self.executor is None:
+            return _DEFAULT_WORKERS
+        told = getattr(self.executor, "_max_workers", None)
+        return told if isinstance(told, int) else _UNKNOWN_WORKERS
+
+    def carry_out(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Iterable[Task],
+        done: Callable[[Task, Result], None],
+        failed: Callable[[Failure[Task]], None],
+    ) -> None:
+        """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
+
+        No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
+        interrupted, no task is begun any more, and the error is raised when all that run have ended.
+        """
+        with self._opened() as executor:
+            run = _Run(self, executor, function, iter(tasks), done, failed)
+            try:
+                run.to_the_end()
+            except BaseException:
+                _stopped.add(self.run)
+                run.give_up()
+                raise
+            finally:
+                _stopped.discard(self.run)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Executor]:
+        if self.executor is not None:
+            yield self.executor
+            return
+        with ThreadPoolExecutor(self.worker_count, thread_name_prefix="shardstore-work") as executor:
+            yield executor
+
+
+class _Run(Generic[Task, Result]):
+    """One run while it goes on."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        executor: Executor,
+        function: Callable[[Task], Result],
+        tasks: Iterator[Task],
+        done: Callable[[Task, Result], None],
+        failed: Callable[[Failure[Task]], None],
+    ) -> None:
+        self._execution = execution
+        self._executor = executor
+        self._function = function
+        self._tasks = tasks
+        self._done = done
+        self._failed = failed
+        self._flying: dict[Future[Result], tuple[Task, int]] = {}
+
+    def to_the_end(self) -> None:
+        most = _TASKS_A_WORKER * self._execution.worker_count
+        is_exhausted = False
+        while True:
+            while not is_exhausted and len(self._flying) < most:
+                try:
+                    task = next(self._tasks)
+                except StopIteration:
+                    is_exhausted = True
+                else:
+                    self._submit(task, 0)
+            if not self._flying:
+                return
+            ended, _ = wait(self._flying, return_when=FIRST_COMPLETED)
+            for future in ended:
+                self._take(future)
+
+    def _submit(self, task: Task, tries: int) -> None:
+        self._flying[self._executor.submit(self._function, task)] = task, tries
+
+    def _take(self, future: Future[Result]) -> None:
+        task, tries = self._flying.pop(future)
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            self._done(task, future.result())
+        elif isinstance(error, Interrupted) or not isinstance(error, Exception):
+            raise error
+        elif tries < self._execution.retries and _may_help(error):
+            self._submit(task, tries + 1)
+        else:
+            self._failed(Failure(task, error))
+
+    def give_up(self) -> None:
+        """Begin nothing any more, wait for what runs, and hear of what has been done all the same."""
+        for future in self._flying:
+            future.cancel()
+        wait(self._flying)
+        for future, (task, _) in self._flying.items():
+            if not future.cancelled() and future.exception() is None:
+                self._done(task, future.result())
+
+
+def _may_help(exc: Exception) -> bool:
+    """Whether to try again can help: after errors of a storage, lost races, and lost workers, whose errors are the executor's own."""
+    if isinstance(exc, AccessDenied):
+        return False
+    if isinstance(exc, ShardStoreError):
+        return isinstance(exc, StorageError | Conflict)
+    module = type(exc).__module__.partition(".")[0]
+    return isinstance(exc, OSError | CancelledError) or module == "distributed"

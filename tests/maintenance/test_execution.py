@@ -1,0 +1,130 @@
+"""How tasks are carried out: all of them, bounded in flight, again where that can help, and not after an interruption."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
+from shardstore.maintenance.execution import Execution, Failure, Interrupted, Part, check_running
+
+
+def double(task: int) -> int:
+    return 2 * task
+
+
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor(2), ProcessPoolExecutor(2)])
+def test_every_task_is_done_once(executor: Executor | None) -> None:
+    results: dict[int, int] = {}
+    Execution(executor, workers=3).carry_out(double, range(50), results.__setitem__, lambda failure: pytest.fail(str(failure)))
+    assert results == {n: 2 * n for n in range(50)}
+    if executor is not None:
+        executor.shutdown()
+
+
+def test_no_more_is_taken_than_is_in_flight() -> None:
+    taken: list[int] = []
+    most = 0
+    finished = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal most
+        for n in range(40):
+            most = max(most, n + 1 - finished)
+            taken.append(n)
+            yield n
+
+    def done(task: int, result: int) -> None:
+        nonlocal finished
+        finished += 1
+
+    Execution(workers=2).carry_out(double, tasks(), done, lambda failure: None)
+    assert len(taken) == finished == 40
+    assert most <= 4
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"), [(StorageError("no"), 3), (OSError("no"), 3), (AccessDenied("no"), 1), (Corruption("no"), 1), (ValueError("no"), 1)]
+)
+def test_what_can_help_is_tried_again(error: Exception, tries: int) -> None:
+    calls = 0
+
+    def fails(task: int) -> int:
+        nonlocal calls
+        calls += 1
+        raise error
+
+    failures: list[Failure[int]] = []
+    Execution(workers=1, retries=2).carry_out(fails, [7], lambda task, result: pytest.fail("done"), failures.append)
+    assert [(failure.task, failure.error) for failure in failures] == [(7, error)]
+    assert calls == tries
+
+
+def test_one_failure_does_not_end_the_others() -> None:
+    def fails(task: int) -> int:
+        if task == 3:
+            raise Corruption("damaged")
+        return task
+
+    results: list[int] = []
+    failures: list[int] = []
+    Execution(workers=2).carry_out(fails, range(6), lambda task, result: results.append(result), lambda f: failures.append(f.task))
+    assert sorted(results) == [0, 1, 2, 4, 5]
+    assert failures == [3]
+
+
+def test_an_interruption_ends_what_runs_and_keeps_what_was_done() -> None:
+    execution = Execution(workers=2)
+    started = threading.Event()
+    ended: list[str] = []
+
+    def work(task: int) -> int:
+        if task == 0:
+            assert started.wait(10)
+            return 0
+        started.set()
+        try:
+            for _ in range(10_000):
+                check_running(execution.run)
+                time.sleep(0.001)
+        except Interrupted:
+            ended.append("interrupted")
+            raise
+        return task
+
+    results: list[int] = []
+
+    def done(task: int, result: int) -> None:
+        results.append(result)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execution.carry_out(work, range(100), done, lambda failure: pytest.fail(str(failure)))
+    assert results == [0]
+    assert ended
+    check_running(execution.run)  # over: nothing is stopped any more
+
+
+def test_parts_are_disjoint_and_everything() -> None:
+    parts = [Part(i + 1, 5) for i in range(5)]
+    for path in ("", "a", "b/c", "\udcff"):
+        for number in range(100):
+            assert sum(part.has(path, number) for part in parts) == 1
+    assert all(sum(part.has("a", n) for n in range(100)) == 20 for part in parts)
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "", "1", "a/b", "-1/3", "1/3/5"])
+def test_parts_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        Part.parse(text)
+    assert Part.parse(" 2/3 ") == Part(2, 3)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": True}, {"retries": -1}, {"executor": "threads"}])
+def test_options_that_cannot_be(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        Execution(**options)  # type: ignore[arg-type]  # that is the point

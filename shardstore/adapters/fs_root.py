@@ -12,9 +12,10 @@ from fsspec.utils import stringify_path
 from shardstore._sync import run_async
 from shardstore.adapters.chain import ChainLink
 from shardstore.adapters.handle import Handle
-from shardstore.adapters.roots import Address, root_depth
+from shardstore.adapters.roots import root_depth
 from shardstore.engine.keys import metadata_path
 from shardstore.errors import StorageError
+from shardstore.storage.address import Address
 from shardstore.storage.open import open_storage
 
 _LINKS = ("sharded::", "sharded://")

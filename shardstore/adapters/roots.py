@@ -7,93 +7,16 @@ upwards, as long as the next has one too.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardstore.engine.keys import metadata_key
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import ShardStoreError
+from shardstore.storage.address import Address
 from shardstore.storage.base import Storage
 from shardstore.storage.open import open_storage
-from shardstore.storage.redaction import redacted
 
 _MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions use eight
-_OURS = "sharded::"
-
-# Protocols whose paths begin with no bucket, container or host that could not itself be a key.
-_WITHOUT_HOST = frozenset({"", "file", "local", "memory", "zip", "tar", "libarchive", "reference", "dir", "arrow_hdfs"})
-_LOCAL = frozenset({"file", "local"})
-_ABSOLUTE = _LOCAL | {""}
-
-# Their paths are within an archive or a set of references: above a URL that names no such path there is nothing.
-_CONTAINERS = frozenset({"zip", "tar", "libarchive", "reference"})
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A URL, cut at the slashes of the path in its filesystem: ``head``, ``segments`` and, of a chain, ``tail``.
-
-    ``head`` ends with the bucket or host; ``slash`` comes behind it where there are segments.
-    """
-
-    protocol: str
-    head: str
-    segments: tuple[str, ...]
-    tail: str = ""
-    slash: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """Raises ``InvalidInput`` where there is nothing, or a path of ``file://`` that is not absolute."""
-        url = url.removeprefix(_OURS)
-        if not url:
-            raise InvalidInput("an empty string names no place; '.' is the current directory")
-        links = url.split("::")
-        own = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
-        if not _CONTAINERS.isdisjoint(links[:own]):
-            return cls(links[0], url, ())
-        before, link, tail = "".join(f"{x}::" for x in links[:own]), links[own], "".join(f"::{x}" for x in links[own + 1 :])
-        protocol, separator, path = link.rpartition("://") if "://" in link else ("", "", os.path.abspath(os.path.expanduser(link)))
-        if protocol in _LOCAL and not path.startswith("/"):
-            raise InvalidInput(
-                f"{link!r} is not absolute: {protocol}:// needs three slashes, as in {protocol}:///data/x.zarr; or give {path!r}"
-            )
-        if "?" in path and protocol.startswith("http"):
-            return cls(protocol, before + link, (), tail)  # a query belongs to the whole address
-        host, below = "", path
-        if protocol not in _WITHOUT_HOST:
-            host, _, below = path.partition("/")
-        segments = tuple(below.strip("/").split("/")) if below.strip("/") else ()
-        if "" in segments:
-            return cls(protocol, before + link, (), tail)  # no key of ours is spelled like that
-        return cls(protocol, before + protocol + separator + host, segments, tail, "/" if host or protocol in _ABSOLUTE else "")
-
-    def at(self, depth: int) -> str:
-        """The URL of the first ``depth`` segments."""
-        slash = self.slash if depth or self.protocol in _ABSOLUTE else ""
-        return self.head + slash + "/".join(self.segments[:depth]) + self.tail
-
-    def path_from(self, depth: int) -> str:
-        return "/".join(self.segments[depth:])
-
-    def shown(self, depth: int) -> str:
-        """As ``at``, for people: without user, password and query."""
-        return redacted(self.at(depth))
-
-    def shown_below(self, depth: int, path: str) -> str:
-        """The URL of ``path`` in what the first ``depth`` segments name, for people."""
-        if not path:
-            return self.shown(depth)
-        place = "/".join((*self.segments[:depth], path))
-        if self.slash or not self.head or self.head.endswith("://"):
-            return redacted(self.head + (self.slash or ("/" if not self.head else "")) + place + self.tail)
-        if self.protocol in _CONTAINERS and self.head.startswith(f"{self.protocol}::"):
-            return redacted(f"{self.protocol}://{place}{self.head.removeprefix(self.protocol)}")
-        return f"{redacted(self.head)}/{place}"
-
-    def __str__(self) -> str:
-        return self.shown(len(self.segments))
 
 
 async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
@@ -104,7 +27,7 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
     """
     last = len(address.segments)
     # The root directory of a machine is no store, unless it is named.
-    first = max(int(address.protocol in _ABSOLUTE and last > 0), last - _MOST_LEVELS)
+    first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
     storage = open_storage(address.at(first), dict(options) or None)
     answers = await _are_nodes(storage, address, first)
     for answer in answers:

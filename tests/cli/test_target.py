@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardstore.adapters.roots import Address
 from shardstore.cli.target import pair_options, resolve, resolve_pair
 from shardstore.errors import InvalidInput
+from shardstore.storage.address import Address
 from tests.cli.running import Place, run, succeed
 from tests.stored import snapshot
 

@@ -14,6 +14,7 @@ from shardstore.errors import (
     AccessDenied,
     Conflict,
     Corruption,
+    Incomplete,
     InvalidInput,
     NotFound,
     ReadOnly,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr_store import ShardedStore
+    from shardstore.maintenance.pack import pack, reshard, unpack
 
 __version__ = "0.1.0"
 
@@ -36,6 +38,7 @@ __all__ = [
     "AccessDenied",
     "Conflict",
     "Corruption",
+    "Incomplete",
     "InvalidInput",
     "NotFound",
     "ReadOnly",
@@ -51,6 +54,9 @@ __all__ = [
     "errors",
     "get_mapper",
     "open",
+    "pack",
+    "reshard",
+    "unpack",
 ]
 
 _LAZY = {
@@ -59,6 +65,9 @@ _LAZY = {
     "ShardedStore": "shardstore.adapters.zarr_store",
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.align",
+    "pack": "shardstore.maintenance.pack",
+    "reshard": "shardstore.maintenance.pack",
+    "unpack": "shardstore.maintenance.pack",
 }
 
 

@@ -51,3 +51,17 @@ class StorageError(ShardStoreError, OSError):
 
 class AccessDenied(StorageError, PermissionError):
     """The underlying storage refused the request; says nothing about whether the key exists."""
+
+
+class Incomplete(ShardStoreError):
+    """Some of a long work could not be done. What was done stays, and the same call goes on from there.
+
+    ``report`` says what failed and why.
+    """
+
+    def __init__(self, message: str, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def __reduce__(self) -> tuple[type[Incomplete], tuple[str, object]]:
+        return type(self), (str(self), self.report)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,7 +34,7 @@ from shardstore.format.presentation import sharded_otherwise
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.location import location_of, overlap
 from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import is_draft
 
@@ -80,12 +79,7 @@ class _Place:
 
     @property
     def location(self) -> str:
-        """Where this is, whatever root the engine has: two places overlap where one's is the other's, or a parent of it."""
-        storage = innermost(self.storage)
-        if isinstance(storage, LocalStorage):
-            return os.path.realpath(os.path.join(storage.root, self.path))  # by whatever links the root is named
-        url = storage.url if storage.url.endswith("/") else storage.url + "/"
-        return f"{getattr(storage, 'endpoint', '')} {url}{self.path}".rstrip("/")
+        return location_of(self.storage, self.path)
 
     def __str__(self) -> str:
         return f"{self.path!r} in {self.storage.url}"
@@ -149,7 +143,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
     for engine in {source.engine, target.engine}:
         await engine.no_transaction()
     one, other = source.location, target.location
-    if one == other or one.startswith(other + "/") or other.startswith(one + "/"):
+    if overlap(one, other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):
         if (owner := await _chunk_owner(place)) is not None:

@@ -35,8 +35,12 @@ def is_reserved(name: str) -> bool:
 
 def generation_of(status: os.stat_result) -> Generation:
     """The version of a file: what cannot stay the same when the bytes change (see ``TemporaryFile``)."""
-    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return Generation("-".join(format(number, "x") for number in numbers))
+    device, inode, nbytes, mtime, ctime = _numbers(status)
+    return Generation(f"{device:x}-{inode:x}-{nbytes:x}-{mtime:x}-{ctime:x}")
+
+
+def _numbers(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
@@ -76,7 +80,7 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
 
 def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
     """Whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""
-    if generation_of(before) == generation_of(after):
+    if _numbers(before) == _numbers(after):
         return True
     return before.st_nlink != after.st_nlink and (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
 

@@ -20,6 +20,7 @@ from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
 from shardstore.storage.local_sweep import host_token
 
 _COPY_BUFFER_BYTES = 1 << 20
+_VIEWS_A_CALL = 1024  # as many as Linux and macOS take
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -89,7 +90,17 @@ class TemporaryFile:
     # -- contents ------------------------------------------------------------------------------------------------------
 
     def append(self, views: Iterable[memoryview]) -> None:
-        for view in views:
+        waiting = [view for view in views if view]
+        while len(waiting) > 1 and hasattr(os, "writev"):
+            written = os.writev(self._fd, waiting[:_VIEWS_A_CALL])
+            done = 0
+            while done < len(waiting) and written >= len(waiting[done]):
+                written -= len(waiting[done])
+                done += 1
+            del waiting[:done]
+            if written:
+                waiting[0] = waiting[0][written:]
+        for view in waiting:
             while view:
                 view = view[os.write(self._fd, view) :]
 

@@ -1,0 +1,327 @@
+"""One listing of a hierarchy: its documents, and its objects by array.
+
+Zarr v3, the 2022 draft and Zarr v2 are told apart by their documents; what is stored as the draft comes as final Zarr v3
+(``DraftStorage``). A key is a chunk's, or a shard's, only if an array's document says so, so documents are read as soon as they are
+needed: of Zarr v3 the key of a chunk tells where its array would be; of Zarr v2 the document is listed before the chunks, as ``.`` comes
+before digits. Keys that come before their documents all the same wait until the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from shardstore.engine.keys import join, metadata_key, metadata_path
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import is_array, is_group, parse_layout, parse_plain
+from shardstore.format.presentation import present_array
+from shardstore.format.v2_arrays import array_from_v2
+from shardstore.format.v2_groups import group_from_v2
+from shardstore.format.v2_kept import Kept, with_attributes
+from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
+from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
+
+_KEYS_AT_ONCE = 1000
+_MOST_DIRECTORIES = 100_000  # whose meaning is remembered
+_SIZES_AT_ONCE = 256
+_MOST_WAITING = 1_000_000  # keys that nothing is known of yet
+
+# The key of a chunk in the default encoding: the path of its array, and the coordinates.
+_DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class SourceArray:
+    """An array that can be moved chunk by chunk."""
+
+    path: str
+    document: JsonObject
+    """As Zarr v3, presented: its chunks are what is moved."""
+    stored: JsonObject
+    """As Zarr v3, as it is stored: sharded, or the same."""
+    layout: ObjectLayout
+    table: ObjectTable = field(default_factory=ObjectTable)
+    outside: int = 0
+    """Objects outside of the array's grid."""
+    encoded_chunk_nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherObject:
+    """An object that is neither a document nor one of an array that is known."""
+
+    key: str
+    nbytes: int
+    version: int
+
+
+@dataclass(slots=True)
+class SourceNodes:
+    """What one listing has found."""
+
+    arrays: dict[str, SourceArray] = field(default_factory=dict)
+    passed: dict[str, tuple[JsonObject, str]] = field(default_factory=dict)
+    """Arrays whose chunks cannot be told, with the reason: their objects are among the others."""
+    groups: dict[str, JsonObject] = field(default_factory=dict)
+    """The documents of groups, as Zarr v3; of Zarr v2 with ``.zattrs``."""
+    consolidated_v2: dict[str, JsonObject] = field(default_factory=dict)
+    """The ``.zmetadata`` of groups."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Nodes whose documents cannot be expressed, or read, with the reason."""
+    others: list[OtherObject] = field(default_factory=list)
+    objects: int = 0
+    nbytes: int = 0
+    documents: int = 0
+    is_v2: bool = False
+
+
+async def list_source(storage: Storage, progress: Callable[[int], None] | None = None) -> SourceNodes:
+    """List everything in ``storage``, once, and read its documents. ``progress`` is told how many objects have been seen.
+
+    Raises:
+        InvalidInput: an array has more objects than can be numbered, or too many belong to none.
+        StorageError: a request failed.
+    """
+    listing = _Listing(storage)
+    page: list[ObjectInfo] = []
+    async for info in storage.list(""):
+        page.append(info)
+        if len(page) >= _KEYS_AT_ONCE:
+            await listing.take(page)
+            page = []
+            if progress is not None:
+                progress(listing.nodes.objects)
+    await listing.take(page)
+    await listing.settle()
+    if progress is not None:
+        progress(listing.nodes.objects)
+    return listing.nodes
+
+
+async def list_objects(storage: Storage, arrays: Iterable[SourceArray]) -> SourceNodes:
+    """List everything in ``storage`` with these arrays in it, whatever documents are there."""
+    listing = _Listing(storage, reads_documents=False)
+    listing.nodes.arrays.update((array.path, array) for array in arrays)
+    async for info in storage.list(""):
+        await listing.take([info])
+    await listing.settle()
+    return listing.nodes
+
+
+class _Listing:
+    """One listing while it goes on."""
+
+    def __init__(self, storage: Storage, *, reads_documents: bool = True) -> None:
+        self.nodes = SourceNodes()
+        self._reads_documents = reads_documents
+        self._storage = storage
+        self._looked_for: set[str] = set()  # keys of documents that have been read, or found absent
+        self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
+        self._v3: set[str] = set()  # paths
+        self._directories: dict[str, tuple[SourceArray, int | None] | None] = {}
+        self._waiting: list[OtherObject] = []
+        self._of_unknown_size: list[tuple[SourceArray, int]] = []
+
+    # -- a page --------------------------------------------------------------------------------------------------------
+
+    async def take(self, page: list[ObjectInfo]) -> None:
+        documents: list[str] = []
+        objects: list[ObjectInfo] = []
+        for info in page:
+            self.nodes.objects += 1
+            self.nodes.nbytes += info.nbytes if info.nbytes != UNKNOWN_NBYTES else 0
+            if metadata_path(info.key) is not None or info.key.rpartition("/")[2] in DOCUMENT_NAMES:
+                self.nodes.documents += 1
+                documents.append(info.key)
+            else:
+                objects.append(info)
+        speculative = {self._candidate(info.key) for info in objects} - {None}
+        await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
+        for info in objects:
+            found = OtherObject(info.key, info.nbytes, version_digest(info.generation))
+            if not self._assign(found):
+                if len(self._waiting) >= _MOST_WAITING:
+                    raise InvalidInput(
+                        f"{info.key!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose document "
+                        "had been listed by then: name the node that is to be packed"
+                    )
+                self._waiting.append(found)
+
+    def _candidate(self, key: str) -> str | None:
+        """Where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""
+        directory = key.rpartition("/")[0]
+        if directory in self._directories:
+            return None
+        match = _DEFAULT_KEY.fullmatch(key)
+        if match is None:
+            return None
+        path = match[1] or ""
+        return None if metadata_key(path) in self._looked_for else path
+
+    async def settle(self) -> None:
+        """The end of the listing: what waits belongs to arrays that are known by now, or to none."""
+        self._settle_groups()
+        waiting, self._waiting = self._waiting, []
+        self._directories.clear()
+        for found in waiting:
+            if not self._assign(found):
+                self.nodes.others.append(found)
+        for array in self.nodes.arrays.values():
+            array.layout.check(array.path)
+        for start in range(0, len(self._of_unknown_size), _SIZES_AT_ONCE):
+            await self._learn_sizes(self._of_unknown_size[start : start + _SIZES_AT_ONCE])
+
+    async def _learn_sizes(self, objects: list[tuple[SourceArray, int]]) -> None:
+        """Of objects of which the listing did not tell it; what is listed last counts."""
+        found = await asyncio.gather(*(self._storage.stat(join(array.path, array.layout.key(number))) for array, number in objects))
+        for (array, number), info in zip(objects, found, strict=True):
+            if info is not None:
+                array.table.add(number, info.nbytes, version_digest(info.generation))
+                self.nodes.nbytes += info.nbytes
+
+    # -- whose an object is --------------------------------------------------------------------------------------------
+
+    def _assign(self, found: OtherObject) -> bool:
+        """Count an object to its array; ``False`` where it is none's, as far as is known."""
+        directory, _, name = found.key.rpartition("/")
+        if directory not in self._directories:
+            if len(self._directories) >= _MOST_DIRECTORIES:
+                self._directories.clear()
+            self._directories[directory] = self._meaning(directory)
+        meaning = self._directories[directory]
+        if meaning is None:
+            return False
+        array, base = meaning
+        layout = array.layout
+        number: int | None
+        if base is None:
+            coords = layout.key_encoding.decode(name, layout.ndim)
+            if coords is None:
+                return False
+            number = layout.number_of(coords)
+        elif not (name.isascii() and name.isdecimal()) or (name[0] == "0" and len(name) > 1):
+            return False
+        else:
+            last = int(name)
+            number = base + last if base >= 0 and last < layout.object_grid[-1] else None
+        if number is None:
+            array.outside += 1
+            return True
+        if found.nbytes == UNKNOWN_NBYTES:
+            self._of_unknown_size.append((array, number))
+        array.table.add(number, found.nbytes, found.version)
+        return True
+
+    def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:
+        """Of which array objects are in a directory. With a number: that of the first, if the name of each is its last coordinate, or
+        -1 where all are outside of the grid; without, the name tells all coordinates.
+        """
+        path, inside = directory, ""
+        while True:
+            array = self.nodes.arrays.get(path)
+            if array is not None:
+                layout = array.layout
+                if not inside:
+                    return array, None
+                coords = layout.key_encoding.decode(f"{inside}/0", layout.ndim)
+                if coords is not None and layout.ndim:
+                    first = layout.number_of(coords)
+                    return array, -1 if first is None else first
+            if not path:
+                return None
+            path, _, last = path.rpartition("/")
+            inside = f"{last}/{inside}" if inside else last
+
+    # -- documents -----------------------------------------------------------------------------------------------------
+
+    async def _read(self, keys: Iterable[str]) -> None:
+        wanted = [key for key in keys if key not in self._looked_for]
+        if not wanted or not self._reads_documents:
+            return
+        self._looked_for.update(wanted)
+        outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in wanted])
+        for key, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if isinstance(outcome, Found):
+                self._take_document(key, bytes(outcome.buffers[0]))
+
+    def _take_document(self, key: str, data: bytes) -> None:
+        path, _, name = key.rpartition("/")
+        try:
+            document = loads_object(data)
+        except Corruption as exc:
+            self.nodes.refused[path] = f"{key!r}: {exc}"
+            return
+        self._directories.clear()
+        if metadata_path(key) is not None:
+            self._take_v3(path, document)
+            return
+        self.nodes.is_v2 = True
+        self._v2.setdefault(path, {})[name] = document
+        if name == CONSOLIDATED_NAME:
+            self.nodes.consolidated_v2[path] = document
+        elif name == ARRAY_NAME or (name == ATTRIBUTES_NAME and ARRAY_NAME in self._v2[path]):
+            self._take_v2_array(path)
+
+    def _take_v3(self, path: str, stored: JsonObject) -> None:
+        self._v3.add(path)
+        if is_group(stored):
+            self.nodes.groups[path] = stored
+            return
+        if not is_array(stored):
+            self.nodes.refused[path] = f"{metadata_key(path)!r} is the document of neither an array nor a group"
+            return
+        sharded = parse_layout(stored)
+        if not isinstance(sharded, str):
+            layout = ObjectLayout(sharded.key_encoding, sharded.chunk_grid_shape, sharded.index_format)
+            presented = present_array(stored)
+            self.nodes.arrays[path] = SourceArray(path, presented, stored, layout, encoded_chunk_nbytes=sharded.encoded_chunk_nbytes)
+            return
+        plain = parse_plain(stored)
+        if isinstance(plain, str) or sharded != "it is not sharded":
+            self.nodes.passed[path] = stored, plain if isinstance(plain, str) else sharded
+            return
+        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+        self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout(plain.key_encoding, grid))
+
+    def _take_v2_array(self, path: str) -> None:
+        documents = self._v2[path]
+        known = self.nodes.arrays.get(path)
+        try:
+            document = array_from_v2(documents[ARRAY_NAME], documents.get(ATTRIBUTES_NAME))
+        except ShardStoreError as exc:
+            self.nodes.refused[path] = str(exc)
+            return
+        if known is not None:
+            known.document = known.stored = document
+            return
+        plain = parse_plain(document)
+        assert not isinstance(plain, str)  # array_from_v2 writes no other
+        grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+        encoding = ChunkKeyEncoding("v2", plain.key_encoding.separator)
+        self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid))
+
+    def _settle_groups(self) -> None:
+        """The groups of Zarr v2, and those above its nodes that have no document, which zarr-python 3 would not find its way through."""
+        for path, documents in self._v2.items():
+            if path in self._v3:
+                self.nodes.refused[path] = "it has documents of both Zarr v2 and v3: remove those that do not count"
+            elif GROUP_NAME in documents and ARRAY_NAME in documents:
+                self.nodes.refused[path] = f"it has both {GROUP_NAME} and {ARRAY_NAME}: remove the one that does not count"
+            elif GROUP_NAME in documents:
+                try:
+                    self.nodes.groups[path] = group_from_v2(documents[GROUP_NAME], documents.get(ATTRIBUTES_NAME))
+                except ShardStoreError as exc:
+                    self.nodes.refused[path] = str(exc)
+        for path in [path for path, documents in self._v2.items() if {ARRAY_NAME, GROUP_NAME} & set(documents)]:
+            while path:
+                path = path.rpartition("/")[0]
+                if path not in self.nodes.groups and path not in self.nodes.refused:
+                    self.nodes.groups[path] = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))

@@ -1,0 +1,120 @@
+"""The objects of one array, as numbers: 24 bytes an object, whatever their keys."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import InvalidInput
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.shard_index import IndexFormat
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import Generation
+from shardstore.storage.inferred_versions import is_unversioned
+
+_MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLayout:
+    """Which chunks of an array lie in which of its objects.
+
+    An object holds a block of ``chunks_per_object`` chunks, from the origin: all ones, and ``index_format`` ``None``, where each chunk is
+    an object. An object's *number* is its position in ``object_grid``, in row-major (C) order.
+    """
+
+    key_encoding: ChunkKeyEncoding
+    chunk_grid: tuple[int, ...]
+    """The number of chunks along each dimension that hold elements of the array."""
+    index_format: IndexFormat | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.chunk_grid)
+
+    @property
+    def chunks_per_object(self) -> tuple[int, ...]:
+        return (1,) * self.ndim if self.index_format is None else self.index_format.chunks_per_shard
+
+    @property
+    def object_grid(self) -> tuple[int, ...]:
+        return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
+
+    def number_of(self, coords: ChunkCoords) -> int | None:
+        """The number of the object at ``coords`` of the object grid, or ``None`` where that is outside of it."""
+        number = 0
+        for c, n in zip(coords, self.object_grid, strict=True):
+            if c >= n:
+                return None
+            number = number * n + c
+        return number
+
+    def coords_of(self, number: int) -> ChunkCoords:
+        """The inverse of ``number_of``."""
+        return tuple(int(c) for c in np.unravel_index(number, self.object_grid)) if self.ndim else ()
+
+    def key(self, number: int) -> str:
+        """The object's key, relative to the array."""
+        return self.key_encoding.encode(self.coords_of(number))
+
+    def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """The keys of many objects, relative to the array."""
+        if not self.ndim:
+            return [self.key_encoding.encode(()) for _ in range(len(numbers))]
+        encode = self.key_encoding.encode
+        columns = [axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)]
+        return [encode(coords) for coords in zip(*columns, strict=True)]
+
+    def check(self, path: str) -> None:
+        """Raises ``InvalidInput`` where the array has more objects than can be numbered."""
+        if prod(self.object_grid) >= _MOST_OBJECTS:
+            raise InvalidInput(f"array {path!r} has a grid of {self.object_grid} objects, which is too large to be packed")
+
+
+def version_digest(generation: Generation | None) -> int:
+    """64 bits of what names a version; 0 where it names none."""
+    if generation is None or is_unversioned(generation):
+        return 0
+    return int.from_bytes(hashlib.blake2b(generation.token.encode(errors="surrogatepass"), digest_size=8).digest(), "little") or 1
+
+
+ROW = np.dtype([("number", "<i8"), ("nbytes", "<i8"), ("version", "<u8")])
+"""One object: its number, its size in bytes, and ``version_digest``."""
+
+Rows = npt.NDArray[np.void]
+"""``(n,)`` of ``ROW``."""
+
+
+class ObjectTable:
+    """Objects, while they are being listed."""
+
+    __slots__ = ("_nbytes", "_numbers", "_versions")
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._nbytes = array("q")
+        self._versions = array("Q")
+
+    def add(self, number: int, nbytes: int, version: int) -> None:
+        self._numbers.append(number)
+        self._nbytes.append(nbytes)
+        self._versions.append(version)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def rows(self) -> Rows:
+        """All objects by number; of one that was listed twice the last."""
+        rows = np.empty(len(self), dtype=ROW)
+        for name, column in (("number", self._numbers), ("nbytes", self._nbytes), ("version", self._versions)):
+            rows[name] = column
+        rows = rows[np.argsort(rows["number"], kind="stable")]
+        if len(rows) > 1:
+            is_last = np.append(rows["number"][1:] != rows["number"][:-1], True)
+            rows = rows[is_last]
+        return rows

@@ -1,0 +1,102 @@
+"""Where a run reads, writes and keeps its record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.mapping import FSMap
+from fsspec.spec import AbstractFileSystem
+
+from shardstore._sync import run_sync
+from shardstore.errors import InvalidInput
+from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
+from shardstore.maintenance.place import Place
+from shardstore.storage.address import Address
+from shardstore.storage.base import Storage
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.location import location_of, overlap
+from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.open import open_storage
+from shardstore.storage.redaction import redacted
+from shardstore.storage.wrapper import innermost
+from shardstore.stored.detect import DetectedStorage
+from shardstore.stored.draft2022 import DraftStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The source and the target with the keys of final Zarr v3, and the record."""
+
+    source: Place
+    target: Place
+    stored_target: Storage
+    """With the keys that are there."""
+    record: Record
+    record_inside: str | None
+    """The prefix of the record, where it lies in the target."""
+
+    @property
+    def shown_source(self) -> str:
+        return redacted(self.source.storage.url)
+
+    @property
+    def shown_target(self) -> str:
+        return redacted(self.stored_target.url)
+
+
+def open_places(
+    source: Any,
+    target: Any,
+    record: Any,
+    *,
+    storage_options: dict[str, Any] | None,
+    target_options: dict[str, Any] | None,
+    lost_transformers: Mapping[str, tuple[int, ...]] | None,
+    as_draft: bool,
+    fsync: bool,
+) -> Places:
+    """Open what a run needs.
+
+    Raises:
+        InvalidInput: an argument names no storage, or source and target overlap.
+        Unsupported, StorageError: as ``open_storage`` does.
+    """
+    if target_options is None and storage_options and _protocol(source) == _protocol(target):
+        target_options = storage_options
+    inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, storage_options)
+    written = open_storage(target, target_options, fsync=fsync)
+    if overlap(location_of(inner), location_of(written)):
+        raise InvalidInput(f"{redacted(inner.url)} and {redacted(written.url)} overlap: the target has to be another place than the source")
+    settled = run_sync(DetectedStorage(inner, lost_transformers or {}).settled())
+    shown = DraftStorage(written) if as_draft else written
+    kept, prefix = _record(target, record, written, target_options, fsync)
+    return Places(Place(settled), Place(shown), written, Record(kept, prefix), prefix if kept is written else None)
+
+
+def _is_mapping(source: Any) -> bool:
+    return isinstance(source, Mapping) and not isinstance(source, FSMap)
+
+
+def _protocol(target: Any) -> str | None:
+    return Address.parse(target).protocol if isinstance(target, str) and target else None
+
+
+def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] | None, fsync: bool) -> tuple[Storage, str]:
+    """The storage of the record, and its prefix there: as it was asked for, beside the target, or inside where nothing can be beside it."""
+    if record is not None:
+        takes_options = isinstance(record, str) and _protocol(record) == _protocol(target)
+        return open_storage(record, options if takes_options else None, fsync=fsync), ""
+    if isinstance(innermost(written), LocalStorage) and written is innermost(written):
+        local = written
+        assert isinstance(local, LocalStorage)
+        return LocalStorage(local.root + SUFFIX, fsync=fsync, locks=local.locks), ""
+    if isinstance(target, str | os.PathLike):
+        beside = Address.parse(os.fsdecode(target)).beside(SUFFIX)
+        if beside is not None:
+            return open_storage(beside, options, fsync=fsync), ""
+    if isinstance(target, tuple) and isinstance(target[0], AbstractFileSystem) and str(target[1]).strip("/"):
+        return open_storage((target[0], str(target[1]).rstrip("/") + SUFFIX), fsync=fsync), ""
+    return written, INSIDE

@@ -1,0 +1,370 @@
+"""One run, from the listing of the source to the documents of the target.
+
+::
+
+    list the source ─► translate (or refuse, before anything is written) ─► units ─► what is done already?
+        ─► carry out the rest ─► record ─► all units of all parts done? ─► documents, the topmost last: now it can be opened
+
+Until the documents are there, the target is no hierarchy. A driver that is killed leaves whole shards and a record of them. Running again
+lists the source anew, and does what is not recorded, or was made from other versions of the source's objects, or is not what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.engine.keys import join, metadata_key
+from shardstore.errors import Conflict, Incomplete, NotFound, ShardStoreError
+from shardstore.format.json_text import dumps
+from shardstore.format.metadata_v3 import codec_configuration
+from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
+from shardstore.maintenance.packing.finished import intact_units
+from shardstore.maintenance.packing.listing import OtherObject, list_source
+from shardstore.maintenance.packing.places import Places
+from shardstore.maintenance.packing.record import UnitName
+from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
+from shardstore.maintenance.packing.translation import Wanted, translate
+from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
+from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
+from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.ranges import EVERYTHING
+from shardstore.plan.commits import ChunkOrder
+from shardstore.storage.base import Failed, Found, Read
+
+_OTHERS_A_UNIT = 256
+_OTHER_BYTES_A_UNIT = 64 << 20
+_DELETED_AT_ONCE = 1000
+
+AnyUnit = Unit | OthersUnit
+
+
+class PackingRun:
+    """One run of ``pack``, ``reshard`` or ``unpack``."""
+
+    def __init__(
+        self,
+        places: Places,
+        wanted: Wanted,
+        execution: Execution,
+        *,
+        order: ChunkOrder,
+        max_memory: int,
+        only: Iterable[UnitName] | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._places = places
+        self._wanted = wanted
+        self._execution = execution
+        self._order: ChunkOrder = order
+        self._max_memory = max_memory
+        self._only = None if only is None else set(only)
+        self._progress = progress or (lambda progress: None)
+        self._failed: list[FailedUnit] = []
+        self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
+        self._done_objects = self._done_nbytes = 0
+        self._is_complete = False
+
+    # -- the plan ------------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """List the source and translate its documents; nothing is written.
+
+        Raises:
+            NotFound: there is no node.
+            Unsupported: nodes cannot be expressed.
+        """
+        self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
+        self._target = translate(self._nodes, self._wanted)
+        if not self._target.documents:
+            raise NotFound(
+                f"there is no Zarr node at {self._places.shown_source}"
+                + (", of those that include and exclude let through" if self._nodes.arrays or self._nodes.groups else "")
+            )
+        jobs = {
+            path: job_for(
+                array,
+                run=self._execution.run,
+                source=self._places.source,
+                target=self._places.target,
+                order=self._order,
+                max_memory=self._max_memory,
+            )
+            for path, array in self._target.arrays.items()
+        }
+        self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
+        self._others = list(self._other_units())
+
+    def _other_units(self) -> Iterator[OthersUnit]:
+        job = OthersJob(self._execution.run, self._places.source, self._places.target, self._max_memory)
+        held: list[OtherObject] = []
+        number = 0
+        for found in sorted(self._included_others(), key=lambda found: found.key):
+            if held and (len(held) >= _OTHERS_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _OTHER_BYTES_A_UNIT):
+                yield OthersUnit(job, number, tuple(held))
+                number, held = number + 1, []
+            held.append(found)
+        if held:
+            yield OthersUnit(job, number, tuple(held))
+
+    def _included_others(self) -> Iterator[OtherObject]:
+        """What is no chunk goes with the node that it lies in."""
+        left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
+        for found in self._nodes.others:
+            path = found.key
+            while path:
+                path = path.rpartition("/")[0]
+                if path in left_out:
+                    break
+            else:
+                yield found
+
+    def _is_kept(self, path: str) -> bool:
+        return path in self._target.arrays or path in self._target.passed or path in self._target.groups
+
+    def _units(self) -> Iterator[AnyUnit]:
+        for units in self._arrays:
+            yield from units
+        yield from self._others
+
+    @property
+    def _total_units(self) -> int:
+        return sum(map(len, self._arrays)) + len(self._others)
+
+    # -- doing it ------------------------------------------------------------------------------------------------------
+
+    def carry_out(self, *, overwrite: bool) -> None:
+        """Do what has not been done, and make the result visible when everything is.
+
+        Raises:
+            Conflict: there is something else at the target, or another run with other settings.
+            Incomplete: units failed.
+        """
+        run_sync(self._begin(overwrite))
+        names: set[UnitName] = {(units.job.path, int(n)) for units in self._arrays for n in units.numbers.tolist()}
+        names |= {(None, unit.number) for unit in self._others}
+        finished = run_sync(self._places.record.finished())
+        if finished:
+            self._progress(Progress("checking", 0, len(finished)))
+        self._intact = run_sync(intact_units(self._places.target.storage, self._target, self._units(), finished))
+        self._totals = self._sums()
+        try:
+            self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
+        finally:
+            run_sync(self._places.record.flush())
+        run_sync(self._places.record.merge())
+        recorded = run_sync(self._places.record.finished())
+        self._missing = sum(_is_missing(unit, recorded) for unit in self._units())
+        if not self._missing:
+            self._progress(Progress("finishing", *self._so_far()))
+            run_sync(self._finish(names, recorded.keys()))
+            self._is_complete = True
+
+    async def _begin(self, overwrite: bool) -> None:
+        """See to it that the target is free, or an earlier run of the same has made what is there."""
+        record, target = self._places.record, self._places.stored_target
+        await target.probe()
+        if overwrite:
+            keys = [info.key async for info in target.list("")]
+            for start in range(0, len(keys), _DELETED_AT_ONCE):
+                await target.delete_many(keys[start : start + _DELETED_AT_ONCE])
+            await record.erase()
+        settings = self._settings()
+        earlier = await record.settings()
+        if earlier is None and await self._is_taken():
+            earlier = await record.settings()  # another part may have begun in between
+            if earlier is None:
+                raise Conflict(
+                    f"there is something at {self._places.shown_target} already that no earlier run has made: choose another target, "
+                    "erase it first, or overwrite it"
+                )
+        if earlier is None and not await record.begin(settings):
+            earlier = await record.settings()
+        if earlier is not None and earlier != settings:
+            differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
+            said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
+            raise Conflict(
+                f"the record at {record.shown} is of a run with other options ({said}): use the same, choose another target, or overwrite "
+                "this one"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        wanted = self._wanted
+        policy = wanted.policy
+        return {
+            "source": self._places.shown_source,
+            "mode": wanted.mode,
+            "chunks_per_shard": f"function {getattr(policy, '__qualname__', '?')}" if callable(policy) else _jsonable(policy),
+            "stored": "transformer" if wanted.as_draft else "codec",
+            "chunk_order": self._order,
+            "index_location": wanted.index_location,
+            "index_checksum": wanted.index_checksum,
+            "chunk_checksums": wanted.chunk_checksums,
+            "include": list(wanted.include),
+            "exclude": list(wanted.exclude),
+        }
+
+    async def _is_taken(self) -> bool:
+        inside = self._places.record_inside
+        async for info in self._places.stored_target.list(""):
+            if inside is None or not info.key.startswith(inside):
+                return True
+        return False
+
+    def _to_do(self) -> Iterator[AnyUnit]:
+        """The units of this part that are not done; made as they are needed."""
+        part = self._execution.part
+        for unit in self._units():
+            name = name_of(unit)
+            if not part.has(name[0] or "", name[1]) or (self._only is not None and name not in self._only):
+                continue
+            if name in self._intact:
+                self._skipped += 1
+                self._count(unit)
+            else:
+                yield unit
+
+    def _note(self, unit: AnyUnit, done: UnitDone) -> None:
+        self._done += 1
+        self._chunks += done.chunks
+        self._chunk_nbytes += done.chunk_nbytes
+        self._written_nbytes += done.nbytes
+        self._places.record.add(name_of(unit)[0], done)
+        if self._places.record.is_due:
+            run_sync(self._places.record.flush())
+        self._count(unit)
+
+    def _note_failure(self, failure: Failure[AnyUnit]) -> None:
+        path, number = name_of(failure.task)
+        error = failure.error
+        self._failed.append(
+            FailedUnit(path, number, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
+        )
+        self._progress(Progress("packing", *self._so_far()))
+
+    def _count(self, unit: AnyUnit) -> None:
+        self._done_objects += len(unit.rows) if isinstance(unit, Unit) else len(unit.objects)
+        self._done_nbytes += unit.nbytes
+        self._progress(Progress("packing", *self._so_far()))
+
+    def _so_far(self) -> tuple[int, int, int, int, int]:
+        return self._done_objects, self._totals[0], self._done_nbytes, self._totals[1], len(self._failed)
+
+    def _sums(self) -> tuple[int, int]:
+        """Objects and bytes of the source that this part is about."""
+        part = self._execution.part
+        objects = nbytes = 0
+        for units in self._arrays:
+            mine = np.array([part.has(units.job.path, n) for n in units.numbers.tolist()], dtype=np.bool_)
+            objects += int(units.counts()[mine].sum())
+            nbytes += int(units.sizes()[mine].sum())
+        for other in self._others:
+            if part.has("", other.number):
+                objects, nbytes = objects + len(other.objects), nbytes + other.nbytes
+        return objects, nbytes
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _finish(self, planned: set[UnitName], recorded: Iterable[UnitName]) -> None:
+        """What an earlier run has made of objects that are gone goes too; then the documents, the deepest first."""
+        storage = self._places.target.storage
+        stale = [name for name in recorded if name not in planned]
+        keys = [
+            join(path, self._target.arrays[path].layout.key(number))
+            for path, number in stale
+            if path in self._target.arrays and self._target.arrays[path].layout.index_format is not None
+        ]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            await storage.delete_many(keys[start : start + _DELETED_AT_ONCE])
+        documents = {metadata_key(path): dumps(document) for path, document in self._target.documents.items()}
+        order = sorted(documents, key=lambda key: (-key.count("/"), key))
+        outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in order])
+        for key, outcome in zip(order, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if not isinstance(outcome, Found) or bytes(outcome.buffers[0]) != documents[key]:
+                await storage.write(key, [documents[key]], len(documents[key]), UNCONDITIONAL)
+        await self._places.record.merge(planned)
+
+    def report(self, *, dry_run: bool, prices: Mapping[str, float] | None) -> PackReport:
+        """What has come of it, or would."""
+        arrays = tuple(self._array_report(units) for units in self._arrays)
+        passed = tuple(ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in self._target.reasons.items())
+        others = sum(len(unit.objects) for unit in self._others)
+        other_nbytes = sum(unit.nbytes for unit in self._others)
+        documents = [dumps(document) for document in self._target.documents.values()]
+        requests = estimated_requests(self._arrays, others, self._nodes.objects, len(documents))
+        notes = [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
+        return PackReport(
+            mode=self._wanted.mode,
+            source=self._places.shown_source,
+            target=self._places.shown_target,
+            record=self._places.record.shown,
+            part=str(self._execution.part),
+            dry_run=dry_run,
+            arrays=arrays + passed,
+            groups=len(self._target.groups),
+            other_objects=others,
+            objects_before=self._nodes.objects,
+            objects_after=sum(array.objects_after for array in arrays) + others + len(documents),
+            nbytes_before=self._nodes.nbytes,
+            nbytes_after=sum(array.nbytes_after for array in arrays) + other_nbytes + sum(map(len, documents)),
+            units=self._total_units,
+            done=self._done,
+            skipped=self._skipped,
+            written_nbytes=self._written_nbytes,
+            chunks=self._chunks,
+            chunk_nbytes=self._chunk_nbytes,
+            failed=tuple(self._failed),
+            complete=self._is_complete,
+            missing=self._total_units if dry_run else self._missing,
+            requests=requests,
+            price=None if prices is None else requests.price(prices),
+            notes=tuple(notes),
+        )
+
+    def _array_report(self, units: ArrayUnits) -> ArrayReport:
+        array = self._target.arrays[units.job.path]
+        index_format = array.layout.index_format
+        return ArrayReport(
+            path=array.path,
+            chunk_shape=tuple(codec_configuration(array.source.document["chunk_grid"])["chunk_shape"]),
+            chunks_per_shard=None if index_format is None else index_format.chunks_per_shard,
+            units=len(units),
+            objects_before=len(array.source.table),
+            objects_after=estimated_objects(units),
+            nbytes_before=int(array.source.table.rows()["nbytes"].sum()),
+            nbytes_after=estimated_nbytes(units),
+            outside=array.source.outside,
+        )
+
+    def raise_if_incomplete(self, report: PackReport) -> None:
+        """Raises ``Incomplete`` where units failed."""
+        if not report.failed:
+            return
+        first = report.failed[0]
+        more = f", and {len(report.failed) - 1} more" if len(report.failed) > 1 else ""
+        raise Incomplete(
+            f"{len(report.failed)} of {report.units} units could not be done: {first}: "
+            f"{first.error}{more}. What was done stays: the same call goes on from there",
+            report,
+        )
+
+
+def name_of(unit: AnyUnit) -> UnitName:
+    return (unit.job.path if isinstance(unit, Unit) else None), unit.number
+
+
+def _is_missing(unit: AnyUnit, recorded: Mapping[UnitName, Any]) -> bool:
+    entry = recorded.get(name_of(unit))
+    return entry is None or entry.fingerprint != unit.fingerprint
+
+
+def _jsonable(policy: Any) -> Any:
+    if isinstance(policy, Mapping):
+        return {pattern: _jsonable(decided) for pattern, decided in policy.items()}
+    return list(policy) if isinstance(policy, tuple) else policy

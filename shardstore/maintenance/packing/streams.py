@@ -1,0 +1,235 @@
+"""Chunks of the source, in the order in which they are wanted, through bounded memory.
+
+::
+
+    wanted, in order   | c c c c c c | c c c | c … c |    cut into windows: so many bytes, or so many chunks
+                           fetched       fetched  …       several at once, each of one round of requests
+                              └──────► reorder ◄──┘       handed on in order; what waits for its turn holds its memory
+
+Memory is granted in the order in which it is asked for, and each stream asks for its windows in their order; so the first window
+that a stream waits for always has what it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.engine.memory_budget import MemoryBudget
+from shardstore.errors import Corruption, ShardStoreError
+from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
+from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+
+_CHUNKS_A_WINDOW = 256
+_WINDOWS_AT_ONCE = 8
+
+
+class SourceChanged(ShardStoreError):
+    """An object of the source is not what the listing said: running again lists anew, and does over what it concerns."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceObject:
+    """An object to read from. ``version`` is ``version_digest`` of the listing, 0 where it told none."""
+
+    key: str
+    nbytes: int
+    version: int
+    generation: Generation | None = None
+    """The version that its index was read from, if it was."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Chunks in the order in which they are wanted: the bytes ``[start, start + nbytes)`` of ``objects[of_object]``, ``(n,)`` each."""
+
+    objects: Sequence[SourceObject]
+    of_object: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The chunks ``[first, last)``; of a single one that is too long for a window the bytes ``[begin, end)``."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+    nbytes: int
+    is_split: bool = False
+
+
+def windows(chunks: Chunks, window_bytes: int) -> Iterator[Window]:
+    """Cut chunks into windows of at most ``window_bytes``, in order; a chunk that is longer into several."""
+    first = held = 0
+    for i, nbytes in enumerate(chunks.nbytes.tolist()):
+        if i > first and (held + nbytes > window_bytes or i - first >= _CHUNKS_A_WINDOW):
+            yield Window(first, i, 0, 0, held)
+            first, held = i, 0
+        if nbytes > window_bytes:
+            for begin in range(0, nbytes, window_bytes):
+                end = min(nbytes, begin + window_bytes)
+                yield Window(i, i + 1, begin, end, end - begin, is_split=True)
+            first = i + 1
+        else:
+            held += nbytes
+    if first < len(chunks):
+        yield Window(first, len(chunks), 0, 0, held)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """What to read for one window, in one round."""
+
+    window: Window
+    reads: tuple[Read, ...]
+    numbers: tuple[int, ...]
+    """Of which of the source's objects each read is."""
+    coalesced: tuple[CoalescedReads, ...]
+    """Of each read, unless it is of a whole object."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetching:
+    """What to read for ``chunks``, and what came of it."""
+
+    chunks: Chunks
+    limits: ReadLimits
+    url: str
+    """Of the source, for messages."""
+
+    def fetch(self, window: Window) -> Fetch:
+        mine = slice(window.first, window.last)
+        numbers = self.chunks.of_object[mine].tolist()
+        starts, sizes = self.chunks.start[mine].tolist(), self.chunks.nbytes[mine].tolist()
+        objects = [self.chunks.objects[number] for number in numbers]
+        if window.is_split:
+            wanted = ByteRange(starts[0] + window.begin, starts[0] + window.end)
+            return Fetch(window, (Read(objects[0].key, (wanted,), objects[0].generation),), tuple(numbers), ())
+        if all(found.generation is None and n == found.nbytes for n, found in zip(sizes, objects, strict=True)):
+            return Fetch(window, tuple(Read(found.key, (EVERYTHING,)) for found in objects), tuple(numbers), ())
+        by_object: dict[int, list[ByteRange]] = {}
+        for number, start, nbytes in zip(numbers, starts, sizes, strict=True):
+            by_object.setdefault(number, []).append(ByteRange(start, start + nbytes))
+        plans = {number: coalesce(ranges, self.limits) for number, ranges in by_object.items()}
+        reads = tuple(Read(self.chunks.objects[n].key, plan.requests, self.chunks.objects[n].generation) for n, plan in plans.items())
+        return Fetch(window, reads, tuple(plans), tuple(plans.values()))
+
+    def buffers(self, fetch: Fetch, outcomes: Sequence[ReadOutcome]) -> list[memoryview]:
+        """The bytes of the window's chunks, in order.
+
+        Raises:
+            SourceChanged: an object is not the version that was listed.
+            Corruption: it gave fewer bytes than it has.
+            StorageError: a read failed.
+        """
+        found = [checked(self.chunks.objects[number], outcome, self.url) for number, outcome in zip(fetch.numbers, outcomes, strict=True)]
+        window = fetch.window
+        if not fetch.coalesced:
+            buffers = [one.buffers[0] for one in found]
+        else:
+            taken = dict.fromkeys(fetch.numbers, 0)
+            read_of = {number: i for i, number in enumerate(fetch.numbers)}
+            buffers = []
+            mine = slice(window.first, window.last)
+            for number, start, nbytes in zip(
+                self.chunks.of_object[mine].tolist(), self.chunks.start[mine].tolist(), self.chunks.nbytes[mine].tolist(), strict=True
+            ):
+                plan = fetch.coalesced[read_of[number]]
+                of_request = int(plan.of_request[taken[number]])
+                taken[number] += 1
+                begin = start - plan.requests[of_request].start
+                buffers.append(found[read_of[number]].buffers[of_request][begin : begin + nbytes])
+        given, wanted = sum(map(len, buffers)), window.nbytes
+        if given != wanted:
+            keys = ", ".join(repr(read.key) for read in fetch.reads[:3])
+            raise Corruption(f"{wanted} bytes were to be read from {keys} in {self.url}, {given} came")
+        return buffers
+
+
+class ChunkStream:
+    """The bytes of chunks of ``storage``, window by window; iterated over on the IO loop."""
+
+    def __init__(self, storage: Storage, fetching: Fetching, budget: MemoryBudget, window_bytes: int, run: str) -> None:
+        self._storage = storage
+        self._fetching = fetching
+        self._budget = budget
+        self._window_bytes = window_bytes
+        self._run = run
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Window, list[memoryview]]]:
+        """Each window with the bytes of its chunks; they are released when the next one is asked for."""
+        waiting: deque[asyncio.Task[tuple[Window, list[memoryview], AsyncExitStack]]] = deque()
+        cut = windows(self._fetching.chunks, self._window_bytes)
+        try:
+            while True:
+                while len(waiting) < _WINDOWS_AT_ONCE and (window := next(cut, None)) is not None:
+                    waiting.append(asyncio.create_task(self._held(window)))
+                if not waiting:
+                    return
+                check_running(self._run)
+                window, buffers, held = await waiting[0]
+                waiting.popleft()
+                async with held:
+                    yield window, buffers
+                del buffers
+        finally:
+            for task in waiting:
+                task.cancel()
+            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+                if not isinstance(outcome, BaseException):
+                    await outcome[2].aclose()
+
+    async def _held(self, window: Window) -> tuple[Window, list[memoryview], AsyncExitStack]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._budget.hold(window.nbytes))
+            fetch = self._fetching.fetch(window)
+            buffers = self._fetching.buffers(fetch, await self._storage.read(fetch.reads))
+            return window, buffers, stack.pop_all()
+
+
+def stream_here(
+    read: Callable[[Sequence[Read]], Sequence[ReadOutcome]], fetching: Fetching, window_bytes: int, run: str
+) -> Iterator[tuple[Window, list[memoryview]]]:
+    """As ``ChunkStream``, in the calling thread and one window after the other."""
+    for window in windows(fetching.chunks, window_bytes):
+        check_running(run)
+        fetch = fetching.fetch(window)
+        yield window, fetching.buffers(fetch, read(fetch.reads))
+
+
+def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
+    """What was read, if it is of the version that was listed.
+
+    Raises:
+        SourceChanged: it is not, or the object is gone.
+        StorageError: the read failed.
+    """
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    if isinstance(outcome, Found) and outcome.nbytes == source.nbytes and _is_listed(source, outcome.generation):
+        return outcome
+    what = (
+        "is gone" if isinstance(outcome, Absent) else "was replaced while it was read" if isinstance(outcome, Changed) else "was replaced"
+    )
+    raise SourceChanged(f"{source.key!r} in {url} {what} since it was listed: let nobody write to the source, and run it again")
+
+
+def _is_listed(source: SourceObject, generation: Generation) -> bool:
+    found = version_digest(generation)
+    return 0 in (source.version, found) or found == source.version

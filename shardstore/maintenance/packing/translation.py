@@ -1,0 +1,228 @@
+"""The documents of the target, from those of the source: exact, or refused with the reason.
+
+Everything that says what a chunk's bytes mean is carried over; what changes is how chunks are put into objects, and, where that was asked
+for, the checksum behind each chunk. Attributes, dimension names, fill values and unknown members stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
+from shardstore.format.chunk_keys import parse_chunk_key_encoding
+from shardstore.format.draft2022_metadata import array_from_v3
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import codec_name, is_array, parse_layout
+from shardstore.format.presentation import present_array, shard_document
+from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
+from shardstore.format.storage_transformers import transformer_index_format
+from shardstore.format.v2_groups import consolidated_from_v2
+from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
+from shardstore.maintenance.packing.object_table import ObjectLayout
+from shardstore.plan.policy import ShardingPolicy, chunks_per_shard, validate_policy
+
+Mode = Literal["pack", "reshard", "unpack"]
+
+_CHECKSUM = {"name": "crc32c"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the target is to be."""
+
+    mode: Mode = "pack"
+    """``"reshard"`` leaves arrays alone that are not sharded; ``"unpack"`` makes every chunk an object."""
+    policy: ShardingPolicy = "auto"
+    as_draft: bool = False
+    """A hierarchy of the 2022 draft, sharded by its storage transformer."""
+    index_location: IndexLocation = "end"
+    index_checksum: bool = True
+    chunk_checksums: bool = False
+    """Append the codec ``crc32c`` to the codecs of every array that has it not as its last one."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Patterns (``fnmatch``) of the paths of nodes; a pattern also covers what lies below a node that it matches."""
+
+    def __post_init__(self) -> None:
+        validate_policy(self.policy)
+        if self.index_location not in ("start", "end"):
+            raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
+        if self.as_draft and (self.index_location != "end" or self.chunk_checksums):
+            what = "keeps no checksums of chunks" if self.chunk_checksums else "has its index at the end of a shard"
+            raise InvalidInput(f"the 2022 draft {what}: leave that option out, or pack into final Zarr v3")
+
+    def includes(self, path: str) -> bool:
+        """Whether the node at ``path`` is to be in the target."""
+        return (not self.include or _matches(path, self.include)) and not _matches(path, self.exclude)
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    while True:
+        if any(fnmatchcase(path, pattern.strip("/")) for pattern in patterns):
+            return True
+        if not path:
+            return False
+        path = path.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetArray:
+    """An array of the target."""
+
+    source: SourceArray
+    document: JsonObject
+    layout: ObjectLayout
+    adds_checksums: bool
+    """Four bytes behind each chunk."""
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+
+@dataclass(frozen=True, slots=True)
+class TargetNodes:
+    """All documents of the target, by path, as final Zarr v3."""
+
+    arrays: dict[str, TargetArray] = field(default_factory=dict)
+    groups: dict[str, JsonObject] = field(default_factory=dict)
+    passed: dict[str, JsonObject] = field(default_factory=dict)
+    """Arrays that go over as they are stored, all their objects unchanged."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why, by path."""
+
+    @property
+    def documents(self) -> dict[str, JsonObject]:
+        return {**self.groups, **self.passed, **{path: array.document for path, array in self.arrays.items()}}
+
+
+def translate(nodes: SourceNodes, wanted: Wanted) -> TargetNodes:
+    """What every included node becomes.
+
+    Raises:
+        Unsupported: nodes that cannot be expressed, all of them named with their reasons.
+        InvalidInput: the policy does not fit an array.
+    """
+    target = TargetNodes()
+    refused = {path: reason for path, reason in nodes.refused.items() if wanted.includes(path)}
+    for path, source in nodes.arrays.items():
+        if not wanted.includes(path):
+            continue
+        try:
+            target.arrays[path] = _array(source, wanted)
+        except InvalidInput:
+            raise
+        except ShardStoreError as exc:
+            refused[path] = str(exc)
+    for path, (document, reason) in nodes.passed.items():
+        if not wanted.includes(path):
+            continue
+        if wanted.as_draft:
+            refused[path] = f"the 2022 draft cannot express it: {reason}"
+        target.passed[path], target.reasons[path] = document, reason
+    _add_groups(target, nodes, wanted)
+    for path, array in target.arrays.items():
+        if wanted.as_draft:
+            try:
+                array_from_v3(array.document, None)
+            except ShardStoreError as exc:
+                refused[path] = str(exc)
+    if refused:
+        listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
+        count = "1 node" if len(refused) == 1 else f"{len(refused)} nodes"
+        raise Unsupported(
+            f"{count} cannot be expressed exactly, and nothing was written: {listed}. Leave them out by exclude, or mend them"
+        )
+    return target
+
+
+def _array(source: SourceArray, wanted: Wanted) -> TargetArray:
+    counts = _chunks_per_shard(source, wanted)
+    document, adds_checksums = _with_checksums(source.document, wanted)
+    index_format = None
+    if counts is not None:
+        if wanted.as_draft:
+            index_format = transformer_index_format(counts)
+        else:
+            index_format = IndexFormat(counts, IndexCodecs("little", wanted.index_checksum), wanted.index_location)
+        document = shard_document(document, index_format, by_transformer=wanted.as_draft)
+    encoding = parse_chunk_key_encoding(document.get("chunk_key_encoding"))
+    assert encoding is not None  # the listing takes no other for an array whose chunks can be told
+    return TargetArray(source, document, ObjectLayout(encoding, source.layout.chunk_grid, index_format), adds_checksums)
+
+
+def _chunks_per_shard(source: SourceArray, wanted: Wanted) -> tuple[int, ...] | None:
+    is_sharded = source.layout.index_format is not None
+    if wanted.mode == "unpack" or (wanted.mode == "reshard" and not is_sharded):
+        return None
+    counts = chunks_per_shard(wanted.policy, source.path, source.document)
+    if wanted.mode == "reshard" and counts is None:
+        return source.layout.chunks_per_object
+    return counts
+
+
+def _with_checksums(document: JsonObject, wanted: Wanted) -> tuple[JsonObject, bool]:
+    codecs = document.get("codecs")
+    if not wanted.chunk_checksums or not isinstance(codecs, list) or (codecs and codec_name(codecs[-1]) == "crc32c"):
+        return document, False
+    return document | {"codecs": [*codecs, _CHECKSUM]}, True
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None:
+    """Those that are included, and those above nodes that are."""
+    needed = {""}
+    for path in (*target.arrays, *target.passed, *(path for path in nodes.groups if wanted.includes(path))):
+        needed.add(path)
+        while path:
+            path = path.rpartition("/")[0]
+            needed.add(path)
+    for path, document in nodes.groups.items():
+        if path not in needed:
+            continue
+        if path in nodes.consolidated_v2:
+            try:
+                document = document | {"consolidated_metadata": consolidated_from_v2(nodes.consolidated_v2[path], _below(nodes, path))}
+            except InvalidInput as exc:
+                raise Unsupported(f"the consolidated metadata of group {path or '(root)'!r} cannot be expressed: {exc}") from exc
+        target.groups[path] = _with_consolidated(path, document, target, wanted)
+
+
+def _below(nodes: SourceNodes, path: str) -> Mapping[str, JsonObject]:
+    prefix = f"{path}/" if path else ""
+    return {array.path[len(prefix) :]: array.document for array in nodes.arrays.values() if array.path.startswith(prefix) and array.path}
+
+
+def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wanted: Wanted) -> JsonObject:
+    """The group's document with what it repeats of nodes below translated as these are; of nodes that are left out nothing."""
+    consolidated = document.get("consolidated_metadata")
+    inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(consolidated, dict) or not isinstance(inside, dict):
+        return document
+    translated: JsonObject = {}
+    for name, child in inside.items():
+        below = f"{path}/{name}" if path else name
+        if isinstance(child, dict) and is_array(child):
+            if below in target.arrays:
+                translated[name] = _repeated(child, target.arrays[below], wanted)
+            elif below in target.passed:
+                translated[name] = child
+        elif below in target.groups or wanted.includes(below) or any(p.startswith(f"{below}/") for p in target.arrays):
+            translated[name] = _with_consolidated(below, child, target, wanted) if isinstance(child, dict) else child
+    return document | {"consolidated_metadata": {**consolidated, "metadata": translated}}
+
+
+def _repeated(child: JsonObject, array: TargetArray, wanted: Wanted) -> JsonObject:
+    """A copy of an array's document, which may be out of date, in the same new form."""
+    presented, _ = _with_checksums(present_array(child), wanted)
+    if array.layout.index_format is None or not isinstance(parse_layout(presented), str):
+        return presented
+    try:
+        return shard_document(presented, array.layout.index_format, by_transformer=wanted.as_draft)
+    except (InvalidInput, KeyError):  # so far out of date that it has another rank
+        return child

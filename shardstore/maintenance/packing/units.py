@@ -1,0 +1,164 @@
+"""What is done at once: a *unit* makes one shard of the target, or a group of its chunks that are objects each.
+
+A unit knows by numbers from which objects of the source it is made. It is named by its array and a number, and recognised again by its
+*fingerprint*: of the layouts, and of the number, size and version of each of those objects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.maintenance.execution import Part
+from shardstore.maintenance.packing.object_table import ObjectLayout, Rows
+from shardstore.maintenance.packing.translation import TargetArray
+from shardstore.maintenance.place import Place
+from shardstore.plan.commits import ChunkOrder
+
+_CHUNKS_A_GROUP = 256  # of a unit whose chunks become objects each, where they are objects in the source too
+
+
+@dataclass(frozen=True)
+class ArrayJob:
+    """What the units of one array have in common; it travels with each of them, so there are no attributes in it."""
+
+    run: str
+    source: Place
+    target: Place
+    path: str
+    source_layout: ObjectLayout
+    target_layout: ObjectLayout
+    adds_checksums: bool
+    order: ChunkOrder
+    encoded_chunk_nbytes: int | None
+    max_memory: int
+
+    @cached_property
+    def unit_chunks(self) -> tuple[int, ...]:
+        """How many chunks a unit has along each dimension."""
+        if self.target_layout.index_format is not None:
+            return self.target_layout.chunks_per_object
+        if self.source_layout.index_format is not None:
+            return self.source_layout.chunks_per_object
+        return _group(self.source_layout.chunk_grid)
+
+    @property
+    def unit_grid(self) -> tuple[int, ...]:
+        return tuple(-(-n // per_unit) for n, per_unit in zip(self.source_layout.chunk_grid, self.unit_chunks, strict=True))
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all that decides, beside the source's objects, what the units' bytes are."""
+        said = (self.path, self.source_layout, self.target_layout, self.adds_checksums, self.order)
+        return hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _group(chunk_grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Blocks of at most ``_CHUNKS_A_GROUP`` chunks, as long as can be along the last dimensions."""
+    counts: list[int] = []
+    left = _CHUNKS_A_GROUP
+    for n in reversed(chunk_grid):
+        counts.append(max(1, min(n, left)))
+        left //= counts[-1]
+    return tuple(reversed(counts))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit ``number`` of ``job``, made from the objects ``rows`` of the source."""
+
+    job: ArrayJob
+    number: int
+    rows: Rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for units that are made from the same versions of the same objects into the same."""
+        return hashlib.blake2b(self.job.digest + self.rows.tobytes(), digest_size=16).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the source's objects; one that is needed for several units counts for each."""
+        return int(self.rows["nbytes"].sum())
+
+    def __str__(self) -> str:
+        return f"{self.job.path or '(root)'} {self.number}"
+
+
+class ArrayUnits:
+    """All units of one array, in ascending order; made as they are asked for."""
+
+    def __init__(self, job: ArrayJob, rows: Rows) -> None:
+        self.job = job
+        self._rows, self._of_unit = _by_unit(job, rows)
+        self.numbers, starts = np.unique(self._of_unit, return_index=True)
+        self._bounds = np.append(starts, len(self._of_unit))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._rows["nbytes"].sum())
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """``(units,)``: from how many objects of the source each is made."""
+        return np.diff(self._bounds)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """``(units,)``: bytes of these objects."""
+        sums = np.append(0, np.cumsum(self._rows["nbytes"]))
+        return np.asarray(sums[self._bounds[1:]] - sums[self._bounds[:-1]], dtype=np.int64)
+
+    def __iter__(self) -> Iterator[Unit]:
+        for i, number in enumerate(self.numbers.tolist()):
+            yield Unit(self.job, number, self._rows[self._bounds[i] : self._bounds[i + 1]])
+
+    def of(self, part: Part) -> Iterator[Unit]:
+        """The units of one share."""
+        return (unit for unit in self if part.has(self.job.path, unit.number))
+
+
+def _by_unit(job: ArrayJob, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
+    """Each object once for every unit that takes chunks from it, sorted by unit; and the units' numbers."""
+    grid, per_unit, per_object = job.unit_grid, job.unit_chunks, job.source_layout.chunks_per_object
+    if not grid:
+        return rows, np.zeros(len(rows), dtype=np.int64)
+    coords = np.unravel_index(rows["number"], job.source_layout.object_grid)
+    if all(n % m == 0 for n, m in zip(per_unit, per_object, strict=True)):
+        of_unit = np.ravel_multi_index([c * m // n for c, m, n in zip(coords, per_object, per_unit, strict=True)], grid)
+    else:
+        which: list[int] = []
+        units: list[int] = []
+        for i, position in enumerate(zip(*(axis.tolist() for axis in coords), strict=True)):
+            spans = [
+                range(c * m // n, min(-(-(c + 1) * m // n), g)) for c, m, n, g in zip(position, per_object, per_unit, grid, strict=True)
+            ]
+            for unit in product(*spans):
+                which.append(i)
+                units.append(int(np.ravel_multi_index(unit, grid)))
+        rows = rows[np.array(which, dtype=np.intp)]
+        of_unit = np.array(units, dtype=np.int64)
+    order = np.argsort(of_unit, kind="stable")
+    return rows[order], np.asarray(of_unit[order], dtype=np.int64)
+
+
+def job_for(array: TargetArray, *, run: str, source: Place, target: Place, order: ChunkOrder, max_memory: int) -> ArrayJob:
+    return ArrayJob(
+        run=run,
+        source=source,
+        target=target,
+        path=array.path,
+        source_layout=array.source.layout,
+        target_layout=array.layout,
+        adds_checksums=array.adds_checksums,
+        order=order,
+        encoded_chunk_nbytes=array.source.encoded_chunk_nbytes,
+        max_memory=max_memory,
+    )

@@ -1,0 +1,416 @@
+"""Doing one unit: from the source's objects to one shard, or to a group of objects that are a chunk each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.engine.keys import join
+from shardstore.engine.memory_budget import MemoryBudget
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.maintenance.packing.listing import OtherObject
+from shardstore.maintenance.packing.object_table import Rows
+from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
+from shardstore.maintenance.packing.units import ArrayJob, Unit
+from shardstore.maintenance.place import Place
+from shardstore.model.chunks import ShardGrid
+from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.ranges import BytesLike
+from shardstore.plan.commits import slot_order
+from shardstore.storage.base import Read, ReadOutcome
+from shardstore.storage.local import LocalStorage
+
+_WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
+_UPLOAD_BYTES = 96 << 20  # what the upload of a long object holds: six parts of 16 MiB
+_OBJECTS_AT_ONCE = 64
+_OF_WRITERS = 0.6  # the share of the memory that is granted to what is being written
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDone:
+    """What has become of a unit."""
+
+    number: int
+    fingerprint: str
+    nbytes: int
+    """Of the objects that were written."""
+    chunks: int
+    chunk_nbytes: int
+    """Of the chunks as they were read."""
+    check: str
+    """By which the result is recognised: of the shard's index, or of the numbers and sizes of the chunks' objects."""
+
+
+@dataclass(frozen=True)
+class OthersJob:
+    """Objects that are copied as they are."""
+
+    run: str
+    source: Place
+    target: Place
+    max_memory: int
+
+
+@dataclass(frozen=True)
+class OthersUnit:
+    """Some of them."""
+
+    job: OthersJob
+    number: int
+    objects: tuple[OtherObject, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        said = repr([(found.key, found.nbytes, found.version) for found in self.objects])
+        return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(found.nbytes for found in self.objects)
+
+    def __str__(self) -> str:
+        return f"other objects {self.number}"
+
+
+def do_unit(unit: Unit | OthersUnit) -> UnitDone:
+    """Carry out a unit, in whatever thread or process; it is done when this returns, and nothing of a shard is visible before.
+
+    Raises:
+        SourceChanged: the source is not what was listed.
+        Corruption: an index of the source is damaged.
+        StorageError: a request failed.
+    """
+    if isinstance(unit, Unit) and unit.job.target_layout.index_format is not None:
+        source, target = unit.job.source.storage, unit.job.target.storage
+        if isinstance(source, LocalStorage) and isinstance(target, LocalStorage):
+            return _pack_here(unit, unit.job.target_layout.index_format, source, target)
+    try:
+        return run_sync(_do_others(unit) if isinstance(unit, OthersUnit) else _do(unit))
+    except BaseExceptionGroup as group:
+        first = group.exceptions[0]
+        raise first from first.__cause__  # the others are consequences
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What all units of this process that share a limit hold: being written, and read for it."""
+
+    writers: MemoryBudget
+    windows: MemoryBudget
+    window_bytes: int
+
+
+@cache
+def _memory(max_memory: int) -> _Memory:
+    writers = int(max_memory * _OF_WRITERS)
+    return _Memory(MemoryBudget(writers), MemoryBudget(max_memory - writers), max(1 << 16, min(4 << 20, (max_memory - writers) // 8)))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_memory.cache_clear)
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+async def _do(unit: Unit) -> UnitDone:
+    index_format = unit.job.source_layout.index_format
+    objects = _objects_of(unit)
+    reads = [] if index_format is None else [Read(found.key, (index_format.request(),)) for found in objects]
+    chunks, slots = _chunks_of(unit, objects, await unit.job.source.storage.read(reads) if reads else [])
+    if unit.job.target_layout.index_format is None:
+        return await _write_objects(unit, slots, chunks)
+    return await _write_shard(unit, unit.job.target_layout.index_format, slots, chunks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shard:
+    """A shard that is to be written."""
+
+    key: str
+    index: bytes
+    before: tuple[bytes, ...]
+    """What comes before the chunks, and ``after`` them: the index is one of both."""
+    after: tuple[bytes, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
+        sizes = chunks.nbytes + CRC32C_NBYTES * unit.job.adds_checksums
+        is_first = index_format.location == "start"
+        entries = np.full((ShardGrid(index_format.chunks_per_shard).nslots, 2), EMPTY, dtype=np.uint64)
+        entries[slots, 0] = (index_format.nbytes if is_first else 0) + np.append(0, np.cumsum(sizes)[:-1])
+        entries[slots, 1] = sizes
+        index = index_format.encode(ShardIndex(entries.reshape(*index_format.chunks_per_shard, 2)))
+        key = join(unit.job.path, unit.job.target_layout.key(unit.number))
+        return cls(key, index, (index,) if is_first else (), () if is_first else (index,), int(sizes.sum()) + len(index))
+
+    def done(self, unit: Unit, chunks: Chunks) -> UnitDone:
+        return UnitDone(unit.number, unit.fingerprint, self.nbytes, len(chunks), int(chunks.nbytes.sum()), digest_of(self.index))
+
+
+def _nothing(unit: Unit) -> UnitDone:
+    """A shard without chunks is none."""
+    return UnitDone(unit.number, unit.fingerprint, 0, 0, 0, "")
+
+
+def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, target: LocalStorage) -> UnitDone:
+    """In this thread, where source and target are local: to hand each of many small files to another one takes longer than to read it."""
+    job = unit.job
+    objects = _objects_of(unit)
+    of_index = job.source_layout.index_format
+    reads = [] if of_index is None else [Read(found.key, (of_index.request(),)) for found in objects]
+    chunks, slots = _chunks_of(unit, objects, source.read_here(reads))
+    if not len(chunks):
+        return _nothing(unit)
+    shard = _Shard.of(unit, index_format, slots, chunks)
+
+    def groups() -> Iterator[Sequence[BytesLike]]:
+        yield shard.before
+        checksums = _Checksums(job, chunks)
+        for window, buffers in stream_here(source.read_here, _fetching(job, chunks), _memory(job.max_memory).window_bytes, job.run):
+            yield checksums.added(window, buffers)
+        yield shard.after
+
+    target.write_here(shard.key, groups(), shard.nbytes, UNCONDITIONAL)
+    return shard.done(unit, chunks)
+
+
+async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
+    if not len(chunks):
+        return _nothing(unit)
+    storage, memory = unit.job.target.storage, _memory(unit.job.max_memory)
+    shard = _Shard.of(unit, index_format, slots, chunks)
+    is_short = shard.nbytes <= _WHOLE_BYTES
+    async with memory.writers.hold(shard.nbytes if is_short else min(2 * shard.nbytes, _UPLOAD_BYTES)):
+        pieces = _pieces(unit.job, chunks, memory)
+        if is_short:
+            body = [piece async for some in pieces for piece in some]
+            await storage.write(shard.key, [*shard.before, *body, *shard.after], shard.nbytes, UNCONDITIONAL)
+        else:
+            await storage.write(shard.key, _joined(shard.before, pieces, shard.after), shard.nbytes, UNCONDITIONAL)
+    return shard.done(unit, chunks)
+
+
+async def _joined(
+    before: Sequence[BytesLike], pieces: AsyncIterator[Sequence[BytesLike]], after: Sequence[BytesLike]
+) -> AsyncIterator[BytesLike]:
+    for piece in before:
+        yield piece
+    async for some in pieces:
+        yield some[0] if len(some) == 1 else b"".join(some)
+    for piece in after:
+        yield piece
+
+
+def _fetching(job: ArrayJob, chunks: Chunks) -> Fetching:
+    return Fetching(chunks, EngineOptions().read_limits(job.source.storage.kind), job.source.storage.url)
+
+
+async def _pieces(job: ArrayJob, chunks: Chunks, memory: _Memory) -> AsyncIterator[Sequence[BytesLike]]:
+    """The bytes of the chunks, and of their checksums where those are added, a window at a time."""
+    checksums = _Checksums(job, chunks)
+    async for window, buffers in ChunkStream(job.source.storage, _fetching(job, chunks), memory.windows, memory.window_bytes, job.run):
+        yield checksums.added(window, buffers)
+
+
+class _Checksums:
+    """Puts the ``crc32c`` of each chunk behind it, where that was asked for; also of those that come in parts."""
+
+    def __init__(self, job: ArrayJob, chunks: Chunks) -> None:
+        self._adds = job.adds_checksums
+        self._chunks = chunks
+        self._crc = 0
+
+    def added(self, window: Window, buffers: list[memoryview]) -> Sequence[BytesLike]:
+        if not self._adds:
+            return buffers
+        if not window.is_split:
+            return [piece for data in buffers for piece in (data, crc32c(data))]
+        self._crc = google_crc32c.extend(self._crc if window.begin else 0, bytes(buffers[0]))
+        is_end = window.end == int(self._chunks.nbytes[window.first])
+        return [buffers[0], self._crc.to_bytes(CRC32C_NBYTES, "little")] if is_end else buffers
+
+
+def digest_of(data: BytesLike) -> str:
+    """By which an index is recognised."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+# -- objects that are a chunk each -------------------------------------------------------------------------------------
+
+
+async def _write_objects(unit: Unit, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
+    job = unit.job
+    storage = job.target.storage
+    numbers = _chunk_numbers(job, unit.number, slots)
+    keys = [join(job.path, key) for key in job.target_layout.keys(numbers)]
+    sizes = chunks.nbytes + CRC32C_NBYTES * job.adds_checksums
+    memory = _memory(job.max_memory)
+    free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
+
+    async def write(key: str, body: list[BytesLike], nbytes: int) -> None:
+        async with free:
+            await storage.write(key, body, nbytes, UNCONDITIONAL)
+
+    long = np.flatnonzero(chunks.nbytes > memory.window_bytes).tolist()
+    short = np.flatnonzero(chunks.nbytes <= memory.window_bytes)
+    at = 0
+    per_chunk = 2 if job.adds_checksums else 1
+    async for pieces in _pieces(job, _some(chunks, short), memory):
+        async with asyncio.TaskGroup() as writes:
+            for start in range(0, len(pieces), per_chunk):
+                i = int(short[at])
+                writes.create_task(write(keys[i], list(pieces[start : start + per_chunk]), int(sizes[i])))
+                at += 1
+    for i in long:
+        async with memory.writers.hold(min(2 * int(sizes[i]), _UPLOAD_BYTES)):
+            alone = _some(chunks, np.array([i]))
+            await storage.write(keys[i], _joined([], _pieces(job, alone, memory), []), int(sizes[i]), UNCONDITIONAL)
+    check = digest_of(np.stack([numbers, sizes]).astype("<i8").tobytes()) if len(numbers) else ""
+    return UnitDone(unit.number, unit.fingerprint, int(sizes.sum()), len(chunks), int(chunks.nbytes.sum()), check)
+
+
+def _some(chunks: Chunks, which: npt.NDArray[np.intp]) -> Chunks:
+    return Chunks(chunks.objects, chunks.of_object[which], chunks.start[which], chunks.nbytes[which])
+
+
+def _chunk_numbers(job: ArrayJob, number: int, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers of chunks in the grid of the target's objects, of which each is one; ``slots`` are ascending."""
+    if not job.unit_grid:
+        return np.zeros(len(slots), dtype=np.int64)
+    at = np.unravel_index(number, job.unit_grid)
+    inside = np.unravel_index(slots, job.unit_chunks)
+    coords = [int(a) * n + i for a, n, i in zip(at, job.unit_chunks, inside, strict=True)]
+    return np.asarray(np.ravel_multi_index(coords, job.target_layout.object_grid), dtype=np.int64)
+
+
+# -- where the chunks are ----------------------------------------------------------------------------------------------
+
+
+def _objects_of(unit: Unit) -> list[SourceObject]:
+    keys = [join(unit.job.path, key) for key in unit.job.source_layout.keys(unit.rows["number"])]
+    sizes, versions = unit.rows["nbytes"].tolist(), unit.rows["version"].tolist()
+    return [SourceObject(key, nbytes, version) for key, nbytes, version in zip(keys, sizes, versions, strict=True)]
+
+
+def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOutcome]) -> tuple[Chunks, npt.NDArray[np.int64]]:
+    """The chunks of the unit in the order in which they are stored, and their slots; ``indices`` were read where objects are shards."""
+    job = unit.job
+    if job.source_layout.index_format is None:
+        slots = _slots_of_objects(job, unit.rows)
+        chunks = Chunks(objects, np.arange(len(objects)), np.zeros(len(objects), dtype=np.int64), unit.rows["nbytes"].copy())
+    else:
+        slots, chunks = _chunks_of_shards(unit, job.source_layout.index_format, objects, indices)
+    present = np.zeros(ShardGrid(job.unit_chunks).nslots, dtype=np.bool_)
+    present[slots] = True
+    order = job.order if job.target_layout.index_format is not None else "C"
+    wanted = np.array(slot_order(job.unit_chunks, order, present), dtype=np.int64)
+    by_slot = np.empty(len(present), dtype=np.int64)
+    by_slot[slots] = np.arange(len(slots))
+    return _some(chunks, by_slot[wanted]), wanted
+
+
+def _slots_of_objects(job: ArrayJob, rows: Rows) -> npt.NDArray[np.int64]:
+    if not job.unit_chunks:
+        return np.zeros(len(rows), dtype=np.int64)
+    coords = np.unravel_index(rows["number"], job.source_layout.object_grid)
+    inside = [c % n for c, n in zip(coords, job.unit_chunks, strict=True)]
+    return np.asarray(np.ravel_multi_index(inside, job.unit_chunks), dtype=np.int64)
+
+
+def _chunks_of_shards(
+    unit: Unit, index_format: IndexFormat, objects: list[SourceObject], outcomes: Sequence[ReadOutcome]
+) -> tuple[npt.NDArray[np.int64], Chunks]:
+    job = unit.job
+    url = job.source.storage.url
+    slots: list[npt.NDArray[np.int64]] = []
+    columns: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+    for i, (source, outcome, number) in enumerate(zip(objects, outcomes, unit.rows["number"].tolist(), strict=True)):
+        found = checked(source, outcome, url)
+        objects[i] = SourceObject(source.key, source.nbytes, source.version, found.generation)
+        try:
+            index = index_format.decode(index_format.slice_from(found.buffers[0], found.nbytes))
+            wrong = np.flatnonzero(index.invalid(found.nbytes))
+            if len(wrong):
+                index.location(int(wrong[0]), found.nbytes)  # raises, naming the entry
+        except Corruption as exc:
+            raise Corruption(
+                f"shard {source.key!r} of array {job.path!r} in {url} cannot be moved: {exc}. Nothing of it was; see what "
+                "is left of it by verify, mend it by repair, or leave the array out by exclude"
+            ) from exc
+        mine, in_unit = _slots_of_shard(job, unit.number, number, index)
+        slots.append(in_unit)
+        flat = index.flat[mine].astype(np.int64)
+        columns.append((np.full(len(mine), i, dtype=np.int64), flat[:, 0], flat[:, 1]))
+    of_object, start, nbytes = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return np.concatenate(slots), Chunks(objects, of_object, start, nbytes)
+
+
+def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """Which slots of a shard of the source hold chunks of this unit that lie in the array's grid, and their slots in the unit."""
+    present = np.flatnonzero(index.present())
+    if not job.unit_chunks:
+        return present, np.zeros(len(present), dtype=np.int64)
+    per_shard, grid = job.source_layout.chunks_per_object, job.source_layout.chunk_grid
+    inside = np.unravel_index(present, per_shard)
+    at = [int(a) for a in np.unravel_index(shard, job.source_layout.object_grid)]
+    here = [int(a) for a in np.unravel_index(unit, job.unit_grid)]
+    taken = np.ones(len(present), dtype=np.bool_)
+    coords: list[npt.NDArray[np.int64]] = []
+    for a, m, i, h, n, g in zip(at, per_shard, inside, here, job.unit_chunks, grid, strict=True):
+        c = a * m + i.astype(np.int64)
+        taken &= (c >= h * n) & (c < min((h + 1) * n, g))
+        coords.append(c - h * n)
+    of_unit = np.ravel_multi_index([c[taken] for c in coords], job.unit_chunks)
+    return present[taken], np.asarray(of_unit, dtype=np.int64)
+
+
+# -- objects as they are -----------------------------------------------------------------------------------------------
+
+
+async def _do_others(unit: OthersUnit) -> UnitDone:
+    job = unit.job
+    storage = job.source.storage
+    memory = _memory(job.max_memory)
+    free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
+
+    async def copy(found: OtherObject) -> None:
+        start = np.zeros(1, dtype=np.int64)
+        whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
+        fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
+        stream = ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
+        async with free, memory.writers.hold(min(2 * found.nbytes, _UPLOAD_BYTES)):
+            await job.target.storage.write(found.key, _of_stream(stream), found.nbytes, UNCONDITIONAL)
+
+    async with asyncio.TaskGroup() as copies:
+        for found in unit.objects:
+            copies.create_task(copy(found))
+    check = others_digest((found.key, found.nbytes) for found in unit.objects)
+    return UnitDone(unit.number, unit.fingerprint, unit.nbytes, 0, unit.nbytes, check)
+
+
+def others_digest(objects: Iterable[tuple[str, int]]) -> str:
+    """By which objects that were copied are recognised: their keys and sizes."""
+    return digest_of(repr(list(objects)).encode(errors="surrogatepass"))
+
+
+async def _of_stream(stream: ChunkStream) -> AsyncIterator[BytesLike]:
+    async for _, buffers in stream:
+        for piece in buffers:
+            yield piece

@@ -197,12 +197,12 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
     index_format = IndexFormat(chunks_per_shard, index_codecs, location)
-    nbytes = _encoded_nbytes(inner, document.get("data_type"), configuration["codecs"])
+    nbytes = encoded_nbytes(inner, document.get("data_type"), configuration["codecs"])
     return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes)
 
 
-def _encoded_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
-    """Of a chunk whose codecs only arrange its elements and add checksums."""
+def encoded_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
+    """The size of every encoded chunk, or ``None`` unless the codecs only arrange its elements and add checksums."""
     nbytes = item_nbytes(data_type)
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     if nbytes is None or not {"bytes", "endian"} & set(names) or not set(names) <= {"bytes", "endian", "transpose", "crc32c"}:
@@ -220,7 +220,7 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
         return chunks_per_shard
     *others, last = chunks_per_shard
     chunk_shape = _stacked(plain.chunk_shape, others)
-    nbytes = None if others else _encoded_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
+    nbytes = None if others else encoded_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
     return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -12,7 +12,6 @@ from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_places
-from shardstore.maintenance.packing.record import UnitName
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.maintenance.packing.run import PackingRun
 from shardstore.maintenance.packing.translation import Mode, Wanted
@@ -50,8 +49,8 @@ class PackOptions:
     """How often a unit is tried again whose storage failed, or whose worker was lost."""
     part: str | Part = WHOLE
     """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. Whichever part ends last makes the result visible."""
-    only: Iterable[UnitName] | None = None
-    """Names of units, as in ``PackReport.failed``: nothing else is done."""
+    only_failed: bool = False
+    """Do nothing but what failed in the last run."""
     max_memory: int = DEFAULT_MAX_MEMORY
     """Bytes that are held at once in each process, whatever the size of shards."""
     record: Any = None
@@ -73,7 +72,7 @@ class PackOptions:
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
-        for name in ("index_checksum", "chunk_checksums", "dry_run", "overwrite", "fsync"):
+        for name in ("index_checksum", "chunk_checksums", "dry_run", "overwrite", "only_failed", "fsync"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} {getattr(self, name)!r} is neither True nor False")
         prices: object = self.prices
@@ -184,7 +183,13 @@ def _run(
         fsync=options.fsync,
     )
     run = PackingRun(
-        places, wanted, execution, order=options.chunk_order, max_memory=options.max_memory, only=options.only, progress=progress
+        places,
+        wanted,
+        execution,
+        order=options.chunk_order,
+        max_memory=options.max_memory,
+        only_failed=options.only_failed,
+        progress=progress,
     )
     run.prepare()
     if not options.dry_run:

@@ -17,7 +17,7 @@ from shardstore.engine.keys import join, metadata_key, metadata_path
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import is_array, is_group, parse_layout, parse_plain
+from shardstore.format.metadata_v3 import encoded_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
 from shardstore.format.v2_arrays import array_from_v2
 from shardstore.format.v2_groups import group_from_v2
@@ -50,6 +50,7 @@ class SourceArray:
     outside: int = 0
     """Objects outside of the array's grid."""
     encoded_chunk_nbytes: int | None = None
+    """The size of every chunk, where the codecs give all of them the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,8 @@ class _Listing:
             self.nodes.passed[path] = stored, plain if isinstance(plain, str) else sharded
             return
         grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-        self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout(plain.key_encoding, grid))
+        nbytes = encoded_nbytes(plain.chunk_shape, stored.get("data_type"), stored.get("codecs"))
+        self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout(plain.key_encoding, grid), encoded_chunk_nbytes=nbytes)
 
     def _take_v2_array(self, path: str) -> None:
         documents = self._v2[path]
@@ -306,7 +308,8 @@ class _Listing:
         assert not isinstance(plain, str)  # array_from_v2 writes no other
         grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
         encoding = ChunkKeyEncoding("v2", plain.key_encoding.separator)
-        self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid))
+        nbytes = encoded_nbytes(plain.chunk_shape, document["data_type"], document["codecs"])
+        self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid), encoded_chunk_nbytes=nbytes)
 
     def _settle_groups(self) -> None:
         """The groups of Zarr v2, and those above its nodes that have no document, which zarr-python 3 would not find its way through."""

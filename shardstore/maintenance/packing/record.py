@@ -5,6 +5,7 @@
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
         job.json                    {"format": 1, "settings": {…}}: written first, by whoever begins
         units-<random>.jsonl        ["path/of/array", 17, "<fingerprint>", 1048576, "<check>"], a line for each unit that is done
+        failed-1-of-1.jsonl         ["path/of/array", 18, "<error>"], what the last run of a part could not do
 
 Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. A unit that was done and is not
 recorded, because its driver died in between, is done again.
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from shardstore.errors import Conflict, Corruption
+from shardstore.maintenance.execution import Part
+from shardstore.maintenance.packing.report import FailedUnit
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
@@ -32,6 +35,8 @@ INSIDE = ".shardstore-pack/"
 """In a target that has no name: a bucket, the root of an archive."""
 
 _JOB = "job.json"
+_UNITS = "units-"
+_FAILED = "failed-"
 _SECONDS_A_SEGMENT = 2.0
 _UNITS_A_SEGMENT = 1000
 
@@ -108,7 +113,7 @@ class Record:
 
     async def finished(self) -> dict[UnitName, Finished]:
         """Every unit that any driver has recorded, but for those that this one has not written down yet."""
-        keys = [info.key async for info in self._storage.list(self._prefix) if info.key.endswith(".jsonl")]
+        keys = await self._segments()
         found: dict[UnitName, Finished] = {}
         for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
             if isinstance(outcome, Failed):
@@ -122,6 +127,9 @@ class Record:
             except ValueError as exc:
                 raise self._damaged(key) from exc
         return found
+
+    async def _segments(self) -> list[str]:
+        return [info.key async for info in self._storage.list(f"{self._prefix}{_UNITS}")]
 
     def add(self, path: str | None, done: UnitDone) -> None:
         self._new.append(((path, done.number), Finished(done.fingerprint, done.nbytes, done.check)))
@@ -148,17 +156,43 @@ class Record:
                 await self._storage.delete_many(old)
                 self._mine = self._mine[-1:]
             return
-        keys = [info.key async for info in self._storage.list(self._prefix) if info.key.endswith(".jsonl")]
+        keys = await self._segments()
         finished = await self.finished()
         kept = [(name, entry) for name, entry in finished.items() if name in only]
         if len(keys) > 1 or len(kept) != len(finished):
             await self._write(kept)
             await self._storage.delete_many(keys)
 
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    async def note_failed(self, part: Part, failed: Sequence[FailedUnit]) -> None:
+        """What this run of a part could not do, instead of what the one before could not."""
+        key = f"{self._prefix}{_FAILED}{part.number}-of-{part.of}.jsonl"
+        if not failed:
+            await self._storage.delete(key, UNCONDITIONAL)
+            return
+        lines = [json.dumps([unit.path, unit.number, unit.error], ensure_ascii=True) for unit in failed]
+        data = ("\n".join(lines) + "\n").encode()
+        await self._storage.write(key, [data], len(data), UNCONDITIONAL)
+
+    async def failed(self) -> set[UnitName]:
+        """What the last runs could not do."""
+        keys = [info.key async for info in self._storage.list(f"{self._prefix}{_FAILED}")]
+        names: set[UnitName] = set()
+        for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            try:
+                lines = bytes(outcome.buffers[0]).splitlines() if isinstance(outcome, Found) else []
+                names |= {(path, number) for path, number, _ in map(json.loads, lines)}
+            except ValueError as exc:
+                raise self._damaged(key) from exc
+        return names
+
     async def _write(self, entries: list[tuple[UnitName, Finished]]) -> None:
         lines = [json.dumps([path, number, e.fingerprint, e.nbytes, e.check], ensure_ascii=True) for (path, number), e in entries]
         data = ("\n".join(lines) + "\n").encode()
-        key = f"{self._prefix}units-{uuid4().hex}.jsonl"
+        key = f"{self._prefix}{_UNITS}{uuid4().hex}.jsonl"
         await self._storage.write(key, [data], len(data), UNCONDITIONAL)
         self._mine.append(key)
 

@@ -35,10 +35,6 @@ class FailedUnit:
     number: int
     error: str
 
-    @property
-    def name(self) -> tuple[str | None, int]:
-        return self.path, self.number
-
     def __str__(self) -> str:
         return f"{'other objects' if self.path is None else self.path or '(root)'} {self.number}"
 

@@ -54,7 +54,7 @@ class PackingRun:
         *,
         order: ChunkOrder,
         max_memory: int,
-        only: Iterable[UnitName] | None,
+        only_failed: bool,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self._places = places
@@ -62,7 +62,8 @@ class PackingRun:
         self._execution = execution
         self._order: ChunkOrder = order
         self._max_memory = max_memory
-        self._only = None if only is None else set(only)
+        self._only_failed = only_failed
+        self._only: set[UnitName] | None = None
         self._progress = progress or (lambda progress: None)
         self._failed: list[FailedUnit] = []
         self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
@@ -116,6 +117,8 @@ class PackingRun:
         left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
         for found in self._nodes.others:
             path = found.key
+            if not self._wanted.includes(path.rpartition("/")[0]):
+                continue
             while path:
                 path = path.rpartition("/")[0]
                 if path in left_out:
@@ -147,7 +150,9 @@ class PackingRun:
         run_sync(self._begin(overwrite))
         names: set[UnitName] = {(units.job.path, int(n)) for units in self._arrays for n in units.numbers.tolist()}
         names |= {(None, unit.number) for unit in self._others}
-        finished = run_sync(self._places.record.finished())
+        record = self._places.record
+        self._only = run_sync(record.failed()) if self._only_failed else None
+        finished = run_sync(record.finished())
         if finished:
             self._progress(Progress("checking", 0, len(finished)))
         self._intact = run_sync(intact_units(self._places.target.storage, self._target, self._units(), finished))
@@ -155,9 +160,10 @@ class PackingRun:
         try:
             self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
         finally:
-            run_sync(self._places.record.flush())
-        run_sync(self._places.record.merge())
-        recorded = run_sync(self._places.record.finished())
+            run_sync(record.flush())
+        run_sync(record.note_failed(self._execution.part, self._failed))
+        run_sync(record.merge())
+        recorded = run_sync(record.finished())
         self._missing = sum(_is_missing(unit, recorded) for unit in self._units())
         if not self._missing:
             self._progress(Progress("finishing", *self._so_far()))

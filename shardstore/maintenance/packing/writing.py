@@ -317,6 +317,7 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
         chunks = Chunks(objects, np.arange(len(objects)), np.zeros(len(objects), dtype=np.int64), unit.rows["nbytes"].copy())
     else:
         slots, chunks = _chunks_of_shards(unit, job.source_layout.index_format, objects, indices)
+    _check_sizes(job, chunks)
     present = np.zeros(ShardGrid(job.unit_chunks).nslots, dtype=np.bool_)
     present[slots] = True
     order = job.order if job.target_layout.index_format is not None else "C"
@@ -324,6 +325,20 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
     by_slot = np.empty(len(present), dtype=np.int64)
     by_slot[slots] = np.arange(len(slots))
     return _some(chunks, by_slot[wanted]), wanted
+
+
+def _check_sizes(job: ArrayJob, chunks: Chunks) -> None:
+    """Raises ``Corruption`` where a chunk has not the size that the codecs give every chunk: no reader could decode it."""
+    if job.encoded_chunk_nbytes is None:
+        return
+    wrong = np.flatnonzero(chunks.nbytes != job.encoded_chunk_nbytes)
+    if len(wrong):
+        first = int(wrong[0])
+        source = chunks.objects[int(chunks.of_object[first])]
+        raise Corruption(
+            f"a chunk of array {job.path!r} in {source.key!r} ({job.source.storage.url}), at byte {int(chunks.start[first])}, has "
+            f"{int(chunks.nbytes[first])} bytes, and its codecs give {job.encoded_chunk_nbytes} to each: write it anew, or erase it"
+        )
 
 
 def _slots_of_objects(job: ArrayJob, rows: Rows) -> npt.NDArray[np.int64]:

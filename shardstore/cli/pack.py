@@ -1,0 +1,280 @@
+"""``shardstore pack``, ``reshard`` and ``unpack``: encoded chunks into shards, other shards, or out of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, TargetOptionsJson, storage_options
+from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
+from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
+from shardstore.cli.target import pair_options
+from shardstore.cli.transfer import Step, transfer_bar
+from shardstore.errors import Incomplete, InvalidInput
+from shardstore.maintenance.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
+from shardstore.maintenance.packing.report import PackReport, Progress
+
+_SHOWN_FAILURES = 10
+
+_ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
+Destination = Annotated[str, typer.Argument(metavar="DST", help="Where the result goes; nothing may be there yet.", show_default=False)]
+Shards = Annotated[
+    str,
+    typer.Option(
+        "--chunks-per-shard",
+        "-s",
+        metavar="N,N,…",
+        help="Along each dimension; 'auto'; 'none'; or a JSON object from patterns of paths to these, the first that matches counts.",
+    ),
+]
+Flavour = Annotated[str, typer.Option("--stored", metavar="codec|transformer", help="Zarr v3, or a hierarchy of the 2022 draft.")]
+Order = Annotated[str, typer.Option("--chunk-order", metavar="C|morton", help="The order of the chunks in a shard.")]
+IndexLocationOption = Annotated[str, typer.Option("--index-location", metavar="end|start", help="Where a shard has its index.")]
+NoIndexChecksum = Annotated[bool, typer.Option("--no-index-checksum", help="Leave the checksum of the indices out.")]
+ChunkChecksums = Annotated[
+    bool,
+    typer.Option("--chunk-checksums", help="Append the codec crc32c, and its four bytes to each chunk: damage is found by every reader."),
+]
+Include = Annotated[
+    list[str] | None, typer.Option("--include", metavar="PATTERN", help="Only nodes whose paths match, and what is below; repeatable.")
+]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="No nodes whose paths match; repeatable.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing: show what would be done, and about how many requests it takes.")]
+Prices = Annotated[
+    list[str] | None,
+    typer.Option("--price", metavar="KIND=PRICE", help="Of 1,000 requests of a kind: list, get or put, such as put=0.005; repeatable."),
+]
+EraseFirst = Annotated[bool, typer.Option("--overwrite", help="Erase what is at DST first.")]
+OnlyFailed = Annotated[bool, typer.Option("--only-failed", help="Nothing but what failed in the last run.")]
+RecordUrl = Annotated[
+    str | None,
+    typer.Option("--record", metavar="URL", help="Where to keep what is done; by default DST with .pack behind it.", show_default=False),
+]
+Lost = Annotated[
+    str | None,
+    typer.Option(
+        "--lost-transformers",
+        metavar="JSON",
+        help="Chunks per shard of arrays of the 2022 draft that have lost them, by path: '{\"a\": [2, 2]}'.",
+        show_default=False,
+    ),
+]
+NoFsync = Annotated[bool, typer.Option("--no-fsync", help="Do not wait until a local disk has it for good.")]
+
+# The options of all three commands, in the order of their help; what a command does not take is left out.
+_PARAMETERS: dict[str, tuple[Any, Any]] = {
+    "source": (Source, inspect.Parameter.empty),
+    "destination": (Destination, inspect.Parameter.empty),
+    "chunks_per_shard": (Shards, "auto"),
+    "stored": (Flavour, "codec"),
+    "chunk_order": (Order, "C"),
+    "index_location": (IndexLocationOption, "end"),
+    "no_index_checksum": (NoIndexChecksum, False),
+    "chunk_checksums": (ChunkChecksums, False),
+    "include": (Include, None),
+    "exclude": (Exclude, None),
+    "dry_run": (DryRun, False),
+    "price": (Prices, None),
+    "overwrite": (EraseFirst, False),
+    "only_failed": (OnlyFailed, False),
+    "workers": (Workers, None),
+    "scheduler": (Scheduler, None),
+    "part": (PartOption, "1/1"),
+    "retries": (Retries, 2),
+    "max_memory": (MaxMemory, f"{DEFAULT_MAX_MEMORY >> 20}MiB"),
+    "record": (RecordUrl, None),
+    "lost_transformers": (Lost, None),
+    "no_fsync": (NoFsync, False),
+    "as_json": (AsJson, False),
+    "options_json": (OptionsJson, None),
+    "options": (OptionPairs, None),
+    "target_options_json": (TargetOptionsJson, None),
+    "debug": (Debug, False),
+}
+_OF_SHARDS = ("chunks_per_shard", "chunk_order", "index_location", "no_index_checksum", "stored")
+
+
+def _command(function: Callable[..., PackReport], doc: str, without: tuple[str, ...] = ()) -> Callable[..., None]:
+    """The command for one of the functions, with the parameters that it takes."""
+
+    def command(**given: Any) -> None:
+        _run(function, **{name: default for name, (_, default) in _PARAMETERS.items()} | given)
+
+    taken = {name: parameter for name, parameter in _PARAMETERS.items() if name not in without}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer builds the command from
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in taken.items()
+        ]
+    )
+    command.__annotations__ = {name: annotation for name, (annotation, _) in taken.items()}
+    command.__name__, command.__doc__ = function.__name__, doc
+    return command
+
+
+def _run(function: Callable[..., PackReport], source: str, destination: str, **given: Any) -> None:
+    as_json = given["as_json"]
+    options = storage_options(given["options_json"], given["options"])
+    of_target = None if given["target_options_json"] is None else storage_options(given["target_options_json"], None, "--target-options")
+    source_options, target_options = pair_options(source, destination, options, of_target)
+    arguments: dict[str, Any] = {
+        name: given[name] for name in ("chunk_checksums", "dry_run", "overwrite", "only_failed", "part", "retries")
+    }
+    arguments |= {"workers": given["workers"], "record": given["record"], "fsync": not given["no_fsync"]}
+    arguments |= {"include": given["include"] or (), "exclude": given["exclude"] or ()}
+    arguments |= {"max_memory": parse_bytes("--max-memory", given["max_memory"])}
+    arguments |= {"prices": _prices(given["price"])}
+    arguments |= {"storage_options": dict(source_options) or None, "target_options": dict(target_options)}
+    if given["lost_transformers"] is not None:
+        arguments["lost_transformers"] = {path: tuple(n) for path, n in _object("--lost-transformers", given["lost_transformers"]).items()}
+    if function is not unpack:
+        arguments |= {name: given[name] for name in ("stored", "chunk_order", "index_location")}
+        arguments |= {"chunks_per_shard": _policy(given["chunks_per_shard"]), "index_checksum": not given["no_index_checksum"]}
+    advice = "what is done is recorded: run the same command again, and it goes on from there"
+    try:
+        with interruptible(advice), cluster(given["scheduler"]) as executor, transfer_bar() as bar:
+
+            def progress(found: Progress) -> None:
+                bytes_known = found.phase == "packing"
+                nbytes, total = (found.nbytes, found.total_nbytes) if bytes_known else (None, None)
+                bar(Step(_ACTIONS[found.phase], found.objects, found.total_objects, nbytes, total, found.failed))
+
+            report = function(source, destination, executor=executor, progress=progress, **arguments)
+    except Incomplete as exc:
+        if isinstance(exc.report, PackReport):
+            _print(exc.report, as_json)
+        raise
+    _print(report, as_json)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _policy(text: str) -> Any:
+    if text.lower() in ("auto", "none"):
+        return "auto" if text.lower() == "auto" else None
+    if text.lstrip().startswith("{"):
+        return {pattern: _counts(counts) for pattern, counts in _object("--chunks-per-shard", text).items()}
+    return _counts(text)
+
+
+def _counts(given: Any) -> Any:
+    if given is None or (isinstance(given, str) and given.lower() in ("auto", "none")):
+        return None if given is None or given.lower() == "none" else "auto"
+    parts = given if isinstance(given, list) else str(given).replace("x", ",").split(",")
+    try:
+        return tuple(int(part) for part in parts)
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(f"--chunks-per-shard {given!r}: give a number for each dimension, such as 4,4,4, or 'auto' or 'none'") from exc
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise InvalidInput(f"{name} is not JSON ({exc})") from exc
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{name} is a JSON {type(found).__name__}: give an object")
+    return found
+
+
+def _prices(pairs: list[str] | None) -> dict[str, float] | None:
+    if not pairs:
+        return None
+    prices: dict[str, float] = {}
+    for pair in pairs:
+        kind, _, price = pair.partition("=")
+        try:
+            prices[kind] = float(price)
+        except ValueError as exc:
+            raise InvalidInput(f"--price {pair!r} is not of the form put=0.005") from exc
+    return prices
+
+
+# -- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def _print(report: PackReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.to_json())
+        return
+    table = Table("array", "chunk", "chunks per shard", "objects", "bytes", box=None, pad_edge=False, header_style="bold")
+    for array in report.arrays:
+        per_shard = "–" if array.chunks_per_shard is None else shape(array.chunks_per_shard)
+        objects = f"{count(array.objects_before)} → {count(array.objects_after)}"
+        nbytes = f"{size(array.nbytes_before)} → {size(array.nbytes_after)}"
+        table.add_row(array.path or "(root)", shape(array.chunk_shape) if array.chunk_shape else "?", per_shard, objects, nbytes)
+    show(table)
+    verb = "would become about" if report.dry_run else "become"
+    before = f"{plural(report.objects_before, 'object')} of {size(report.nbytes_before)}"
+    lines = [f"{before} {verb} {plural(report.objects_after, 'object')} of {size(report.nbytes_after)}"]
+    if report.dry_run:
+        requests = report.requests
+        price = "" if report.price is None else f": {report.price:,.2f} at the prices given"
+        lines.append(f"about {count(requests.lists)} list, {count(requests.gets)} get and {count(requests.puts)} put requests{price}")
+        lines.append("nothing was written")
+    else:
+        lines.append(
+            f"{plural(report.done, 'unit')} done, {count(report.skipped)} had been done before, {count(len(report.failed))} failed; "
+            f"{plural(report.chunks, 'chunk')} moved, {size(report.written_nbytes)} written"
+        )
+        lines.append(f"the record of what is done is {report.record}: keep it to go on, or to renew {report.target}")
+    lines += report.notes
+    for line in lines:
+        typer.echo(line)
+    outside = sum(array.outside for array in report.arrays)
+    if outside:
+        complain("warning", f"{plural(outside, 'object')} outside of the arrays' shapes, which no reader sees, left out")
+    for failure in report.failed[:_SHOWN_FAILURES]:
+        complain("failed", f"{failure}: {failure.error}")
+    if len(report.failed) > _SHOWN_FAILURES:
+        complain("failed", f"{len(report.failed) - _SHOWN_FAILURES} more: --json names all")
+    if not report.dry_run and not report.complete:
+        who = "other parts, or --only-failed" if report.part != "1/1" else "the same command"
+        complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {report.target} cannot be opened yet")
+
+
+pack_command = _command(
+    pack,
+    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
+
+    SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
+    sharding_indexed. Interrupted or killed, the same command goes on where it was; run again later, it packs what has changed.
+
+    Examples:
+
+        shardstore pack old.zarr new.zarr
+
+        shardstore pack --dry-run --price put=0.005 --price get=0.0004 s3://bucket/old.zarr s3://bucket/new.zarr
+
+        shardstore pack -s 8,8,8 --chunk-checksums s3://bucket/old.zarr s3://bucket/new.zarr
+
+        shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
+    """,
+)
+reshard_command = _command(
+    reshard,
+    """Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.
+
+    Examples:
+
+        shardstore reshard -s 16,16,1 data.zarr other.zarr
+    """,
+)
+unpack_command = _command(
+    unpack,
+    """The way back: every chunk becomes an object, as it is.
+
+    Examples:
+
+        shardstore unpack data.zarr plain.zarr
+    """,
+    without=_OF_SHARDS,
+)

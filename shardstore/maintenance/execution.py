@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -194,8 +194,12 @@ class _Run(Generic[Task, Result]):
                     task = next(self._tasks)
                 except StopIteration:
                     is_exhausted = True
-                else:
+                    break
+                try:
                     self._submit(task, 0)
+                except BrokenExecutor as exc:  # a pool of processes that has lost one: nothing can be done there any more
+                    is_exhausted = True
+                    self._failed(Failure(task, exc))
             if not self._flying:
                 return
             ended, _ = wait(self._flying, return_when=FIRST_COMPLETED)

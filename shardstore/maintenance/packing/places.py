@@ -21,6 +21,7 @@ from shardstore.storage.location import location_of, overlap
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.open import open_storage
 from shardstore.storage.redaction import redacted
+from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import DetectedStorage
 from shardstore.stored.draft2022 import DraftStorage
@@ -70,10 +71,15 @@ def open_places(
     written = open_storage(target, target_options, fsync=fsync)
     if overlap(location_of(inner), location_of(written)):
         raise InvalidInput(f"{redacted(inner.url)} and {redacted(written.url)} overlap: the target has to be another place than the source")
-    settled = run_sync(DetectedStorage(inner, lost_transformers or {}).settled())
-    shown = DraftStorage(written) if as_draft else written
+    settled = run_sync(DetectedStorage(_checked(inner), lost_transformers or {}).settled())
+    shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     kept, prefix = _record(target, record, written, target_options, fsync)
-    return Places(Place(settled), Place(shown), written, Record(kept, prefix), prefix if kept is written else None)
+    return Places(Place(settled), Place(shown), _checked(written), Record(_checked(kept), prefix), prefix if kept is written else None)
+
+
+def _checked(storage: Storage) -> Storage:
+    """Files are read by this package itself; what others read is looked at."""
+    return storage if isinstance(storage, LocalStorage) else CheckedStorage(storage)
 
 
 def _is_mapping(source: Any) -> bool:

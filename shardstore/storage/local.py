@@ -40,7 +40,16 @@ from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
+from shardstore.storage.local_files import (
+    READ_FLAGS,
+    generation_of,
+    is_reserved,
+    read_exactly,
+    read_file,
+    same_bytes,
+    stat_file,
+    translated,
+)
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import sweep_tree
@@ -154,6 +163,9 @@ class LocalStorage:
 
     def _path(self, key: str) -> str | None:
         """Where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
+        # Most keys have nothing that would have to be looked at segment by segment.
+        if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
+            return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
         segments = key.split("/")
         if "\0" in key or any(segment in ("", ".", "..") or is_reserved(segment) for segment in segments):
             return None
@@ -222,6 +234,24 @@ class LocalStorage:
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """As ``read``, in the calling thread: many small files take longer to hand to other threads than to read."""
         return self._read_some(reads)
+
+    def fill_here(self, keys: Sequence[str], sizes: Sequence[int], buffer: memoryview) -> list[Generation] | None:
+        """Read whole objects of known sizes one behind the other into ``buffer``, in the calling thread; the version of each.
+
+        ``None`` where one of them is not there, or not of that size, or cannot be read: ``read_here`` says which and why.
+        """
+        if not hasattr(os, "readv"):  # Windows
+            return None
+        generations: list[Generation] = []
+        begin = 0
+        for key, nbytes in zip(keys, sizes, strict=True):
+            path = self._path(key)
+            generation = None if path is None else read_exactly(path, buffer[begin : begin + nbytes])
+            if generation is None:
+                return None
+            generations.append(generation)
+            begin += nbytes
+        return generations
 
     def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
         """As ``write``, in the calling thread, of pieces that come in groups."""

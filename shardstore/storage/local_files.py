@@ -133,6 +133,27 @@ def read_file(path: str, read: Read) -> ReadOutcome:
         return Failed(error)
 
 
+def read_exactly(path: str, view: memoryview) -> Generation | None:
+    """Fill ``view`` with the whole file, and say of which version it is; ``None`` where there is no file of exactly this length, or it
+    changed meanwhile.
+    """
+    try:
+        fd = os.open(path, READ_FLAGS)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if status.st_size != len(view) or not stat_modes.S_ISREG(status.st_mode):
+            return None
+        if (view and os.readv(fd, (view,)) != len(view)) or not same_bytes(status, os.fstat(fd)):
+            return None
+        return generation_of(status)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
 def stat_file(path: str) -> os.stat_result | None:
     """The status of the object at ``path``, or ``None``: directories and devices are no objects."""
     try:

@@ -14,7 +14,21 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
-_OPEN_FILES = ("open", "close", "pread", "write", "writev", "copy_file_range", "lseek", "ftruncate", "fchmod", "utime", "fsync", "fstat")
+_OPEN_FILES = (
+    "open",
+    "close",
+    "pread",
+    "readv",
+    "write",
+    "writev",
+    "copy_file_range",
+    "lseek",
+    "ftruncate",
+    "fchmod",
+    "utime",
+    "fsync",
+    "fstat",
+)
 _NAMES = ("stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "rename", "replace", "link", "unlink")
 _LOCKS = ("flock", "fcntl")
 

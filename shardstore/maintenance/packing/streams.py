@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -29,9 +29,11 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.local import LocalStorage
 
 _CHUNKS_A_WINDOW = 256
 _WINDOWS_AT_ONCE = 8
+_LOCAL_WINDOW_BYTES = 512 << 10
 
 
 class SourceChanged(ShardStoreError):
@@ -203,14 +205,37 @@ class ChunkStream:
             return window, buffers, stack.pop_all()
 
 
-def stream_here(
-    read: Callable[[Sequence[Read]], Sequence[ReadOutcome]], fetching: Fetching, window_bytes: int, run: str
-) -> Iterator[tuple[Window, list[memoryview]]]:
-    """As ``ChunkStream``, in the calling thread and one window after the other."""
+def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[Window, list[memoryview]]]:
+    """As ``ChunkStream``, of files, in the calling thread and one window after the other. The bytes of a window are gone when the next one
+    is asked for: all of them use the same memory, which stays in the processor's cache that way.
+    """
+    window_bytes = min(window_bytes, _LOCAL_WINDOW_BYTES)
+    buffer = memoryview(bytearray(window_bytes))
     for window in windows(fetching.chunks, window_bytes):
         check_running(run)
-        fetch = fetching.fetch(window)
-        yield window, fetching.buffers(fetch, read(fetch.reads))
+        buffers = None if window.is_split else _filled(storage, fetching, window, buffer)
+        if buffers is None:
+            fetch = fetching.fetch(window)
+            buffers = fetching.buffers(fetch, storage.read_here(fetch.reads))
+        yield window, buffers
+
+
+def _filled(storage: LocalStorage, fetching: Fetching, window: Window, buffer: memoryview) -> list[memoryview] | None:
+    """The window in one piece, where its chunks are whole files that are as they were listed."""
+    chunks = fetching.chunks
+    mine = slice(window.first, window.last)
+    objects = [chunks.objects[number] for number in chunks.of_object[mine].tolist()]
+    sizes = chunks.nbytes[mine].tolist()
+    if any(found.generation is not None or found.nbytes != nbytes for found, nbytes in zip(objects, sizes, strict=True)):
+        return None
+    generations = storage.fill_here([found.key for found in objects], sizes, buffer)
+    if generations is None or not all(map(_is_listed, objects, generations)):
+        return None
+    filled = buffer[: window.nbytes]
+    if len(objects) == 1:
+        return [filled]
+    ends = np.cumsum(sizes).tolist()
+    return [filled[end - nbytes : end] for end, nbytes in zip(ends, sizes, strict=True)]
 
 
 def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:

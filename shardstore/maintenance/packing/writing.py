@@ -183,7 +183,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
     def groups() -> Iterator[Sequence[BytesLike]]:
         yield shard.before
         checksums = _Checksums(job, chunks)
-        for window, buffers in stream_here(source.read_here, _fetching(job, chunks), _memory(job.max_memory).window_bytes, job.run):
+        for window, buffers in stream_here(source, _fetching(job, chunks), _memory(job.max_memory).window_bytes, job.run):
             yield checksums.added(window, buffers)
         yield shard.after
 

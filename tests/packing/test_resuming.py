@@ -100,6 +100,29 @@ def test_a_source_that_has_changed_is_noticed(source: Path, tmp_path: Path) -> N
     assert not (target / "g/y/c").exists()
 
 
+def test_a_target_that_was_written_by_others_is_noticed(source: Path, tmp_path: Path, wanted: dict[str, bytes]) -> None:
+    """A chunk inside a shard was replaced in place: the size and the index are what they were."""
+    target = tmp_path / "b.zarr"
+    pack(source, target)
+    data = bytearray((target / "x/c/3").read_bytes())
+    data[10] ^= 1
+    (target / "x/c/3").write_bytes(data)
+    assert pack(source, target).done == 1
+    assert stored(target) == wanted
+
+
+def test_back_and_forth(source: Path, tmp_path: Path, wanted: dict[str, bytes]) -> None:
+    """The latest of what was recorded counts, in whatever order the record is read."""
+    mine, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    shutil.copytree(source, mine)
+    chunk = mine / "x/c/7"
+    pack(mine, target)
+    for _ in range(6):
+        chunk.write_bytes(chunk.read_bytes()[::-1])
+        assert pack(mine, target).complete
+    assert stored(target) == wanted
+
+
 def test_a_source_that_changes_meanwhile_is_refused(source: Path, tmp_path: Path) -> None:
     mine, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
     shutil.copytree(source, mine)

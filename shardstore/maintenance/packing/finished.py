@@ -47,7 +47,7 @@ async def intact_units(
                 intact.add(name)
         elif not entry.check:
             intact.add(name)  # of no chunk at all: there is no shard
-        elif _size(there[unit.job.path], unit.number) == entry.nbytes:
+        elif _is_there(there[unit.job.path], unit.number, entry):
             shards.append((unit, entry))
             if len(shards) >= _INDICES_AT_ONCE:
                 intact |= await _with_their_indices(storage, shards)
@@ -59,9 +59,13 @@ def _as_listed(array: TargetArray) -> SourceArray:
     return SourceArray(array.path, array.document, array.document, array.layout)
 
 
-def _size(rows: Rows, number: int) -> int:
+def _is_there(rows: Rows, number: int, entry: Finished) -> bool:
+    """Whether the listing shows the shard with the size that was recorded, and as the version, where both are known."""
     at = int(np.searchsorted(rows["number"], number))
-    return int(rows["nbytes"][at]) if at < len(rows) and rows["number"][at] == number else -1
+    if at >= len(rows) or rows["number"][at] != number or rows["nbytes"][at] != entry.nbytes:
+        return False
+    listed = int(rows["version"][at])
+    return 0 in (listed, entry.version) or listed == entry.version
 
 
 def _digest_of_objects(job: ArrayJob, number: int, rows: Rows) -> str:

@@ -4,7 +4,8 @@
 
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
         job.json                    {"format": 1, "settings": {…}}: written first, by whoever begins
-        units-<random>.jsonl        ["path/of/array", 17, "<fingerprint>", 1048576, "<check>"], a line for each unit that is done
+        units-<random>.jsonl        ["path/of/array", 17, "<fingerprint>", 1048576, "<check>", <version>, 1], a line for each unit
+                                    that is done; the last number counts the runs, and of a unit that was done again the latest counts
         failed-1-of-1.jsonl         ["path/of/array", 18, "<error>"], what the last run of a part could not do
 
 Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. A unit that was done and is not
@@ -51,6 +52,10 @@ class Finished:
     fingerprint: str
     nbytes: int
     check: str
+    version: int
+    """``version_digest`` of the object that was written, 0 where that is not known, or it was not one."""
+    run: int
+    """By which run it was done, of those that knew of each other: parts at the same time have the same number."""
 
 
 class Record:
@@ -64,6 +69,7 @@ class Record:
         self._mine: list[str] = []
         self._written: list[tuple[UnitName, Finished]] = []
         self._flushed = clock()
+        self._run = 1
 
     @property
     def shown(self) -> str:
@@ -122,17 +128,25 @@ class Record:
                 continue  # merged into another meanwhile, by its driver
             try:
                 for line in bytes(outcome.buffers[0]).splitlines():
-                    path, number, fingerprint, nbytes, check = json.loads(line)
-                    found[path, number] = Finished(fingerprint, nbytes, check)
-            except ValueError as exc:
+                    path, number, *rest = json.loads(line)
+                    entry = Finished(*rest)
+                    if (path, number) not in found or found[path, number].run <= entry.run:
+                        found[path, number] = entry
+            except (ValueError, TypeError) as exc:
                 raise self._damaged(key) from exc
+        return found
+
+    async def begin_run(self) -> dict[UnitName, Finished]:
+        """``finished``, at the beginning of a run: what this one adds counts more."""
+        found = await self.finished()
+        self._run = 1 + max((entry.run for entry in found.values()), default=0)
         return found
 
     async def _segments(self) -> list[str]:
         return [info.key async for info in self._storage.list(f"{self._prefix}{_UNITS}")]
 
     def add(self, path: str | None, done: UnitDone) -> None:
-        self._new.append(((path, done.number), Finished(done.fingerprint, done.nbytes, done.check)))
+        self._new.append(((path, done.number), Finished(done.fingerprint, done.nbytes, done.check, done.version, self._run)))
 
     @property
     def is_due(self) -> bool:
@@ -190,7 +204,7 @@ class Record:
         return names
 
     async def _write(self, entries: list[tuple[UnitName, Finished]]) -> None:
-        lines = [json.dumps([path, number, e.fingerprint, e.nbytes, e.check], ensure_ascii=True) for (path, number), e in entries]
+        lines = [json.dumps([path, number, e.fingerprint, e.nbytes, e.check, e.version, e.run]) for (path, number), e in entries]
         data = ("\n".join(lines) + "\n").encode()
         key = f"{self._prefix}{_UNITS}{uuid4().hex}.jsonl"
         await self._storage.write(key, [data], len(data), UNCONDITIONAL)

@@ -152,7 +152,7 @@ class PackingRun:
         names |= {(None, unit.number) for unit in self._others}
         record = self._places.record
         self._only = run_sync(record.failed()) if self._only_failed else None
-        finished = run_sync(record.finished())
+        finished = run_sync(record.begin_run())
         if finished:
             self._progress(Progress("checking", 0, len(finished)))
         self._intact = run_sync(intact_units(self._places.target.storage, self._target, self._units(), finished))

@@ -21,12 +21,12 @@ from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.maintenance.packing.listing import OtherObject
-from shardstore.maintenance.packing.object_table import Rows
+from shardstore.maintenance.packing.object_table import Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
 from shardstore.maintenance.packing.units import ArrayJob, Unit
 from shardstore.maintenance.place import Place
 from shardstore.model.chunks import ShardGrid
-from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.plan.commits import slot_order
 from shardstore.storage.base import Read, ReadOutcome
@@ -51,6 +51,8 @@ class UnitDone:
     """Of the chunks as they were read."""
     check: str
     """By which the result is recognised: of the shard's index, or of the numbers and sizes of the chunks' objects."""
+    version: int = 0
+    """``version_digest`` of the shard."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,9 @@ class _Shard:
         key = join(unit.job.path, unit.job.target_layout.key(unit.number))
         return cls(key, index, (index,) if is_first else (), () if is_first else (index,), int(sizes.sum()) + len(index))
 
-    def done(self, unit: Unit, chunks: Chunks) -> UnitDone:
-        return UnitDone(unit.number, unit.fingerprint, self.nbytes, len(chunks), int(chunks.nbytes.sum()), digest_of(self.index))
+    def done(self, unit: Unit, chunks: Chunks, stored: Generation) -> UnitDone:
+        check, version = digest_of(self.index), version_digest(stored)
+        return UnitDone(unit.number, unit.fingerprint, self.nbytes, len(chunks), int(chunks.nbytes.sum()), check, version)
 
 
 def _nothing(unit: Unit) -> UnitDone:
@@ -187,8 +190,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
             yield checksums.added(window, buffers)
         yield shard.after
 
-    target.write_here(shard.key, groups(), shard.nbytes, UNCONDITIONAL)
-    return shard.done(unit, chunks)
+    return shard.done(unit, chunks, target.write_here(shard.key, groups(), shard.nbytes, UNCONDITIONAL))
 
 
 async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
@@ -201,10 +203,10 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
         pieces = _pieces(unit.job, chunks, memory)
         if is_short:
             body = [piece async for some in pieces for piece in some]
-            await storage.write(shard.key, [*shard.before, *body, *shard.after], shard.nbytes, UNCONDITIONAL)
+            stored = await storage.write(shard.key, [*shard.before, *body, *shard.after], shard.nbytes, UNCONDITIONAL)
         else:
-            await storage.write(shard.key, _joined(shard.before, pieces, shard.after), shard.nbytes, UNCONDITIONAL)
-    return shard.done(unit, chunks)
+            stored = await storage.write(shard.key, _joined(shard.before, pieces, shard.after), shard.nbytes, UNCONDITIONAL)
+    return shard.done(unit, chunks, stored)
 
 
 async def _joined(

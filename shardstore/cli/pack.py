@@ -31,7 +31,7 @@ Shards = Annotated[
         "--chunks-per-shard",
         "-s",
         metavar="N,N,…",
-        help="Along each dimension; 'auto'; 'none'; or a JSON object from patterns of paths to these, the first that matches counts.",
+        help="Along each dimension, for arrays of as many; 'auto'; 'none'; or a JSON object from patterns of paths to these.",
     ),
 ]
 Flavour = Annotated[str, typer.Option("--stored", metavar="codec|transformer", help="Zarr v3, or a hierarchy of the 2022 draft.")]
@@ -217,7 +217,7 @@ def _print(report: PackReport, as_json: bool) -> None:
     lines = [f"{before} {verb} {plural(report.objects_after, 'object')} of {size(report.nbytes_after)}"]
     if report.dry_run:
         requests = report.requests
-        price = "" if report.price is None else f": {report.price:,.2f} at the prices given"
+        price = "" if report.price is None else f": {report.price:,.{2 if report.price >= 1 else 5}f} at the prices given"
         lines.append(f"about {count(requests.lists)} list, {count(requests.gets)} get and {count(requests.puts)} put requests{price}")
         lines.append("nothing was written")
     else:

@@ -107,8 +107,9 @@ def pack(
         source: a Zarr hierarchy: v2, v3, sharded or not, of the 2022 draft, at any URL, path, chain of URLs or ``(fs, path)``; a mapping
             from keys to bytes; or a storage.
         target: where the result goes: the same kinds, but for a mapping. Nothing may be there but what an earlier run has made.
-        chunks_per_shard: as of ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. Arrays for which
-            it says ``None`` stay one object a chunk.
+        chunks_per_shard: as of ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is for
+            the arrays of as many dimensions, the others are decided by ``"auto"``. Arrays for which it says ``None`` stay one object a
+            chunk.
         executor: where the work is done: any ``concurrent.futures.Executor``, such as ``distributed.Client(…).get_executor()``; by
             default threads of this process.
         progress: is called now and then, in the calling thread or on the IO loop.

@@ -17,7 +17,7 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
-from shardstore.errors import Corruption, Unsupported
+from shardstore.errors import Corruption, InvalidInput, Unsupported
 from tests.golden import golden_cases, handmade_cases
 from tests.packing.sources import cases, expected, read_by_zarr, references, stored
 from tests.shards import presented, sharded_arrays
@@ -256,6 +256,17 @@ def test_small_arrays_stay_as_they_are(v2: tuple[Path, dict[str, Any]], tmp_path
     assert counts["dots"] is not None
     array = zarr.open_array(LocalStore(tmp_path / "packed.zarr"), path="coordinate", mode="r")
     assert array.shards is None
+
+
+def test_one_tuple_is_for_arrays_of_as_many_dimensions(v2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source, _ = v2
+    counts = {
+        array.path: array.chunks_per_shard for array in shardstore.pack(source, tmp_path / "packed.zarr", chunks_per_shard=(2, 3)).arrays
+    }
+    assert counts["dots"] == counts["img/0"] == (2, 3)
+    assert counts["line"] not in ((2, 3), None)
+    with pytest.raises(InvalidInput, match="has 3 dimensions, the arrays have 0, 1, 2"):
+        shardstore.pack(source, tmp_path / "none.zarr", chunks_per_shard=(2, 3, 4))
 
 
 def test_what_cannot_be_expressed_is_refused_before_anything_is_written(v2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def estimated_nbytes(units: ArrayUnits) -> int:
     return nbytes + (CRC32C_NBYTES * chunks if job.adds_checksums else 0)
 
 
-def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, documents: int) -> Requests:
+def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_documents: int, documents: int) -> Requests:
     """Of a run from nothing. Each object of the source is read by one request; of shards also the index, and long ones in pieces."""
-    gets, puts = others + documents, others + documents
+    gets, puts = others + read_documents, others + documents
     for units in arrays:
         job = units.job
         counts, sizes = units.counts(), units.sizes()

@@ -303,7 +303,7 @@ class PackingRun:
         others = sum(len(unit.objects) for unit in self._others)
         other_nbytes = sum(unit.nbytes for unit in self._others)
         documents = [dumps(document) for document in self._target.documents.values()]
-        requests = estimated_requests(self._arrays, others, self._nodes.objects, len(documents))
+        requests = estimated_requests(self._arrays, others, self._nodes.objects, self._nodes.documents, len(documents))
         notes = [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
         return PackReport(
             mode=self._wanted.mode,

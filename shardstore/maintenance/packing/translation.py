@@ -36,6 +36,7 @@ class Wanted:
     mode: Mode = "pack"
     """``"reshard"`` leaves arrays alone that are not sharded; ``"unpack"`` makes every chunk an object."""
     policy: ShardingPolicy = "auto"
+    """One tuple is for the arrays of as many dimensions; the others are decided by ``"auto"``."""
     as_draft: bool = False
     """A hierarchy of the 2022 draft, sharded by its storage transformer."""
     index_location: IndexLocation = "end"
@@ -117,6 +118,7 @@ def translate(nodes: SourceNodes, wanted: Wanted) -> TargetNodes:
             raise
         except ShardStoreError as exc:
             refused[path] = str(exc)
+    _check_rank(target, wanted)
     for path, (document, reason) in nodes.passed.items():
         if not wanted.includes(path):
             continue
@@ -139,6 +141,16 @@ def translate(nodes: SourceNodes, wanted: Wanted) -> TargetNodes:
     return target
 
 
+def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
+    """Raises ``InvalidInput`` where one tuple was given for the chunks per shard, and fits no array."""
+    ranks = sorted({array.source.layout.ndim for array in target.arrays.values()})
+    if isinstance(wanted.policy, tuple) and ranks and len(wanted.policy) not in ranks:
+        raise InvalidInput(
+            f"chunks_per_shard {wanted.policy} has {len(wanted.policy)} dimensions, the arrays have {', '.join(map(str, ranks))}: give one "
+            "number a dimension, or a mapping from patterns of paths"
+        )
+
+
 def _array(source: SourceArray, wanted: Wanted) -> TargetArray:
     counts = _chunks_per_shard(source, wanted)
     document, adds_checksums = _with_checksums(source.document, wanted)
@@ -158,7 +170,9 @@ def _chunks_per_shard(source: SourceArray, wanted: Wanted) -> tuple[int, ...] | 
     is_sharded = source.layout.index_format is not None
     if wanted.mode == "unpack" or (wanted.mode == "reshard" and not is_sharded):
         return None
-    counts = chunks_per_shard(wanted.policy, source.path, source.document)
+    # Hierarchies have arrays of several ranks: one tuple is for those that it fits.
+    fits = not isinstance(wanted.policy, tuple) or len(wanted.policy) == source.layout.ndim
+    counts = chunks_per_shard(wanted.policy if fits else "auto", source.path, source.document)
     if wanted.mode == "reshard" and counts is None:
         return source.layout.chunks_per_object
     return counts
@@ -176,7 +190,7 @@ def _with_checksums(document: JsonObject, wanted: Wanted) -> tuple[JsonObject, b
 
 def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None:
     """Those that are included, and those above nodes that are."""
-    needed = {""}
+    needed: set[str] = set()
     for path in (*target.arrays, *target.passed, *(path for path in nodes.groups if wanted.includes(path))):
         needed.add(path)
         while path:

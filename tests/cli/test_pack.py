@@ -1,0 +1,191 @@
+"""``shardstore pack``, ``reshard`` and ``unpack``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from shardstore.cli.execution import parse_bytes
+from shardstore.cli.transfer import Step, _Lines
+from shardstore.errors import InvalidInput
+from tests.cli.running import PLAIN, run, succeed
+from tests.packing.sources import stored
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "old.zarr"
+    group = zarr.open_group(root, mode="w", zarr_format=2)
+    group.create_array("a", data=np.arange(96).reshape(12, 8), chunks=(2, 2))
+    group.create_array("line", data=np.arange(10), chunks=(2,))
+    return root
+
+
+def test_there_and_back(source: Path, tmp_path: Path) -> None:
+    new, other, plain = (str(tmp_path / name) for name in ("new.zarr", "other.zarr", "plain.zarr"))
+    out = succeed("pack", "-s", "3,2", str(source), new).out
+    assert "24 → 4" in out
+    assert "5 units done, 0 had been done before, 0 failed; 29 chunks moved" in out
+    assert f"{new}.pack" in out
+    assert "0 units done, 5 had been done before" in succeed("pack", "-s", "3,2", str(source), new).out
+    assert zarr.open_array(f"{new}/a", mode="r").shards == (6, 4)
+    succeed("reshard", "-s", '{"a": [2, 4], "*": "none"}', new, other)
+    assert zarr.open_array(f"{other}/a", mode="r").shards == (4, 8)
+    succeed("unpack", other, plain)
+    assert zarr.open_array(f"{plain}/a", mode="r").shards is None
+    for place in (new, other, plain):
+        np.testing.assert_array_equal(zarr.open_array(f"{place}/a", mode="r")[...], np.arange(96).reshape(12, 8))
+
+
+def test_json(source: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.zarr"
+    report = succeed("pack", "--dry-run", "--json", "--price", "put=5", str(source), str(new)).json
+    assert report["dry_run"]
+    assert report["price"] == pytest.approx(5 * report["requests"]["puts"] / 1000)
+    assert not new.exists()
+    report = succeed("pack", "--json", str(source), str(new)).json
+    assert (report["complete"], report["failed"], report["missing"]) == (True, [], 0)
+    assert report["objects_after"] == len(stored(new))
+
+
+def test_what_failed_is_named_and_done_alone(source: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.zarr"
+    shards = tmp_path / "shards.zarr"
+    succeed("pack", "-s", "2,2", str(source), str(shards))
+    victim = shards / "a/c.1.1"
+    data = bytearray(victim.read_bytes())
+    data[-20] ^= 1
+    victim.write_bytes(data)
+    outcome = run("reshard", "-s", "2,2", str(shards), str(new))
+    assert outcome.code == 1
+    assert "failed: a 3: " in outcome.err
+    assert "1 unit still to be done" in outcome.err
+    assert "error: 1 of " in outcome.err
+    assert not (new / "zarr.json").exists()
+    data[-20] ^= 1
+    victim.write_bytes(data)
+    assert "1 unit done" in succeed("reshard", "-s", "2,2", "--only-failed", str(shards), str(new)).out
+    np.testing.assert_array_equal(zarr.open_array(new / "a", mode="r")[...], np.arange(96).reshape(12, 8))
+
+
+def test_parts(source: Path, tmp_path: Path) -> None:
+    new = str(tmp_path / "new.zarr")
+    first = succeed("pack", "-s", "2,2", "--part", "1/2", str(source), new)
+    assert "still to be done" in first.err
+    assert "still to be done" not in succeed("pack", "-s", "2,2", "--part", "2/2", str(source), new).err
+    zarr.open_array(f"{new}/a", mode="r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("-s", "2,x"), 2, "give a number for each dimension"),
+        (("-s", "{"), 2, "is not JSON"),
+        (("-s", "[1]"), 2, "give a number"),
+        (("--part", "3"), 2, "not of the form I/N"),
+        (("--max-memory", "lots"), 2, "no number of bytes"),
+        (("--max-memory", "1MiB"), 2, "at least 16 MiB"),
+        (("--price", "put"), 2, "not of the form"),
+        (("--price", "head=1"), 2, "prices"),
+        (("--stored", "v3"), 2, "'codec' and 'transformer'"),
+        (("--chunk-order", "Z"), 2, "neither 'C' nor 'morton'"),
+        (("--lost-transformers", "5"), 2, "give an object"),
+        (("--scheduler", "tcp://127.0.0.1:9"), 1, "no dask scheduler answers"),
+        (("--include", "nothing"), 3, "no Zarr node"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str, source: Path, tmp_path: Path) -> None:
+    outcome = run("pack", *arguments, str(source), str(tmp_path / "new.zarr"))
+    assert outcome.code == code, outcome.err
+    assert said in outcome.err
+    assert not (tmp_path / "new.zarr").exists()
+
+
+def test_not_there_and_in_the_way(source: Path, tmp_path: Path) -> None:
+    assert run("pack", str(tmp_path / "nowhere"), str(tmp_path / "new.zarr")).code == 3
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").write_text("mine")
+    assert run("pack", str(source), str(tmp_path / "taken")).code == 6
+    assert (tmp_path / "taken/file").read_text() == "mine"
+    (source / "a/.zarray").write_text('{"zarr_format": 2}')
+    outcome = run("pack", str(source), str(tmp_path / "new.zarr"))
+    assert outcome.code == 7
+    assert "'a'" in outcome.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.zarr", tmp_path / "new.zarr"
+    array = zarr.create_array(old, shape=(30_000,), chunks=(2,), dtype="u1", compressors=None)
+    (old / "c").mkdir()
+    for i in range(15_000):
+        (old / f"c/{i}").write_bytes(bytes((i % 256, 7)))
+    command = [sys.executable, "-m", "shardstore", "pack", "-s", "10", "--workers", "1", str(old), str(new)]
+    # Where tests run in the background SIGINT is ignored, which children inherit.
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | PLAIN,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not list(new.glob("c/*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b"run the same command again" in said
+    assert not (new / "zarr.json").exists()
+    assert not list(new.rglob(".*"))
+    before = int(succeed("pack", "-s", "10", str(old), str(new)).out.split(" had been done before")[0].rpartition(", ")[2].replace(",", ""))
+    assert before > 0
+    np.testing.assert_array_equal(zarr.open_array(new, mode="r")[...], array[...])
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("512MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5 KiB", 1536), ("65536", 65536), ("1g", 10**9), ("3 b", 3)],
+)
+def test_numbers_of_bytes(text: str, nbytes: int) -> None:
+    assert parse_bytes("--max-memory", text) == nbytes
+    with pytest.raises(InvalidInput):
+        parse_bytes("--max-memory", "-" + text)
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = _Lines(lambda: now)
+    for second in range(26):
+        now = float(second)
+        lines(Step("copying", second, 100, second * 2**20, 100 * 2**20))
+    lines(Step("ending", 1))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "copying: 0 of 100 objects, 0 B of 100.0 MiB",
+        "copying: 10 of 100 objects, 10.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.5 min left",
+        "copying: 20 of 100 objects, 20.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.3 min left",
+        "ending: 1 objects",
+    ]
+
+
+def test_json_of_what_failed(source: Path, tmp_path: Path) -> None:
+    (source / "a/0.0").write_bytes(b"")
+    zarray: dict[str, Any] = json.loads((source / "a/.zarray").read_text())
+    (source / "a/.zarray").write_text(json.dumps(zarray | {"compressor": None}))
+    outcome = run("pack", "-s", "2,2", "--json", str(source), str(tmp_path / "new.zarr"))
+    assert outcome.code == 1
+    failed = outcome.json["failed"]
+    assert failed[0]["path"] == "a"
+    assert "its codecs give 32 to each" in failed[0]["error"]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr_store import ShardedStore
+    from shardstore.maintenance.compact import compact
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",
+    "compact",
     "errors",
     "get_mapper",
     "open",
@@ -59,6 +61,7 @@ _LAZY = {
     "ShardedStore": "shardstore.adapters.zarr_store",
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.align",
+    "compact": "shardstore.maintenance.compact",
 }
 
 

@@ -18,6 +18,7 @@ import shardstore
 from shardstore.cli.advise import advise
 from shardstore.cli.arguments import DEBUG
 from shardstore.cli.cat import cat
+from shardstore.cli.compact import compact
 from shardstore.cli.cp import cp
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.info import info
@@ -161,7 +162,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise):
+for _command in (info, ls, cat, cp, mv, rm, advise, compact):
     _add(_command)
 
 

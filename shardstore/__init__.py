@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr_store import ShardedStore
     from shardstore.maintenance.compact import compact
+    from shardstore.maintenance.repair import repair
 
 __version__ = "0.1.0"
 
@@ -53,6 +54,7 @@ __all__ = [
     "errors",
     "get_mapper",
     "open",
+    "repair",
 ]
 
 _LAZY = {
@@ -62,6 +64,7 @@ _LAZY = {
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.align",
     "compact": "shardstore.maintenance.compact",
+    "repair": "shardstore.maintenance.repair",
 }
 
 

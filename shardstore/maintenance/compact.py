@@ -23,12 +23,11 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.execution import Execution, Failure, Part
 from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.place import Place
-from shardstore.maintenance.shard_work import FailedShard, Listed, check_can_swap, window_bytes
+from shardstore.maintenance.shard_work import FailedShard, Listed, can_delete_emptied, check_can_swap, window_bytes
 from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
 from shardstore.maintenance.survey_shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.compaction import plan_compaction
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
 
@@ -182,7 +181,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
         chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
     )
     engine = Engine(task.place.storage, options)
-    can_delete = _can_delete(await engine.storage.probe())
+    can_delete = can_delete_emptied(await engine.storage.probe())
     shard = await current(engine, task.shard)
     if shard is None:
         return Compacted("kept")
@@ -218,11 +217,6 @@ def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[Wri
     if after >= before:  # a chunk lies on the index, or there is nothing but an index
         return None, Compacted("kept")
     return plan, Compacted("rewritten" if after else "deleted", before, after)
-
-
-def _can_delete(capabilities: Capabilities) -> bool:
-    """Whether an emptied shard is removed: where that could remove a chunk that is written just then, it is not."""
-    return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -327,7 +321,7 @@ class _Run:
         self._failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
 
     def count_what_would_be(self) -> None:
-        can_delete = _can_delete(self._engine.storage.capabilities)
+        can_delete = can_delete_emptied(self._engine.storage.capabilities)
         for loose in self._loose:
             if is_held(self._pins.at(loose.shard.key), loose.generation):
                 self._pinned.append(loose.shard.key)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from shardstore.errors import Unsupported
 from shardstore.storage.base import Storage
+from shardstore.storage.capabilities import Capabilities
 
 T = TypeVar("T")
 
@@ -43,6 +44,11 @@ class FailedShard:
 def window_bytes(workers: int) -> int:
     """How many bytes one of so many tasks that run at once may hold."""
     return max(_LEAST_WINDOW, MAX_MEMORY // workers)
+
+
+def can_delete_emptied(capabilities: Capabilities) -> bool:
+    """Whether a shard without chunks is removed: where that could remove a chunk that is written just then, it is not."""
+    return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 
 async def check_can_swap(storage: Storage, exclusive: bool) -> None:

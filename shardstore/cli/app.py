@@ -25,6 +25,7 @@ from shardstore.cli.info import info
 from shardstore.cli.ls import ls
 from shardstore.cli.mv import mv
 from shardstore.cli.output import complain
+from shardstore.cli.repair import repair
 from shardstore.cli.rm import rm
 from shardstore.storage.redaction import redacted
 
@@ -162,7 +163,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise, compact):
+for _command in (info, ls, cat, cp, mv, rm, advise, compact, repair):
     _add(_command)
 
 

@@ -76,15 +76,14 @@ class RepairReport:
     shards: int
     """That were looked at."""
     findings: Listed[Finding]
+    damaged_count: int
+    """Of the findings, those that are no mere empty shards."""
+    lost_count: int
+    """Chunks that could not be saved, of all findings."""
     leftovers: Leftovers
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]
     """Paths of nodes whose documents cannot be read, and which are left as they are."""
-
-    @property
-    def lost_count(self) -> int:
-        """Chunks of the listed findings that could not be saved."""
-        return sum(finding.lost_count for finding in self.findings.first)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -266,6 +265,8 @@ def repair(
         quarantine=None if kept_in is None else kept_in.storage.url,
         shards=run.shards,
         findings=Listed.of(run.findings),
+        damaged_count=sum(finding.remedy != "emptied" for finding in run.findings),
+        lost_count=sum(finding.lost_count for finding in run.findings),
         leftovers=leftovers,
         failed=Listed.of(run.failed),
         unreadable=tuple(node.path for node in run.unreadable),

@@ -533,6 +533,7 @@ def test_temporary_and_lock_files_of_dead_writers(tmp_path: Path) -> None:
     assert all(file.exists() for file in left)
     assert place.repair(older_than_hours=1).leftovers.files == 0
     assert place.repair(older_than_hours=0, part="2/2").leftovers.files == 0
+    assert place.repair(older_than_hours=0, path="a").leftovers.files == 0
     assert all(file.exists() for file in left)
     assert place.repair(older_than_hours=0).leftovers.files == 2
     assert not any(file.exists() for file in left)

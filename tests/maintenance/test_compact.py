@@ -32,7 +32,7 @@ from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_mounts import Mount
 from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage
-from shardstore.testing.faults import Cancel, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
 from tests.shards import Sharding, encode_index, index_entries, presented, sharded_arrays
@@ -368,6 +368,7 @@ def test_an_emptied_shard_is_not_deleted_where_that_could_hit_a_new_chunk() -> N
     layout = fill(objects)
     hooked = HookedStorage(inner)
     hooked.capabilities_override = SWAPS
+    assert compact(hooked, dead_ratio=0.9).rewritten == 0
     report = compact(hooked)
     assert (report.rewritten, report.deleted) == (3, 0)
     assert objects.get(EMPTIED) == laid_out(layout, [])
@@ -483,7 +484,28 @@ def test_shards_of_an_array_that_changed_meanwhile_are_left(other: dict[str, Any
     assert {key: data for key, data in snapshot(objects).items() if "/c/" in key} == {k: v for k, v in before.items() if "/c/" in k}
 
 
-EFFECTS = [Fail(), DropReply(), Truncate(nbytes=7), Refuse(), Cancel(), Cancel(after=True)]
+def test_shards_of_another_layout_are_not_taken_for_damaged_ones() -> None:
+    inner = fresh_memory()
+    objects = StorageObjects(inner)
+    fill(objects)
+    other = array_document(shape=(96,), per_shard=(4,), chunk=(8,))
+    layout = put_array(StorageObjects(fresh_memory()), "a", other)
+    hooked = HookedStorage(inner)
+
+    async def interfere(operation: str, key: str) -> None:
+        if key == LOOSE and hooked.count("read", LOOSE) == 1:  # listed, and not looked at yet
+            for name, data in (("a/zarr.json", json.dumps(other).encode()), (LOOSE, laid_out(layout, [(0, chunk(9))]))):
+                await inner.write(name, [data], len(data), UNCONDITIONAL)
+
+    hooked.before = interfere
+    report = compact(hooked)
+    assert report.damaged.count == 0
+    assert {type(failed.error) for failed in report.failed.first} == {Conflict}
+    hooked.before = None
+    assert compact(hooked, path="a").damaged.count == 3  # those that were left of the old one
+
+
+EFFECTS = [Fail(), Change(), DropReply(), Truncate(nbytes=7), Refuse(), Cancel(), Cancel(after=True)]
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=repr)

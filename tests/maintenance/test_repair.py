@@ -31,7 +31,7 @@ from shardstore.storage.local_locks import LOCK_SUFFIX
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage
-from shardstore.testing.faults import Cancel, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.maintenance.laid_out import DEAD, appended, array_document, laid_out, put_array
 from tests.shards import MISSING, Sharding, crc32c, encode_index, index_entries, presented
@@ -648,7 +648,7 @@ def test_shards_of_an_array_that_changed_meanwhile_are_left(other: dict[str, Any
             assert (report.findings.count, place.get()) == (0, b"lost")
 
 
-EFFECTS = [Fail(), DropReply(), Truncate(nbytes=7), Refuse(), Cancel(), Cancel(after=True)]
+EFFECTS = [Fail(), Change(), DropReply(), Truncate(nbytes=7), Refuse(), Cancel(), Cancel(after=True)]
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=repr)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr_store import ShardedStore
+    from shardstore.maintenance.compact import compact
     from shardstore.maintenance.pack import pack, reshard, unpack
+    from shardstore.maintenance.repair import repair
 
 __version__ = "0.1.0"
 
@@ -51,10 +53,12 @@ __all__ = [
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",
+    "compact",
     "errors",
     "get_mapper",
     "open",
     "pack",
+    "repair",
     "reshard",
     "unpack",
 ]
@@ -68,6 +72,8 @@ _LAZY = {
     "pack": "shardstore.maintenance.pack",
     "reshard": "shardstore.maintenance.pack",
     "unpack": "shardstore.maintenance.pack",
+    "compact": "shardstore.maintenance.compact",
+    "repair": "shardstore.maintenance.repair",
 }
 
 

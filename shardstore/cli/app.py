@@ -18,6 +18,7 @@ import shardstore
 from shardstore.cli.advise import advise
 from shardstore.cli.arguments import DEBUG
 from shardstore.cli.cat import cat
+from shardstore.cli.compact import compact
 from shardstore.cli.cp import cp
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.info import info
@@ -25,6 +26,7 @@ from shardstore.cli.ls import ls
 from shardstore.cli.mv import mv
 from shardstore.cli.output import complain
 from shardstore.cli.pack import pack_command, reshard_command, unpack_command
+from shardstore.cli.repair import repair
 from shardstore.cli.rm import rm
 from shardstore.storage.redaction import redacted
 
@@ -162,7 +164,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise, pack_command, reshard_command, unpack_command):
+for _command in (info, ls, cat, cp, mv, rm, advise, pack_command, reshard_command, unpack_command, compact, repair):
     _add(_command)
 
 

@@ -15,9 +15,10 @@ from typing import Annotated
 
 import typer
 
-from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain
+from shardstore.cli.failures import ExitCode, exit_code, message
+from shardstore.cli.output import complain, plural
 from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.maintenance.shard_work import FailedShard, Listed
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", min=1, show_default=False)]
 Scheduler = Annotated[
@@ -25,8 +26,12 @@ Scheduler = Annotated[
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Let the workers of this dask cluster do the work.", show_default=False),
 ]
 PartOption = Annotated[
-    str, typer.Option("--part", metavar="I/N", help="Do the I-th of N disjoint shares only: any number may run at once, anywhere.")
+    str | None,
+    typer.Option(
+        "--part", metavar="I/N", help="Do the I-th of N disjoint shares only: any number may run at once, anywhere.", show_default=False
+    ),
 ]
+Exclusive = Annotated[bool, typer.Option("--exclusive", help="Nobody else writes: needed where the storage has no compare-and-swap.")]
 Retries = Annotated[
     int, typer.Option("--retries", metavar="N", help="Try a task again whose storage failed or whose worker was lost.", min=0)
 ]
@@ -96,3 +101,14 @@ def interruptible(advice: str) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def end_with(failed: Listed[FailedShard], damaged: int) -> None:
+    """Say what was not done, and end with an exit code that tells; nothing where all was done."""
+    for failure in failed.first:
+        complain("error", f"{failure.key}: {message(failure.error)}")
+    if failed.count:
+        complain("error", f"{plural(failed.count, 'shard')} could not be dealt with; the same command tries again")
+        raise typer.Exit(exit_code(failed.first[0].error))
+    if damaged:
+        raise typer.Exit(ExitCode.CORRUPT)

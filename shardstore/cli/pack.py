@@ -86,7 +86,7 @@ _PARAMETERS: dict[str, tuple[Any, Any]] = {
     "only_failed": (OnlyFailed, False),
     "workers": (Workers, None),
     "scheduler": (Scheduler, None),
-    "part": (PartOption, "1/1"),
+    "part": (PartOption, None),
     "retries": (Retries, 2),
     "max_memory": (MaxMemory, f"{DEFAULT_MAX_MEMORY >> 20}MiB"),
     "record": (RecordUrl, None),

@@ -7,7 +7,7 @@ shard. What survives a cancellation, at any await: the old shard or the new one,
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -17,8 +17,8 @@ from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothi
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
+from shardstore.engine.plan_writer import PlanWriter
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
 from shardstore.engine.retrying import Contention, Turn
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
@@ -26,8 +26,8 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, PlannedSegment, WriteShard, plan_empty, plan_rewrite
-from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Storage
+from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
+from shardstore.storage.base import ConditionFailed, Storage
 
 _DAMAGED = Generation("damaged")
 
@@ -72,7 +72,7 @@ class Committer:
         self._options = options
         self._counters = counters
         self._contention = contention
-        self._windows = MemoryBudget(options.max_memory)
+        self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
         self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
         self._warned = False
@@ -104,6 +104,51 @@ class Committer:
         self._counters.commits += 1
         self._counters.chunks_written += len(actions) - len(refused)
         return refused
+
+    async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
+        """Store another form of the same chunks, as ``decide`` plans it from the shard's index; whether anything was stored.
+
+        ``decide`` is asked again where another writer was faster, and may find that nothing is left to do.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+            Corruption: the index is damaged, or ``decide`` found so; nothing was written.
+            Conflict: others were faster too many times in a row; nothing was written.
+        """
+        turn = self._contention.turn(shard.key)
+        await turn.start()
+        while True:
+            cached = await self._load(shard, has_lost=turn.has_lost)
+            plan = None if cached is None else decide(cached)
+            if plan is None:
+                return False
+            try:
+                await self._execute(shard, cached, plan, {})
+            except ConditionFailed as exc:
+                self._indices.drop(shard.key)
+                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
+            else:
+                turn.won()
+                self._counters.commits += 1
+                return True
+
+    async def replace(self, shard: Shard, generation: Generation, plan: WriteShard | DeleteShard) -> None:
+        """Put ``plan``, made from version ``generation`` of a shard whatever its index said, in the place of that version.
+
+        Raises:
+            ConditionFailed: the shard is another version now, or gone; nothing was written.
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+        """
+        await self._confirm(shard)  # after the shard was read: so that version was of this layout, see ``_load``
+        self._indices.drop(shard.key)
+        condition = IfGeneration(generation) if self._storage.capabilities.compare_and_swap else UNCONDITIONAL
+        if isinstance(plan, DeleteShard):
+            await self._delete(shard, condition)
+        else:
+            self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
+        self._counters.commits += 1
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
         """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
@@ -210,7 +255,7 @@ class Committer:
             places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
             ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
             if ranges:
-                found = await self._read_pinned(shard.key, list(ranges.values()), cached.generation)
+                found = await self._plans.read_pinned(shard.key, list(ranges.values()), cached.generation)
                 old.update(zip(ranges, found, strict=True))
         versions: dict[int, Generation] = {}
         for slot, chain in swaps.items():
@@ -231,7 +276,6 @@ class Committer:
         self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, older: Mapping[int, Generation]
     ) -> CachedIndex | None:
         """Carry out the plan; the index of the shard that this has made, if it has made one."""
-        key = shard.key
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._delete(shard, condition)
@@ -239,15 +283,9 @@ class Committer:
         if not any(isinstance(segment, CopyOld) for segment in plan.segments):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
             generation = await self._write_new(shard, body, plan.nbytes, condition)
-        elif self._storage.capabilities.compose:
-            assert cached is not None  # there is nothing to copy where there is no shard
-            segments = [Copy(s.offset, s.nbytes) if isinstance(s, CopyOld) else New(s.data) for s in plan.segments]
-            generation = await self._storage.compose(key, cached.generation, segments, condition)
         else:
-            assert cached is not None
-            pieces = self._pieces(key, cached.generation, plan.segments)
-            async with self._windows.hold(min(plan.nbytes, self._options.copy_window_bytes)):
-                generation = await self._storage.write(key, pieces, plan.nbytes, condition)
+            assert cached is not None  # there is nothing to copy where there is no shard
+            generation = await self._plans.write(shard.key, cached.generation, plan, condition)
         return self._remember(shard, generation, plan, older)
 
     def _older(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
@@ -289,59 +327,6 @@ class Committer:
         if cached is None:
             return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
         return IfGeneration(cached.generation) if capabilities.compare_and_swap else UNCONDITIONAL
-
-    async def _pieces(self, key: str, generation: Generation, segments: Sequence[PlannedSegment]) -> AsyncIterator[BytesLike]:
-        """The bytes of a plan, kept chunks read a window at a time, of one version."""
-        at = 0
-        while at < len(segments):
-            segment = segments[at]
-            if isinstance(segment, NewBytes):
-                yield segment.data
-                at += 1
-                continue
-            if segment.nbytes > self._options.copy_window_bytes:
-                async for piece in self._long_piece(key, generation, segment):
-                    yield piece
-                at += 1
-                continue
-            end, low, high = at, segment.offset, segment.offset + segment.nbytes
-            while end < len(segments):
-                following = segments[end]
-                if isinstance(following, CopyOld):
-                    span = min(low, following.offset), max(high, following.offset + following.nbytes)
-                    if span[1] - span[0] > self._options.copy_window_bytes:
-                        break
-                    low, high = span
-                end += 1
-            (window,) = await self._read_pinned(key, [ByteRange(low, high)], generation)
-            for planned in segments[at:end]:
-                if isinstance(planned, NewBytes):
-                    yield planned.data
-                else:
-                    yield window[planned.offset - low : planned.offset - low + planned.nbytes]
-            at = end
-
-    async def _long_piece(self, key: str, generation: Generation, segment: CopyOld) -> AsyncIterator[BytesLike]:
-        end = segment.offset + segment.nbytes
-        for start in range(segment.offset, end, self._options.copy_window_bytes):
-            (piece,) = await self._read_pinned(key, [ByteRange(start, min(end, start + self._options.copy_window_bytes))], generation)
-            yield piece
-
-    async def _read_pinned(self, key: str, ranges: list[ByteRange], generation: Generation) -> list[memoryview]:
-        """Bytes of exactly this version.
-
-        Raises:
-            ConditionFailed: the shard is another version now.
-        """
-        (outcome,) = await self._storage.read([Read(key, tuple(ranges), generation)])
-        if isinstance(outcome, Found):
-            for wanted, buffer in zip(ranges, outcome.buffers, strict=True):
-                if len(buffer) != wanted.end - wanted.start:
-                    raise Corruption(f"bytes [{wanted.start}, {wanted.end}) of {key!r} were asked for, {len(buffer)} came")
-            return list(outcome.buffers)
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        raise ConditionFailed(f"{key!r} changed while it was being rewritten")
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

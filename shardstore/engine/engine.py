@@ -386,6 +386,11 @@ class Engine:
 
     # -- about -----------------------------------------------------------------------------------------------------
 
+    @property
+    def committer(self) -> Committer:
+        """What commits to single shards, for those who look after stored shards and not after values."""
+        return self._committer
+
     async def is_node(self, path: str) -> bool:
         """Whether there is a node at ``path``, or an open transaction makes one."""
         key = check_key(metadata_key(path))

@@ -136,15 +136,12 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
     wrong = index.invalid(object_nbytes)
     used = index.present() & ~wrong
     # Entries that fit the object fit int64 as well.
-    offsets, lengths = index.flat[used, 0].astype(np.int64), index.flat[used, 1].astype(np.int64)
+    lengths = index.flat[used, 1].astype(np.int64)
     inside = _slots_inside(shard)[used]
     tally.add_object(object_nbytes, _is_inside(shard))
     tally.add_chunks(int(inside.sum()), int(lengths[inside].sum()), int((~inside).sum()), int(lengths[~inside].sum()))
-    index_nbytes = layout.index_format.nbytes
-    index_start = 0 if layout.index_format.location == "start" else object_nbytes - index_nbytes
-    starts, ends = np.append(offsets, index_start), np.append(offsets + lengths, index_start + index_nbytes)
     if not wrong.any():
-        tally.dead_nbytes += object_nbytes - covered_nbytes(starts, ends)
+        tally.dead_nbytes += dead_nbytes(layout.index_format, index, object_nbytes)
         return None
     # What a damaged entry meant to refer to is not known, so nothing of this shard is called dead.
     tally.damaged_objects += 1
@@ -165,6 +162,15 @@ def _slots_inside(shard: SurveyedShard) -> npt.NDArray[np.bool_]:
         held = np.arange(p) < max(0, min(p, g - c * p))
         inside = inside[..., np.newaxis] & held
     return inside.reshape(-1)
+
+
+def dead_nbytes(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> int:
+    """The bytes of a shard that neither its index nor a chunk refers to; every entry has to fit the object."""
+    used = index.flat[index.present()].astype(np.int64)  # entries that fit the object fit int64 as well
+    index_start = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
+    starts = np.append(used[:, 0], index_start)
+    ends = np.append(used[:, 0] + used[:, 1], index_start + index_format.nbytes)
+    return object_nbytes - covered_nbytes(starts, ends)
 
 
 def covered_nbytes(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:

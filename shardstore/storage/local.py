@@ -411,13 +411,17 @@ class LocalStorage:
             return DirListing((), ())
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
 
-    async def sweep(self, older_than_seconds: float = 3600.0) -> int:
-        """Remove temporary and lock files that writers left who died in the middle; how many.
+    async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
+        """Remove temporary and lock files that writers left who died in the middle; how many. ``only_count`` leaves them.
 
         Kept are younger ones, and those of writers that live. On network file systems a day is the least age: locks need not tell
         there whether another machine's writer lives. The first write in a directory does the same there, whatever the age.
         """
-        return await self._write_hop("", "sweeping", lambda: sweep_tree(self.root, self._rules.is_network, older_than_seconds))
+
+        def sweep() -> int:
+            return sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
+
+        return await self._write_hop("", "sweeping", sweep)
 
     async def close(self) -> None:
         pools, self._pools = self._pools, {}

@@ -51,21 +51,21 @@ def forget() -> None:
     _swept.clear()
 
 
-def sweep_tree(root: str, is_network: bool, older_than_seconds: float) -> int:
+def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_count: bool = False) -> int:
     """Remove what dead writers left below ``root``, and is at least that old; the number of files."""
     removed = 0
     for directory, _, _ in os.walk(root):
         with suppress(OSError):  # removed meanwhile, or not ours to look into
-            removed += _sweep_directory(directory, is_network, older_than_seconds, None)
+            removed += _sweep_directory(directory, is_network, older_than_seconds, None, only_count)
     return removed
 
 
-def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None) -> int:
+def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None, only_count: bool = False) -> int:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, limit) if _may_be_left(entry.name, is_network)]
     if is_network:
         older_than_seconds = max(older_than_seconds, _NETWORK_AGE_SECONDS)
-    return sum(_remove_if_dead(os.path.join(directory, name), older_than_seconds) for name in names)
+    return sum(_remove_if_dead(os.path.join(directory, name), older_than_seconds, only_count) for name in names)
 
 
 def _may_be_left(name: str, is_network: bool) -> bool:
@@ -85,7 +85,7 @@ def _writer_of(name: str) -> tuple[str, int] | None:
 
 if sys.platform == "win32":
 
-    def _remove_if_dead(path: str, older_than_seconds: float) -> bool:
+    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
         """There are no such locks: by age, and the process number where the writer was on this machine."""
         writer = _writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
@@ -93,7 +93,8 @@ if sys.platform == "win32":
         try:
             if time.time() - os.stat(path).st_mtime < older_than_seconds or (writer[0] == host_token() and _is_alive(writer[1])):
                 return False
-            os.unlink(path)
+            if not only_count:
+                os.unlink(path)
         except OSError:  # removed meanwhile, or still open
             return False
         return True
@@ -109,7 +110,7 @@ if sys.platform == "win32":
 
 else:
 
-    def _remove_if_dead(path: str, older_than_seconds: float) -> bool:
+    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
         try:
             fd = open_to_lock(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:  # removed meanwhile, or not ours to remove
@@ -119,7 +120,10 @@ else:
             is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
             # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
             if stat_modes.S_ISREG(status.st_mode) and is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
-                remove_locked(fd, path)
+                if only_count:
+                    unlock(fd)
+                else:
+                    remove_locked(fd, path)
                 return True
         except OSError:  # no locks here; what cannot be known to be left behind stays
             pass

@@ -26,6 +26,7 @@ from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of
 from shardstore.storage.s3_copy import copy_object
 from shardstore.storage.s3_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.s3_ranges import checked_part, range_header
+from shardstore.storage.s3_unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
 from shardstore.storage.s3_upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20
@@ -246,6 +247,15 @@ class S3Storage:
             objects += self._infos(page)
             prefixes += [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
         return DirListing(tuple(objects), tuple(prefixes))
+
+    # -- what was left -------------------------------------------------------------------------------------------------
+
+    def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Every multipart upload to a key that starts with ``prefix``, and has not ended."""
+        return unfinished_uploads(self._client, prefix)
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        await abort_upload(self._client, upload)
 
     async def close(self) -> None:
         """The s3fs instance is the user's, and stays open."""

@@ -42,7 +42,7 @@ from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3_client import S3Client, translated
 from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
 
-COMMANDS = ["info", "ls", "cat", "cp", "mv", "rm", "advise"]
+COMMANDS = ["info", "ls", "cat", "cp", "mv", "rm", "advise", "compact", "repair"]
 
 
 # -- help --------------------------------------------------------------------------------------------------------------

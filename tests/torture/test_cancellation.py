@@ -122,8 +122,8 @@ def check_idle(engine: Engine) -> None:
     for batches in (engine._gets, engine._updates):
         assert not batches._waiting
         assert not batches._tasks
-    assert engine._committer._windows._used == 0
-    assert not engine._committer._windows._waiting
+    assert engine._committer._plans._windows._used == 0
+    assert not engine._committer._plans._windows._waiting
     assert not engine._committer._unborn
     assert engine._commit_ended.is_set()
     assert not engine.in_transaction

@@ -1,0 +1,116 @@
+"""``shardstore compact``: rewrites shards that hold many bytes that nothing refers to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.execution import Exclusive, PartOption, Scheduler, Workers, cluster, end_with
+from shardstore.cli.output import complain, plural, print_json, progress_bar, size
+from shardstore.cli.target import Target, resolve
+from shardstore.errors import InvalidInput
+from shardstore.maintenance.compact import CompactReport
+from shardstore.maintenance.compact import compact as compact_store
+from shardstore.maintenance.pins import Pin, parse_pins
+
+
+def compact(
+    url: Url,
+    dead_ratio: Annotated[float, typer.Option("--dead-ratio", metavar="RATIO", help="Rewrite shards of which more is dead.")] = 0.25,
+    dead_bytes: Annotated[
+        int | None, typer.Option("--dead-bytes", metavar="N", help="Or shards that hold so many dead bytes.", show_default=False)
+    ] = None,
+    order: Annotated[str, typer.Option("--order", metavar="C|morton", help="Of the chunks in rewritten shards.")] = "C",
+    pins: Annotated[
+        Path | None,
+        typer.Option("--pins", metavar="FILE", help="Keys of shards that somebody holds offsets into, one a line.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and say what would be done.")] = False,
+    part: PartOption = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    exclusive: Exclusive = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Rewrite the shards whose dead bytes pass a bound, and delete those that hold no chunk. Chunks are kept byte for byte.
+
+    Dead are bytes of a shard that neither its index nor a chunk refers to. Safe beside readers and writers of shardstore; let no other
+    library write, or read, meanwhile. Damaged shards are left as they are: shardstore repair is for them, and the exit code is 5.
+
+    Examples:
+
+        shardstore compact --dry-run data.zarr
+
+        shardstore compact s3://bucket/data.zarr/ct --dead-ratio 0.5
+
+        shardstore compact s3://bucket/data.zarr --pins pinned.txt --part $SLURM_ARRAY_TASK_ID/16
+    """
+    given = storage_options(options_json, options)
+    held = [] if pins is None else _pins(pins)
+    if order not in ("C", "morton"):
+        raise InvalidInput(f"--order {order} is neither C nor morton")
+    target = resolve(url, given)
+    action = "looking" if dry_run else "compacting"
+    with cluster(scheduler) as executor, progress_bar(action, "shards") as bar:
+        report = compact_store(
+            target.handle.recipe.target,
+            path=target.path,
+            pins=held,
+            dead_ratio=dead_ratio,
+            dead_bytes=dead_bytes,
+            order="morton" if order == "morton" else "C",
+            executor=executor,
+            workers=workers,
+            part=part,
+            dry_run=dry_run,
+            exclusive=exclusive,
+            storage_options=given or None,
+            progress=bar,
+        )
+    if as_json:
+        print_json(_document(target, report))
+    else:
+        _show(report)
+    for damage in report.damaged.first:
+        complain("warning", f"{damage.key} is damaged and was left as it is: {damage.what}")
+    for path in report.unreadable:
+        complain("warning", f"{path or 'the root'} has metadata that cannot be read: what lies below was not looked at")
+    end_with(report.failed, report.damaged.count)
+
+
+def _pins(file: Path) -> list[Pin]:
+    try:
+        return parse_pins(file.read_text())
+    except (OSError, UnicodeError) as exc:
+        raise InvalidInput(f"--pins {file} cannot be read: {exc}") from exc
+
+
+def _show(report: CompactReport) -> None:
+    typer.echo(f"{plural(report.shards, 'shard')} looked at, {size(report.dead_nbytes)} dead")
+    did = ("would be rewritten", "would be deleted", "would be freed") if report.is_dry_run else ("rewritten", "deleted", "freed")
+    typer.echo(f"{report.rewritten:,} {did[0]}, {report.deleted:,} {did[1]}: {size(report.nbytes_freed)} {did[2]}")
+    if report.pinned.count:
+        typer.echo(f"{plural(report.pinned.count, 'shard')} left alone, because pinned")
+
+
+def _document(target: Target, report: CompactReport) -> dict[str, Any]:
+    return {
+        "url": str(target.address),
+        "dry_run": report.is_dry_run,
+        "shards": report.shards,
+        "dead_nbytes": report.dead_nbytes,
+        "rewritten": report.rewritten,
+        "deleted": report.deleted,
+        "nbytes_before": report.nbytes_before,
+        "nbytes_after": report.nbytes_after,
+        "pinned": {"count": report.pinned.count, "keys": list(report.pinned.first)},
+        "damaged": {"count": report.damaged.count, "shards": [{"key": d.key, "what": d.what} for d in report.damaged.first]},
+        "failed": {"count": report.failed.count, "shards": [{"key": f.key, "why": str(f.error)} for f in report.failed.first]},
+        "unreadable": list(report.unreadable),
+    }

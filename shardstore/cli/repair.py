@@ -1,0 +1,124 @@
+"""``shardstore repair``: mends damaged shards from what can be proved."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.execution import Exclusive, PartOption, Scheduler, Workers, cluster, end_with
+from shardstore.cli.output import complain, plural, print_json, progress_bar
+from shardstore.cli.target import Target, resolve
+from shardstore.maintenance.repair import Finding, RepairReport
+from shardstore.maintenance.repair import repair as repair_store
+
+
+def repair(
+    url: Url,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it. Without, nothing is changed.")] = False,
+    quarantine: Annotated[
+        str | None,
+        typer.Option(
+            "--quarantine", metavar="URL", help="Where damaged objects are kept; beside the store by default.", show_default=False
+        ),
+    ] = None,
+    older_than: Annotated[
+        float, typer.Option("--older-than", metavar="HOURS", help="Age of leftover files and unfinished uploads that are removed.")
+    ] = 24.0,
+    part: PartOption = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    exclusive: Exclusive = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Say what would be done about damaged shards, and with --yes do it.
+
+    What can be proved comes back: torn appends are cut, wrong bytes of indices put right, entries that cannot be right taken out. The
+    rest is removed. Before anything is replaced or removed, the object is copied to a quarantine, with a note. Metadata is never guessed.
+    Without --yes the exit code is 5 where something is damaged; with it, where chunks were lost.
+
+    Examples:
+
+        shardstore repair data.zarr
+
+        shardstore repair data.zarr --yes
+
+        shardstore repair s3://bucket/data.zarr/ct --yes --quarantine s3://bucket/damaged
+    """
+    given = storage_options(options_json, options)
+    target = resolve(url, given)
+    with cluster(scheduler) as executor, progress_bar("repairing" if yes else "looking", "shards") as bar:
+        report = repair_store(
+            target.handle.recipe.target,
+            path=target.path,
+            yes=yes,
+            quarantine=quarantine,
+            older_than_hours=older_than,
+            executor=executor,
+            workers=workers,
+            part=part,
+            exclusive=exclusive,
+            storage_options=given or None,
+            progress=bar,
+        )
+    if as_json:
+        print_json(_document(target, report))
+    else:
+        _show(report)
+    for path in report.unreadable:
+        complain("warning", f"{path or 'the root'} has metadata that cannot be read, which is never guessed: restore it")
+    if report.damaged_count and report.is_dry_run:
+        complain("warning", "nothing was changed: --yes does it")
+    end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else report.lost_count))
+
+
+def _show(report: RepairReport) -> None:
+    for finding in report.findings.first:
+        typer.echo(_in_words(finding))
+    if report.findings.count > len(report.findings.first):
+        typer.echo(f"… and {report.findings.count - len(report.findings.first):,} more")
+    did = "would be dealt with" if report.is_dry_run else "dealt with"
+    typer.echo(f"{plural(report.shards, 'shard')} looked at, {report.findings.count:,} {did}")
+    gone = "would be removed" if report.is_dry_run else "removed"
+    if report.leftovers.files:
+        typer.echo(f"{plural(report.leftovers.files, 'file')} of writers that died {gone}")
+    if report.leftovers.uploads:
+        typer.echo(f"{plural(report.leftovers.uploads, 'unfinished upload')} {gone}")
+    if any(finding.quarantined for finding in report.findings.first):
+        typer.echo(f"damaged objects are kept in {report.quarantine}")
+
+
+def _in_words(finding: Finding) -> str:
+    kept = f"{plural(finding.kept, 'chunk')} kept" + (f", {finding.lost_count:,} lost" if finding.lost_count else "")
+    return f"{finding.key}: {finding.what}; {finding.how}" + ("" if finding.remedy == "emptied" else f": {kept}")
+
+
+def _document(target: Target, report: RepairReport) -> dict[str, Any]:
+    return {
+        "url": str(target.address),
+        "dry_run": report.is_dry_run,
+        "quarantine": report.quarantine,
+        "shards": report.shards,
+        "findings": {
+            "count": report.findings.count,
+            "shards": [
+                {
+                    "key": finding.key,
+                    "what": finding.what,
+                    "remedy": finding.remedy,
+                    "how": finding.how,
+                    "kept": finding.kept,
+                    "lost": {"count": finding.lost_count, "chunks": list(finding.lost)},
+                    "quarantined": finding.quarantined,
+                }
+                for finding in report.findings.first
+            ],
+        },
+        "leftovers": {"files": report.leftovers.files, "uploads": report.leftovers.uploads},
+        "failed": {"count": report.failed.count, "shards": [{"key": f.key, "why": str(f.error)} for f in report.failed.first]},
+        "unreadable": list(report.unreadable),
+    }

@@ -1,0 +1,120 @@
+"""CRC-32C as the linear map that it is: checksums of all windows of some bytes at once, and which byte a wrong checksum points to.
+
+The register after ``n`` zero bytes is ``A^n`` times the register before, over GF(2); that of a sum is the sum of those. So the
+checksum of any window follows from the registers at its two ends, and the difference that one wrong byte makes from its value and its
+distance from the end alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected (RFC 3720, appendix B.4)
+_ONES = np.uint32(0xFFFFFFFF)  # what the register begins with, and what is added to it at the end
+_ROW_BYTES = 256  # columns are gone through one by one, rows all at once
+
+
+def _table() -> Words:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1).astype(np.uint32)
+    return table
+
+
+_TABLE = _table()
+
+
+def _step(register: Words, byte: npt.NDArray[np.uint8] | int = 0) -> Words:
+    return np.asarray(_TABLE[(register ^ byte) & 0xFF] ^ (register >> np.uint32(8)), dtype=np.uint32)
+
+
+# -- A^n ---------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _shift(nbytes: int) -> Words:
+    """``A^nbytes`` as four tables, ``(4, 256)``: by the bytes of a register."""
+    power = np.uint32(1) << np.arange(32, dtype=np.uint32)  # the images of each bit: of none, themselves
+    square = _step(power)
+    while nbytes:
+        if nbytes & 1:
+            power = _times(_tables(square), power)
+        square = _times(_tables(square), square)
+        nbytes >>= 1
+    return _tables(power)
+
+
+def _tables(images: Words) -> Words:
+    """Of a map that is given by the images of the 32 bits."""
+    tables = np.zeros((4, 256), dtype=np.uint32)
+    values = np.arange(256, dtype=np.uint32)
+    for bit in range(32):
+        tables[bit // 8] ^= np.where(values >> np.uint32(bit % 8) & 1, images[bit], np.uint32(0)).astype(np.uint32)
+    return tables
+
+
+def _times(tables: Words, registers: Words) -> Words:
+    """The map applied to each register."""
+    result = tables[0][registers & 0xFF]
+    for byte in (1, 2, 3):
+        result = result ^ tables[byte][registers >> np.uint32(8 * byte) & 0xFF]
+    return np.asarray(result, dtype=np.uint32)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+def window_checksums(data: npt.NDArray[np.uint8], nbytes: int) -> Words:
+    """The checksum of ``data[s : s + nbytes]`` for every ``s``: ``len(data) - nbytes + 1`` of them."""
+    registers = _registers(data)
+    begins, ends = registers[: len(registers) - nbytes], registers[nbytes:]
+    return np.asarray(ends ^ _times(_shift(nbytes), begins ^ _ONES) ^ _ONES, dtype=np.uint32)
+
+
+def _registers(data: npt.NDArray[np.uint8]) -> Words:
+    """The register before each byte of ``data``, and behind the last one; it begins with zero."""
+    rows = -(-len(data) // _ROW_BYTES) or 1
+    padded = np.zeros(rows * _ROW_BYTES, dtype=np.uint8)
+    padded[: len(data)] = data
+    columns = np.ascontiguousarray(padded.reshape(rows, _ROW_BYTES).T)
+    ends = np.zeros(rows, dtype=np.uint32)
+    for column in columns:
+        ends = _step(ends, column)
+    shift = [table.tolist() for table in _shift(_ROW_BYTES)]
+    starts, register = [], 0
+    for end in ends.tolist():
+        starts.append(register)
+        moved = shift[0][register & 0xFF] ^ shift[1][register >> 8 & 0xFF] ^ shift[2][register >> 16 & 0xFF] ^ shift[3][register >> 24]
+        register = moved ^ end
+    found = np.empty((_ROW_BYTES + 1, rows), dtype=np.uint32)
+    found[0] = np.array(starts, dtype=np.uint32)
+    for number, column in enumerate(columns):
+        found[number + 1] = _step(found[number], column)
+    return np.append(found[:-1].T.reshape(-1), found[-1, -1])[: len(data) + 1]
+
+
+# -- one wrong byte ----------------------------------------------------------------------------------------------------
+
+
+def single_corrections(nbytes: int, difference: int) -> list[tuple[int, int]]:
+    """Which one byte of ``nbytes`` can be wrong where the checksum differs by ``difference``: ``(position, bits to flip in it)``.
+
+    Beside these, the checksum itself may be what is wrong.
+    """
+    table = _TABLE.tolist()
+    flips = {value: byte for byte, value in enumerate(table)}
+    by_top_byte = {value >> 24: byte for byte, value in enumerate(table)}
+    found: list[tuple[int, int]] = []
+    register = difference
+    for position in reversed(range(nbytes)):
+        if flips.get(register):
+            found.append((position, flips[register]))
+        # One byte back: the entry of the table that was added is told by the highest byte.
+        byte = by_top_byte[register >> 24]
+        register = ((register ^ table[byte]) << 8 & 0xFFFFFFFF) | byte
+    return found

@@ -1,0 +1,137 @@
+"""What a shard's index must have said, where that can be proved from what is left of it.
+
+Each function gives an index or ``None``; none of them guesses:
+
+- ``corrected``: one byte is wrong, and the checksum tells which and what it was: exactly one correction makes sense.
+- ``contiguous``: all chunks are there, of one known size, so that only their order is open, and what is left of the index tells that.
+- ``agreeing``: entries that stand in an older index of the same object as well, whose checksum is right.
+- ``claims``: entries that name bytes of their own; whether those are a chunk is for the chunk's own checksum to prove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.crc_algebra import single_corrections
+from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
+
+_MOST_CORRECTED_BYTES = 2**20  # more would take seconds, and the more bytes, the more corrections fit by chance
+
+
+def without_checksum(index_format: IndexFormat, encoded: bytes) -> ShardIndex:
+    """What the bytes of an index say, whatever its checksum says of them."""
+    unchecked = replace(index_format, codecs=replace(index_format.codecs, checksum=False))
+    return unchecked.decode(encoded[: unchecked.nbytes])
+
+
+def is_sound(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> bool:
+    """Whether every entry fits the object, and none overlaps another or the index: as every writer leaves it that shares no bytes."""
+    if index.invalid(object_nbytes).any():
+        return False
+    starts, ends = _ranges(index)
+    at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
+    starts, ends = np.append(starts, at), np.append(ends, at + index_format.nbytes)
+    starts, ends = starts[ends > starts], ends[ends > starts]
+    order = np.argsort(starts, kind="stable")
+    return bool((starts[order][1:] >= ends[order][:-1]).all())
+
+
+def _ranges(index: ShardIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    used = index.flat[index.present()].astype(np.int64)
+    return used[:, 0], used[:, 0] + used[:, 1]
+
+
+# -- proofs ------------------------------------------------------------------------------------------------------------
+
+
+def corrected(index_format: IndexFormat, encoded: bytes, object_nbytes: int) -> ShardIndex | None:
+    """The index with its one wrong byte put right, where exactly one correction gives a sound index; the checksum's own bytes count too."""
+    body, stored = encoded[:-CRC32C_NBYTES], encoded[-CRC32C_NBYTES:]
+    if not index_format.codecs.checksum or len(body) > _MOST_CORRECTED_BYTES:
+        return None
+    difference = int.from_bytes(stored, "little") ^ int.from_bytes(crc32c(body), "little")
+    candidates = [_flipped(body, position, bits) for position, bits in single_corrections(len(body), difference)]
+    if sum(byte != 0 for byte in difference.to_bytes(4, "little")) == 1:
+        candidates.append(body)  # the entries are right, the checksum is not
+    found = [index for candidate in candidates if is_sound(index_format, index := without_checksum(index_format, candidate), object_nbytes)]
+    return found[0] if len(found) == 1 else None
+
+
+def _flipped(body: bytes, position: int, bits: int) -> bytes:
+    changed = bytearray(body)
+    changed[position] ^= bits
+    return bytes(changed)
+
+
+def contiguous(index_format: IndexFormat, chunk_nbytes: int, left: bytes, slot_orders: list[npt.NDArray[np.intp]]) -> ShardIndex | None:
+    """The index of a full shard of chunks of ``chunk_nbytes`` in one of ``slot_orders``, the one that agrees with ``left``.
+
+    ``left`` is what is left of the index, from its beginning on. At least half of its whole entries have to agree, and with one order only.
+    """
+    counted = [(_agreement(index, index_format, left), index) for index in (_in_order(index_format, chunk_nbytes, o) for o in slot_orders)]
+    best, index = max(counted, key=lambda one: one[0])
+    if prod(index_format.chunks_per_shard) == 1 and len(left) == index_format.nbytes:
+        return index  # there is no other place for the only chunk
+    others = [other for agreement, other in counted if agreement == best and not np.array_equal(other.entries, index.entries)]
+    return index if best >= max(1, -(-(len(left) // ENTRY_NBYTES) // 2)) and not others else None
+
+
+def _in_order(index_format: IndexFormat, chunk_nbytes: int, order: npt.NDArray[np.intp]) -> ShardIndex:
+    entries = np.empty((len(order), 2), dtype=np.uint64)
+    header = index_format.nbytes if index_format.location == "start" else 0
+    entries[order, 0] = header + chunk_nbytes * np.arange(len(order))
+    entries[:, 1] = chunk_nbytes
+    return ShardIndex(entries.reshape(*index_format.chunks_per_shard, 2))
+
+
+def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int:
+    count = min(len(left) // ENTRY_NBYTES, len(index.flat))
+    found = np.frombuffer(left[: count * ENTRY_NBYTES], dtype=index_format.codecs.dtype).reshape(-1, 2)
+    return int((found == index.flat[:count]).all(axis=1).sum())
+
+
+def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:
+    """The entries that both say, the others empty."""
+    same = (damaged.flat == older.flat).all(axis=1)
+    return only(damaged, same)
+
+
+def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_start: int) -> bool:
+    """Whether ``damaged``, at ``index_start`` at the end of an object, is a whole index that followed on ``older``, which ends at
+    ``older_end``; and not the bytes of an append that was never finished.
+
+    Then chunks were kept, whose entries stand in the same slots of both, or all of them were replaced by chunks that fill all that lies
+    between the two.
+    """
+    old = older.present()
+    kept = int(((damaged.flat == older.flat).all(axis=1) & old).sum())
+    offsets, lengths = damaged.flat[:, 0], damaged.flat[:, 1]
+    limit = np.uint64(index_start)
+    is_new = (offsets >= older_end) & (offsets <= limit) & (lengths <= limit - np.minimum(offsets, limit)) & (lengths > 0)
+    if kept:
+        return 2 * (kept + int(is_new.sum())) >= int(old.sum())
+    return bool(is_new.any()) and int(lengths[is_new].sum()) == index_start - older_end
+
+
+def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -> ShardIndex:
+    """The entries that name bytes of the object that are not the index's, and that no other entry names; the others empty."""
+    present = damaged.present() & ~damaged.invalid(object_nbytes)
+    offsets, lengths = damaged.flat[:, 0].astype(np.int64), damaged.flat[:, 1].astype(np.int64)
+    at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
+    present &= (offsets + lengths <= at) | (offsets >= at + index_format.nbytes)
+    _, first, counts = np.unique(damaged.flat, axis=0, return_index=True, return_counts=True)
+    alone = np.zeros(len(present), dtype=np.bool_)
+    alone[first[counts == 1]] = True
+    return only(damaged, present & alone)
+
+
+def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:
+    """The index with no entries but those of ``slots``, ``(nslots,)``."""
+    entries = np.where(slots[:, np.newaxis], index.flat, np.uint64(EMPTY))
+    entries.flags.writeable = False
+    return ShardIndex(entries.reshape(index.entries.shape))

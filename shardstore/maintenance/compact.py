@@ -1,0 +1,378 @@
+"""Rewriting shards that have become loose: whose dead bytes pass a bound, and whose chunks are all gone.
+
+Shards are looked at first, many a task, one request each. Those that pass the bound are then rewritten, one a task: looked at again,
+planned, and stored on condition that they still are that version. So a shard that another client writes meanwhile is looked at once
+more, and no client loses what it wrote. Chunks are neither decoded nor checked, and those outside the array's shape are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.index_cache import CachedIndex
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reader import StaleLayout
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.maintenance.execution import Execution, Failure, Part
+from shardstore.maintenance.pins import Pin, Pins, is_held
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.shard_work import FailedShard, Listed, can_delete_emptied, check_can_swap, window_bytes
+from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
+from shardstore.maintenance.survey_shards import Damage, dead_nbytes
+from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
+from shardstore.plan.compaction import plan_compaction
+from shardstore.storage.local_rules import Locks
+from shardstore.storage.open import open_storage
+
+_ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
+
+Progress = Callable[[int, int | None, int], None]
+"""Called with how many shards were dealt with, of how many (``None`` while they are looked at), and with the bytes set free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """From when on a shard is rewritten: more than ``ratio`` of its bytes are dead, or ``nbytes`` of them or more."""
+
+    ratio: float = 0.25
+    nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.ratio) not in (int, float) or not 0 <= self.ratio <= 1:
+            raise InvalidInput(f"dead_ratio {self.ratio!r} is not a number from 0 to 1")
+        if self.nbytes is not None and (type(self.nbytes) is not int or self.nbytes < 1):
+            raise InvalidInput(f"dead_bytes {self.nbytes!r} is not a positive whole number")
+
+    def is_passed(self, dead: int, object_nbytes: int) -> bool:
+        return dead > self.ratio * object_nbytes or (self.nbytes is not None and dead >= self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What a run did, or with ``is_dry_run`` would have done."""
+
+    url: str
+    path: str
+    is_dry_run: bool
+    shards: int
+    """That were looked at."""
+    rewritten: int
+    deleted: int
+    """Without a chunk."""
+    nbytes_before: int
+    """Of the shards that were rewritten or deleted."""
+    nbytes_after: int
+    dead_nbytes: int
+    """That were found, in shards below the bound as well."""
+    pinned: Listed[str]
+    """Keys of shards past the bound that somebody holds."""
+    damaged: Listed[Damage]
+    """Left as they are: ``shardstore.repair`` is for them."""
+    failed: Listed[FailedShard]
+    unreadable: tuple[str, ...]
+    """Paths of nodes whose documents cannot be read; their shards were not looked at."""
+
+    @property
+    def nbytes_freed(self) -> int:
+        return self.nbytes_before - self.nbytes_after
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LookTask:
+    """Look at the indices of some shards."""
+
+    place: Place
+    shards: tuple[StoredShard, ...]
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """A shard to be rewritten, as it was when it was looked at."""
+
+    shard: StoredShard
+    generation: str
+    is_empty: bool
+    nbytes: int
+    dead_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What came of it."""
+
+    loose: tuple[Loose, ...]
+    damaged: tuple[Damage, ...]
+    dead_nbytes: int
+    """Of all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactTask:
+    """Rewrite one shard, if it still passes the bound."""
+
+    place: Place
+    shard: StoredShard
+    bound: Bound
+    order: ChunkOrder
+    held: frozenset[str | None]
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What became of one shard; ``kept``: nothing was to be done any more."""
+
+    what: Literal["rewritten", "deleted", "kept", "pinned", "damaged"]
+    nbytes_before: int = 0
+    nbytes_after: int = 0
+    reason: str = ""
+
+
+def look(task: LookTask) -> Looked:
+    return run_sync(_look(task))
+
+
+async def _look(task: LookTask) -> Looked:
+    engine = Engine(task.place.storage)
+    loose: list[Loose] = []
+    damaged: list[Damage] = []
+    all_dead = 0
+    for shard, seen in zip(task.shards, await look_at(engine, task.shards), strict=True):
+        if seen is None:
+            continue
+        if isinstance(seen.index, Corruption) or _what_is_wrong(seen.index, seen.nbytes):
+            if await current(engine, shard) is None:
+                raise Conflict(f"array {shard.path!r} was changed while its shards were looked at: run it again")
+            damaged.append(Damage(shard.path, shard.key, _what_is_wrong(seen.index, seen.nbytes)))
+            continue
+        dead = dead_nbytes(shard.layout.index_format, seen.index, seen.nbytes)
+        all_dead += dead
+        is_empty = not seen.index.present().any()
+        if is_empty or task.bound.is_passed(dead, seen.nbytes):
+            loose.append(Loose(shard, seen.generation.token, is_empty, seen.nbytes, dead))
+    return Looked(tuple(loose), tuple(damaged), all_dead)
+
+
+def _what_is_wrong(index: ShardIndex | Corruption, object_nbytes: int) -> str:
+    """Why a shard cannot be rewritten, in words; empty where it can."""
+    if isinstance(index, Corruption):
+        return f"its index is damaged: {index}"
+    wrong = int(index.invalid(object_nbytes).sum())
+    return f"{wrong} of the entries of its index cannot be right" if wrong else ""
+
+
+def compact_shard(task: CompactTask) -> Compacted:
+    return run_sync(_compact_shard(task))
+
+
+async def _compact_shard(task: CompactTask) -> Compacted:
+    options = EngineOptions(
+        chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
+    )
+    engine = Engine(task.place.storage, options)
+    can_delete = can_delete_emptied(await engine.storage.probe())
+    shard = await current(engine, task.shard)
+    if shard is None:
+        return Compacted("kept")
+    outcome = Compacted("kept")
+
+    def decide(cached: CachedIndex) -> WriteShard | DeleteShard | None:
+        nonlocal outcome
+        plan, outcome = _plan(task, cached, can_delete)
+        return plan
+
+    try:
+        await engine.committer.rewrite(shard, decide)
+    except (StaleLayout, NotFound):
+        return Compacted("kept")
+    except Corruption as exc:
+        return Compacted("damaged", reason=str(exc))
+    return outcome
+
+
+def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[WriteShard | DeleteShard | None, Compacted]:
+    index_format: IndexFormat = cached.index_format
+    if what := _what_is_wrong(cached.index, cached.object_nbytes):
+        return None, Compacted("damaged", reason=what)
+    before = cached.object_nbytes
+    is_empty = not cached.index.present().any()
+    dead = dead_nbytes(index_format, cached.index, before)
+    if not (task.bound.is_passed(dead, before) or (is_empty and can_delete)):
+        return None, Compacted("kept")
+    if is_held(task.held, cached.generation.token):
+        return None, Compacted("pinned")
+    plan = plan_compaction(index_format, cached.index, before, task.order)
+    after = plan.nbytes if isinstance(plan, WriteShard) else 0 if can_delete else index_format.nbytes
+    if after >= before:  # a chunk lies on the index, or there is nothing but an index
+        return None, Compacted("kept")
+    return plan, Compacted("rewritten" if after else "deleted", before, after)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def compact(
+    url: Any,
+    *,
+    path: str = "",
+    pins: Iterable[Pin] = (),
+    dead_ratio: float = 0.25,
+    dead_bytes: int | None = None,
+    order: ChunkOrder = "C",
+    executor: Executor | None = None,
+    workers: int | None = None,
+    part: str | Part | None = None,
+    dry_run: bool = False,
+    exclusive: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    locks: Locks = "auto",
+    progress: Progress | None = None,
+) -> CompactReport:
+    """Rewrite the shards at and below ``path`` whose dead bytes pass a bound, and delete those that hold no chunk.
+
+    Safe beside readers and writers of shardstore, in whatever process: each shard is replaced on condition that it still is the version
+    that was looked at. Readers and writers of other libraries do not look at versions: let none of them run.
+
+    Args:
+        url: the root of the store, as for ``shardstore.open``.
+        path: the array or group whose shards are looked at; all by default.
+        pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
+        dead_ratio: a shard is rewritten where more than this share of its bytes is dead. Dead is what neither the index nor a chunk
+            refers to.
+        dead_bytes: or where so many bytes are dead.
+        order: ``"C"`` or ``"morton"``: of the chunks in a rewritten shard.
+        executor: carries out the tasks, of one shard each; threads of this process by default.
+        workers: how many tasks run at once.
+        part: ``"I/N"``, the share of the shards that this call is for.
+        dry_run: only look, and say what would be done.
+        exclusive: nobody else writes: needed where the storage has no compare-and-swap.
+        progress: called as ``Progress`` says.
+
+    Raises:
+        InvalidInput: an argument cannot be right.
+        NotFound: there is nothing at ``path``.
+        Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
+        StorageError: the storage cannot be listed.
+    """
+    bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
+    if order not in ("C", "morton"):
+        raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
+    share = Part.parse(part) if isinstance(part, str) else part or Part()
+    execution = Execution(executor, workers, part=share)
+    place = Place(open_storage(url, storage_options, locks=locks))
+    engine = Engine(place.storage)
+    if not dry_run:
+        run_sync(check_can_swap(engine.storage, exclusive))
+    run = _Run(engine, place, bound, held, order, execution, progress)
+    run.look(path)
+    if dry_run:
+        run.count_what_would_be()
+    else:
+        run.compact()
+    return run.report(path, dry_run)
+
+
+class _Run:
+    """One run while it goes on."""
+
+    def __init__(
+        self, engine: Engine, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None
+    ) -> None:
+        self._engine = engine
+        self._place = place
+        self._bound = bound
+        self._pins = pins
+        self._order = order
+        self._execution = execution
+        self._progress = progress
+        self._unreadable: list[Node] = []
+        self._loose: list[Loose] = []
+        self._shards = self._dead = self._done = 0
+        self._rewritten = self._deleted = self._before = self._after = 0
+        self._pinned: list[str] = []
+        self._damaged: list[Damage] = []
+        self._failed: list[FailedShard] = []
+
+    def look(self, path: str) -> None:
+        share = self._execution.part
+        mine = (shard for shard in stored_shards(self._engine, path, self._unreadable) if share.has(shard.key, 0))
+        tasks = (LookTask(self._place, some, self._bound) for some in in_tasks(mine))
+        self._execution.carry_out(look, tasks, self._looked, self._look_failed)
+
+    def _looked(self, task: LookTask, found: Looked) -> None:
+        self._shards += len(task.shards)
+        self._dead += found.dead_nbytes
+        self._loose += found.loose
+        self._damaged += found.damaged
+        self._tell(self._shards, None)
+
+    def _look_failed(self, failure: Failure[LookTask]) -> None:
+        self._failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
+
+    def count_what_would_be(self) -> None:
+        can_delete = can_delete_emptied(self._engine.storage.capabilities)
+        for loose in self._loose:
+            if is_held(self._pins.at(loose.shard.key), loose.generation):
+                self._pinned.append(loose.shard.key)
+            elif loose.is_empty and can_delete:
+                self._count(Compacted("deleted", loose.nbytes))
+            elif loose.dead_nbytes:
+                self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
+
+    def compact(self) -> None:
+        window = window_bytes(self._execution.worker_count)
+        tasks = (
+            CompactTask(self._place, loose.shard, self._bound, self._order, self._pins.at(loose.shard.key), window) for loose in self._loose
+        )
+        self._execution.carry_out(compact_shard, tasks, self._compacted, self._compact_failed)
+
+    def _compacted(self, task: CompactTask, outcome: Compacted) -> None:
+        if outcome.what == "pinned":
+            self._pinned.append(task.shard.key)
+        elif outcome.what == "damaged":
+            self._damaged.append(Damage(task.shard.path, task.shard.key, outcome.reason))
+        else:
+            self._count(outcome)
+        self._done += 1
+        self._tell(self._done, len(self._loose))
+
+    def _count(self, outcome: Compacted) -> None:
+        self._rewritten += outcome.what == "rewritten"
+        self._deleted += outcome.what == "deleted"
+        self._before += outcome.nbytes_before
+        self._after += outcome.nbytes_after
+
+    def _compact_failed(self, failure: Failure[CompactTask]) -> None:
+        self._failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
+
+    def _tell(self, done: int, total: int | None) -> None:
+        if self._progress is not None:
+            self._progress(done, total, self._before - self._after)
+
+    def report(self, path: str, is_dry_run: bool) -> CompactReport:
+        return CompactReport(
+            url=self._engine.storage.url,
+            path=path.strip("/"),
+            is_dry_run=is_dry_run,
+            shards=self._shards,
+            rewritten=self._rewritten,
+            deleted=self._deleted,
+            nbytes_before=self._before,
+            nbytes_after=self._after,
+            dead_nbytes=self._dead,
+            pinned=Listed.of(self._pinned),
+            damaged=Listed.of(self._damaged),
+            failed=Listed.of(self._failed),
+            unreadable=tuple(node.path for node in self._unreadable),
+        )

@@ -1,0 +1,74 @@
+"""What all runs that replace shards share: when they may, how much they hold in memory, and how they report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shardstore.errors import Unsupported
+from shardstore.storage.base import Storage
+from shardstore.storage.capabilities import Capabilities
+
+T = TypeVar("T")
+
+MAX_MEMORY = 256 * 2**20  # bytes of kept chunks that the tasks of one process hold together
+_LEAST_WINDOW = 2**20
+
+_MOST_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[T]):
+    """How many there are, and the first thousand of them."""
+
+    count: int = 0
+    first: tuple[T, ...] = ()
+
+    @classmethod
+    def of(cls, items: Sequence[T]) -> Listed[T]:
+        return cls(len(items), tuple(items[:_MOST_LISTED]))
+
+
+@dataclass(frozen=True, slots=True)
+class FailedShard:
+    """A shard that was given up, and why; it is as it was."""
+
+    path: str
+    """Of the array."""
+    key: str
+    error: Exception
+
+
+def window_bytes(workers: int) -> int:
+    """How many bytes one of so many tasks that run at once may hold."""
+    return max(_LEAST_WINDOW, MAX_MEMORY // workers)
+
+
+def can_delete_emptied(capabilities: Capabilities) -> bool:
+    """Whether a shard without chunks is removed: where that could remove a chunk that is written just then, it is not."""
+    return capabilities.conditional_delete or not capabilities.compare_and_swap
+
+
+async def check_can_swap(storage: Storage, exclusive: bool) -> None:
+    """Before shards are replaced: can nobody's writes be lost?
+
+    Raises:
+        Unsupported: the storage has no compare-and-swap, and others may write.
+    """
+    capabilities = await storage.probe()
+    if exclusive:
+        return
+    if not capabilities.atomic_commits:
+        raise Unsupported(
+            f"{storage.url} offers no compare-and-swap: a chunk that another client writes while its shard is replaced would be lost. "
+            "Stop all writers, and say exclusive=True (--exclusive)"
+        )
+    if not capabilities.across_machines:
+        warnings.warn(
+            f"{storage.url} lies on a network file system: chunks that another machine writes while their shard is replaced can be lost. "
+            "Let all writers run on this machine, or say locks='cluster' where the file system's locks reach across machines",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
+    from shardstore.adapters.verification import verify
     from shardstore.adapters.zarr_store import ShardedStore
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "errors",
     "get_mapper",
     "open",
+    "verify",
 ]
 
 _LAZY = {
@@ -59,6 +61,7 @@ _LAZY = {
     "ShardedStore": "shardstore.adapters.zarr_store",
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.align",
+    "verify": "shardstore.adapters.verification",
 }
 
 

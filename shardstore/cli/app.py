@@ -25,6 +25,7 @@ from shardstore.cli.ls import ls
 from shardstore.cli.mv import mv
 from shardstore.cli.output import complain
 from shardstore.cli.rm import rm
+from shardstore.cli.verify import verify
 from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
@@ -142,7 +143,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Zarr stores whose chunks are packed into shards: what is in them, and whole nodes copied, moved and removed.",
+    help="Zarr stores whose chunks are packed into shards: what is in them, is it sound, and whole nodes copied, moved and removed.",
     epilog=_EXIT_CODES,
 )
 
@@ -161,7 +162,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise):
+for _command in (info, ls, cat, cp, mv, rm, advise, verify):
     _add(_command)
 
 

@@ -37,6 +37,17 @@ TargetOptionsJson = Annotated[
     str | None,
     typer.Option("--target-options", metavar="JSON", help="Options of the filesystem of DST, where they differ from those of SRC."),
 ]
+PartOf = Annotated[
+    str | None,
+    typer.Option(
+        "--part", metavar="I/N", help="Do the I-th of N disjoint shares only: one a job of a batch system; any number may run at once."
+    ),
+]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="How many tasks run at once.", show_default=False)]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", metavar="URL", help="Run on a dask cluster: the address of its scheduler, such as tcp://10.0.0.1:8786."),
+]
 
 
 def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.leftovers import Leftover
 from shardstore.storage.lost_answers import delete_object
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
@@ -246,6 +247,22 @@ class S3Storage:
             objects += self._infos(page)
             prefixes += [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
         return DirListing(tuple(objects), tuple(prefixes))
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Multipart uploads below ``prefix`` that were begun and not ended: by writers that died, or are at work."""
+        check_directory(prefix)
+        found: list[Leftover] = []
+        markers: dict[str, str] = {}
+        while True:
+            page = await self._client.call_bucket(
+                "list_multipart_uploads", "listing uploads", Prefix=self._client.full_key(prefix), **markers
+            )
+            for upload in page.get("Uploads", ()):
+                what = f"a multipart upload {upload['UploadId']} that was begun at {upload['Initiated']} and not ended"
+                found.append(Leftover(self._client.own_key(upload["Key"]), "upload", what))
+            if not page.get("IsTruncated"):
+                return found
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     async def close(self) -> None:
         """The s3fs instance is the user's, and stays open."""

@@ -1,0 +1,284 @@
+"""Verification: does what is stored make sense, to the last object?
+
+One listing, one request for each metadata document and one for the index of each shard; chunks are read where they have checksums, or
+where they are to be decoded or compared. Nothing is written. What others write meanwhile may be looked at or not, and is never called
+damage: see ``verify_objects``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import ancestors
+from shardstore.errors import NotFound, ShardStoreError
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.detectable import Detectable, Thoroughness, detectable
+from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.findings import ERRORS, Finding
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify_chunks import Decoder
+from shardstore.maintenance.verify_documents import DocumentCheck
+from shardstore.maintenance.verify_objects import ListedObject, Unread, Verified, VerifyTask, verify_objects
+from shardstore.maintenance.walk import Located, Walk
+from shardstore.storage.base import ObjectInfo
+from shardstore.storage.leftovers import Leftover, leftovers_of
+from shardstore.stored.detect import is_draft
+
+Progress = Callable[[int, int], None]
+"""Called with the number of objects, and of bytes, that have been looked at."""
+
+_MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
+_OBJECTS_A_TASK = 256
+_INDEX_BYTES_A_TASK = 4 * 2**20
+_CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayVerified:
+    """One array whose objects can be told, and what can be said of it."""
+
+    path: str
+    objects: int
+    """That were looked at, by this part."""
+    chunks: int
+    nbytes_read: int
+    errors: int
+    notes: int
+    detectable: Detectable
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was looked at, and what was found."""
+
+    url: str
+    path: str
+    arrays: tuple[ArrayVerified, ...]
+    findings: tuple[Finding, ...]
+    """At most 1,000 errors, and as many notes; errors first, then in the order of paths and keys."""
+    counts: dict[str, int]
+    """How many of each kind there are."""
+    objects: int
+    """That were listed; those of other parts too."""
+    nbytes_read: int
+    unread: tuple[Unread, ...]
+    """What could not be read: nothing is known of it. At most 1,000."""
+
+    @property
+    def errors(self) -> int:
+        return sum(count for kind, count in self.counts.items() if kind in ERRORS)
+
+    @property
+    def notes(self) -> int:
+        return sum(self.counts.values()) - self.errors
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything could be looked at, and no error was found."""
+        return not self.errors and not self.unread
+
+
+def verify_engine(
+    engine: Engine,
+    path: str = "",
+    *,
+    execution: Execution | None = None,
+    decoder: Decoder | None = None,
+    progress: Progress | None = None,
+    shown: str | None = None,
+) -> VerifyReport:
+    """Verify everything at and below the node, or prefix, ``path``. Not to be called on the IO loop.
+
+    With ``decoder`` every chunk is decoded by what it makes. ``shown`` is what messages call the place.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are reported.
+    """
+    return _Verification(engine, path, execution or Execution(), decoder, progress, shown).run()
+
+
+class _Sums:
+    """Of one array."""
+
+    __slots__ = ("chunks", "errors", "nbytes_read", "notes", "objects")
+
+    def __init__(self) -> None:
+        self.objects = self.chunks = self.nbytes_read = self.errors = self.notes = 0
+
+
+class _Verification:
+    """One run while it goes on."""
+
+    def __init__(
+        self, engine: Engine, path: str, execution: Execution, decoder: Decoder | None, progress: Progress | None, shown: str | None
+    ) -> None:
+        self._engine = engine
+        self._documents = DocumentCheck(engine)
+        self._walk = Walk(engine, path, self._documents.see)
+        self._execution = execution
+        self._decoder = decoder
+        self._progress = progress
+        self._shown = shown
+        self._place = Place(engine.storage)
+        self._how = Thoroughness(deep=decoder is not None)
+        self._sums: dict[str, _Sums] = {}
+        self._errors: list[Finding] = []
+        self._notes: list[Finding] = []
+        self._counts: Counter[str] = Counter()
+        self._unread: list[Unread] = []
+        self._strays: list[ObjectInfo] = []
+        self._objects = 0
+        self._done_objects = 0
+        self._nbytes_read = 0
+
+    def run(self) -> VerifyReport:
+        left = run_sync(self._leftovers())
+        self._execution.carry_out(verify_objects, self._tasks(), self._take, self._give_up)
+        if not self._objects and not self._walk.nodes.records(self._walk.path):
+            where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
+            if self._is_mine(finding.key):
+                self._add(finding)
+        run_sync(self._confirm_strays())
+        run_sync(self._confirm_leftovers(left))
+        return self._report()
+
+    def _is_mine(self, key: str) -> bool:
+        return self._execution.part.has(key, 0)
+
+    def _add(self, finding: Finding) -> None:
+        self._counts[finding.kind] += 1
+        sums = self._sums.setdefault(finding.path, _Sums())
+        listed = self._errors if finding.severity == "error" else self._notes
+        if finding.severity == "error":
+            sums.errors += 1
+        else:
+            sums.notes += 1
+        if len(listed) < _MOST_FINDINGS:
+            listed.append(finding)
+
+    # -- objects of arrays ---------------------------------------------------------------------------------------------
+
+    def _tasks(self) -> Iterator[VerifyTask]:
+        plan: ArrayPlan | None = None
+        objects: list[ListedObject] = []
+        nbytes = 0
+        for located in self._located():
+            if located.plan is None or not self._execution.part.has(located.plan.path, located.plan.number(located.coords)):
+                continue
+            if plan is not None and objects and (plan is not located.plan or self._is_full(plan, len(objects), nbytes)):
+                yield self._task(plan, objects)
+                objects, nbytes = [], 0
+            plan = located.plan
+            objects.append(ListedObject(located.coords, located.info.nbytes))
+            nbytes += located.info.nbytes
+        if plan is not None and objects:
+            yield self._task(plan, objects)
+
+    def _is_full(self, plan: ArrayPlan, objects: int, nbytes: int) -> bool:
+        index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
+        if objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK:
+            return True
+        return nbytes >= _CONTENT_BYTES_A_TASK and (plan.coding.has_checksum or self._decoder is not None)
+
+    def _task(self, plan: ArrayPlan, objects: list[ListedObject]) -> VerifyTask:
+        return VerifyTask(self._execution.run, self._place, plan, tuple(objects), self._decoder)
+
+    def _located(self) -> Iterator[Located]:
+        batches = self._walk.batches()
+        while batch := run_sync(_next(batches)):
+            self._objects += len(batch)
+            self._documents.list_v2(located.info.key for located in batch if located.role == "v2-document")
+            for located in batch:
+                if located.role == "stray" and self._is_mine(located.info.key):
+                    if len(self._strays) < _MOST_FINDINGS:
+                        self._strays.append(located.info)
+                    else:
+                        self._counts["stray"] += 1
+            yield from batch
+
+    def _take(self, task: VerifyTask, verified: Verified) -> None:
+        sums = self._sums.setdefault(task.plan.path, _Sums())
+        sums.objects += verified.objects
+        sums.chunks += verified.chunks
+        sums.nbytes_read += verified.nbytes_read
+        self._nbytes_read += verified.nbytes_read
+        for finding in verified.findings:
+            self._add(finding)
+        self._note_unread(verified.unread)
+        self._done_objects += len(task.objects)
+        if self._progress is not None:
+            self._progress(self._done_objects, self._nbytes_read)
+
+    def _give_up(self, failure: Failure[VerifyTask]) -> None:
+        if not isinstance(failure.error, ShardStoreError):
+            raise failure.error  # a mistake of ours, or of the executor's
+        self._note_unread(tuple(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects))
+
+    def _note_unread(self, unread: tuple[Unread, ...]) -> None:
+        self._unread += unread[: max(0, _MOST_FINDINGS - len(self._unread))]
+
+    # -- what belongs to nothing -----------------------------------------------------------------------------------------
+
+    async def _confirm_strays(self) -> None:
+        """Objects that are there still, and belong to nothing still: a writer may have created their array meanwhile."""
+        walk = Walk(self._engine, self._walk.path)
+        for located in await walk.locate(self._strays):
+            key = located.info.key
+            if located.role == "stray" and await self._engine.storage.stat(key) is not None:
+                above = [path for path, _ in ancestors(key) if walk.nodes.get(path) is not None]
+                self._add(Finding("stray", above[-1] if above else "", key, f"{located.info.nbytes} bytes that belong to no node"))
+
+    async def _leftovers(self) -> set[Leftover]:
+        # Keys of a draft hierarchy are not those that its nodes are shown under.
+        run_prefix = self._walk.prefix if not is_draft(self._engine.storage) else ""
+        try:
+            return set(await leftovers_of(self._engine.storage, run_prefix) or ())
+        except ShardStoreError as exc:
+            self._add(Finding("not-checked", self._walk.path, "", f"unfinished uploads and the like could not be listed: {exc}"))
+            return set()
+
+    async def _confirm_leftovers(self, before: set[Leftover]) -> None:
+        """Those that were there when the run began, and are there still."""
+        for left in sorted(before & await self._leftovers() if before else (), key=lambda left: (left.key, left.what)):
+            if self._is_mine(left.key):
+                self._add(Finding(left.kind, "", left.key, left.what))
+
+    # -- what came of it -------------------------------------------------------------------------------------------------
+
+    def _report(self) -> VerifyReport:
+        def place(finding: Finding) -> tuple[str, str, str]:
+            return finding.path, finding.key, finding.kind
+
+        return VerifyReport(
+            url=self._engine.storage.url,
+            path=self._walk.path,
+            arrays=tuple(self._array(plan) for plan in self._walk.plans()),
+            findings=(*sorted(self._errors, key=place), *sorted(self._notes, key=place)),
+            counts=dict(sorted(self._counts.items())),
+            objects=self._objects,
+            nbytes_read=self._nbytes_read,
+            unread=tuple(self._unread),
+        )
+
+    def _array(self, plan: ArrayPlan) -> ArrayVerified:
+        sums = self._sums.get(plan.path, _Sums())
+        return ArrayVerified(
+            path=plan.path,
+            objects=sums.objects,
+            chunks=sums.chunks,
+            nbytes_read=sums.nbytes_read,
+            errors=sums.errors,
+            notes=sums.notes,
+            detectable=detectable(plan, self._how),
+        )
+
+
+async def _next(batches: AsyncIterator[list[Located]]) -> list[Located] | None:
+    return await anext(batches, None)

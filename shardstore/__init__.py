@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
-    from shardstore.adapters.verification import verify
+    from shardstore.adapters.verification import census, verify
     from shardstore.adapters.zarr_store import ShardedStore
 
 __version__ = "0.1.0"
@@ -49,6 +49,7 @@ __all__ = [
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",
+    "census",
     "errors",
     "get_mapper",
     "open",
@@ -61,6 +62,7 @@ _LAZY = {
     "ShardedStore": "shardstore.adapters.zarr_store",
     "ShardingTransformer": "shardstore.adapters.transformer",
     "align": "shardstore.adapters.align",
+    "census": "shardstore.adapters.verification",
     "verify": "shardstore.adapters.verification",
 }
 

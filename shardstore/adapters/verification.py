@@ -1,13 +1,16 @@
-"""``shardstore.verify``: opens what is to be verified, and brings zarr's codecs where they are wanted."""
+"""``shardstore.verify`` and ``shardstore.census``: open what is to be looked at, and bring zarr's codecs, or matplotlib, where wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
 from shardstore.adapters.handle import Handle
 from shardstore.errors import Unsupported
+from shardstore.maintenance.census import take_census
+from shardstore.maintenance.census_file import Census, read_census
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.verify import Progress, VerifyReport, verify_engine
 from shardstore.maintenance.verify_chunks import Decoder
@@ -18,6 +21,7 @@ def verify(
     *,
     path: str = "",
     deep: bool = False,
+    census: Census | str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
     part: Part | str | None = None,
@@ -30,6 +34,7 @@ def verify(
         url: the root of a store, as ``shardstore.open`` takes it.
         path: the node in it to verify, with all that is below; everything, if it is not given.
         deep: decode every chunk by zarr's codecs.
+        census: what ``census`` returned, or a file of it: what is gone since, or lies elsewhere, is found.
         executor: a ``concurrent.futures.Executor`` to run on, such as ``Client(address).get_executor()`` of a dask cluster; threads of
             this process, if it is not given.
         workers: how many tasks run at once.
@@ -45,7 +50,33 @@ def verify(
     """
     handle = Handle.make(url, None if storage_options is None else dict(storage_options), {})
     execution = Execution(executor, workers, part=part_of(part))
-    return verify_engine(handle.engine, path, execution=execution, decoder=decoder() if deep else None, progress=progress)
+    expected = read_census(census) if isinstance(census, str | os.PathLike) else census
+    return verify_engine(handle.engine, path, execution=execution, decoder=decoder() if deep else None, census=expected, progress=progress)
+
+
+def census(
+    url: Any,
+    *,
+    path: str = "",
+    contents: bool = False,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Census:
+    """Which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
+
+    Args:
+        url, path, executor, workers, storage_options, progress: as ``verify`` has them.
+        contents: read every object whole and record a digest of it: then ``verify`` finds every object that changed since.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        Conflict: an object was replaced again and again.
+        StorageError: a request failed.
+    """
+    handle = Handle.make(url, None if storage_options is None else dict(storage_options), {})
+    return take_census(handle.engine, path, of_contents=contents, execution=Execution(executor, workers), progress=progress)
 
 
 def part_of(part: Part | str | None) -> Part:
@@ -64,3 +95,14 @@ def decoder() -> Decoder:
             raise
         raise Unsupported("to decode chunks takes zarr-python: pip install 'shardstore[zarr]'; without deep all else is verified") from exc
     return zarr_decoder
+
+
+def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
+    """What draws a census into a file; see ``adapters.census_plot``. Raises ``Unsupported`` where matplotlib is not installed."""
+    try:
+        from shardstore.adapters.census_plot import save_picture
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise Unsupported("to draw into a file takes matplotlib: pip install 'shardstore[plot]'; --draw draws in the terminal") from exc
+    return save_picture

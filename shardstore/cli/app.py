@@ -18,6 +18,7 @@ import shardstore
 from shardstore.cli.advise import advise
 from shardstore.cli.arguments import DEBUG
 from shardstore.cli.cat import cat
+from shardstore.cli.census import census
 from shardstore.cli.cp import cp
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.info import info
@@ -162,7 +163,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise, verify):
+for _command in (info, ls, cat, cp, mv, rm, advise, verify, census):
     _add(_command)
 
 

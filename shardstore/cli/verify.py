@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from shardstore.cli.execution import execution_of
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import complain, count, plural, print_json, progress_bar, show, size
 from shardstore.cli.target import resolve
+from shardstore.maintenance.census_file import read_census
 from shardstore.maintenance.findings import Finding
 from shardstore.maintenance.verify import ArrayVerified, VerifyReport, verify_engine
 
@@ -26,6 +28,10 @@ _NOTES_SHOWN = 3  # of each kind and array; --json has more
 def verify(
     url: Url,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every chunk, by zarr's codecs.")] = False,
+    census: Annotated[
+        Path | None,
+        typer.Option("--census", metavar="FILE", help="Find what is gone since a census, or lies elsewhere.", show_default=False),
+    ] = None,
     part: PartOf = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
@@ -45,8 +51,11 @@ def verify(
 
         shardstore verify --deep s3://bucket/data.zarr/ct -o anon=true
 
+        shardstore verify data.zarr --census monday.census
+
         shardstore verify --json s3://bucket/data.zarr --part 3/16
     """
+    expected = None if census is None else read_census(census)
     target = resolve(url, storage_options(options_json, options))
     with execution_of(part, workers, scheduler) as execution, progress_bar("verifying", "objects") as bar:
         report = verify_engine(
@@ -54,6 +63,7 @@ def verify(
             target.path,
             execution=execution,
             decoder=decoder() if deep else None,
+            census=expected,
             progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
             shown=str(target.address),
         )

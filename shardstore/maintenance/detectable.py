@@ -14,6 +14,8 @@ class Thoroughness:
     deep: bool = False
     against: bool = False
     census: bool = False
+    contents: bool = False
+    """The census has digests of whole objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,15 @@ def detectable(plan: ArrayPlan, how: Thoroughness) -> Detectable:
         return Detectable(tuple(found), ())
     if how.census:
         found.append("objects and chunks that the census has and that are gone")
-        if plan.layout is not None:
-            found.append("shards whose index is not the one that the census recorded: noted, since writers do that too")
+        if how.contents:
+            found.append("every object that is not, byte for byte, what the census has: noted, since writers change objects too")
+        elif plan.layout is not None:
+            found.append("shards whose index is not the one that the census has: noted, since writers change indexes too")
+            if plan.coding.nbytes is not None:
+                missed.append("a shard that lies under the key of another one with the same chunks: their indexes are equal, too")
     else:
-        missed.append(
-            "objects that are gone, or that lie under another one's key, where all that can be checked fits there too: "
-            "a census or another copy shows them"
-        )
+        what = "objects that are gone, or that lie under another one's key, where all that can be checked fits there too"
+        missed.append(f"{what}: a census or another copy shows them")
     return Detectable(tuple(found), tuple(missed))
 
 
@@ -72,6 +76,8 @@ def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
 
 def _of_chunks(plan: ArrayPlan, how: Thoroughness, found: list[str], missed: list[str]) -> None:
     coding = plan.coding
+    if how.contents:
+        return
     if coding.has_checksum:
         found.append("every flipped bit inside a chunk: chunks end with a checksum")
         return

@@ -7,23 +7,30 @@ damage: see ``verify_objects``.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors
 from shardstore.errors import NotFound, ShardStoreError
 from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.census_file import Census
+from shardstore.maintenance.census_objects import ObjectEntry
 from shardstore.maintenance.detectable import Detectable, Thoroughness, detectable
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.findings import ERRORS, Finding
+from shardstore.maintenance.object_tasks import gathered
 from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify_census import CensusComparison
 from shardstore.maintenance.verify_chunks import Decoder
 from shardstore.maintenance.verify_documents import DocumentCheck
 from shardstore.maintenance.verify_objects import ListedObject, Unread, Verified, VerifyTask, verify_objects
 from shardstore.maintenance.walk import Located, Walk
+from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.leftovers import Leftover, leftovers_of
 from shardstore.stored.detect import is_draft
@@ -32,9 +39,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of objects, and of bytes, that have been looked at."""
 
 _MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
-_OBJECTS_A_TASK = 256
-_INDEX_BYTES_A_TASK = 4 * 2**20
-_CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
+_STATS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +93,20 @@ def verify_engine(
     *,
     execution: Execution | None = None,
     decoder: Decoder | None = None,
+    census: Census | None = None,
     progress: Progress | None = None,
     shown: str | None = None,
 ) -> VerifyReport:
     """Verify everything at and below the node, or prefix, ``path``. Not to be called on the IO loop.
 
-    With ``decoder`` every chunk is decoded by what it makes. ``shown`` is what messages call the place.
+    With ``decoder`` every chunk is decoded by what it makes; with ``census`` what is there is compared with what was there. ``shown`` is
+    what messages call the place.
 
     Raises:
         NotFound: there is nothing at ``path``.
         StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are reported.
     """
-    return _Verification(engine, path, execution or Execution(), decoder, progress, shown).run()
+    return _Verification(engine, path, execution or Execution(), decoder, census, progress, shown).run()
 
 
 class _Sums:
@@ -115,7 +122,14 @@ class _Verification:
     """One run while it goes on."""
 
     def __init__(
-        self, engine: Engine, path: str, execution: Execution, decoder: Decoder | None, progress: Progress | None, shown: str | None
+        self,
+        engine: Engine,
+        path: str,
+        execution: Execution,
+        decoder: Decoder | None,
+        census: Census | None,
+        progress: Progress | None,
+        shown: str | None,
     ) -> None:
         self._engine = engine
         self._documents = DocumentCheck(engine)
@@ -125,7 +139,9 @@ class _Verification:
         self._progress = progress
         self._shown = shown
         self._place = Place(engine.storage)
-        self._how = Thoroughness(deep=decoder is not None)
+        self._census = None if census is None else CensusComparison(census, self._walk.path, execution.part)
+        self._of_contents = census is not None and census.of_contents
+        self._how = Thoroughness(deep=decoder is not None, census=census is not None, contents=self._of_contents)
         self._sums: dict[str, _Sums] = {}
         self._errors: list[Finding] = []
         self._notes: list[Finding] = []
@@ -145,6 +161,8 @@ class _Verification:
         for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
             if self._is_mine(finding.key):
                 self._add(finding)
+        if self._census is not None:
+            run_sync(self._compare_with(self._census))
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
         return self._report()
@@ -166,42 +184,29 @@ class _Verification:
     # -- objects of arrays ---------------------------------------------------------------------------------------------
 
     def _tasks(self) -> Iterator[VerifyTask]:
-        plan: ArrayPlan | None = None
-        objects: list[ListedObject] = []
-        nbytes = 0
-        for located in self._located():
-            if located.plan is None or not self._execution.part.has(located.plan.path, located.plan.number(located.coords)):
-                continue
-            if plan is not None and objects and (plan is not located.plan or self._is_full(plan, len(objects), nbytes)):
-                yield self._task(plan, objects)
-                objects, nbytes = [], 0
-            plan = located.plan
-            objects.append(ListedObject(located.coords, located.info.nbytes))
-            nbytes += located.info.nbytes
-        if plan is not None and objects:
-            yield self._task(plan, objects)
+        mine = (located for located in self._walk.located() if self._is_to_verify(located))
+        reads_everything = self._decoder is not None or self._of_contents
+        for plan, some in gathered(mine, lambda plan: plan.coding.has_checksum or reads_everything):
+            objects = tuple(ListedObject(located.coords, located.info.nbytes, self._expected(plan, located.coords)) for located in some)
+            yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents)
 
-    def _is_full(self, plan: ArrayPlan, objects: int, nbytes: int) -> bool:
-        index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
-        if objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK:
-            return True
-        return nbytes >= _CONTENT_BYTES_A_TASK and (plan.coding.has_checksum or self._decoder is not None)
+    def _expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
+        return None if self._census is None else self._census.expected(plan, coords)
 
-    def _task(self, plan: ArrayPlan, objects: list[ListedObject]) -> VerifyTask:
-        return VerifyTask(self._execution.run, self._place, plan, tuple(objects), self._decoder)
-
-    def _located(self) -> Iterator[Located]:
-        batches = self._walk.batches()
-        while batch := run_sync(_next(batches)):
-            self._objects += len(batch)
-            self._documents.list_v2(located.info.key for located in batch if located.role == "v2-document")
-            for located in batch:
-                if located.role == "stray" and self._is_mine(located.info.key):
-                    if len(self._strays) < _MOST_FINDINGS:
-                        self._strays.append(located.info)
-                    else:
-                        self._counts["stray"] += 1
-            yield from batch
+    def _is_to_verify(self, located: Located) -> bool:
+        """Whether it is an object of an array, of this part; others are remembered as what they are."""
+        self._objects += 1
+        if located.plan is not None:
+            return self._execution.part.has(located.plan.path, located.plan.number(located.coords))
+        key = located.info.key
+        if located.role == "v2-document":
+            self._documents.list_v2([key])
+        elif located.role == "stray" and self._is_mine(key):
+            if len(self._strays) < _MOST_FINDINGS:
+                self._strays.append(located.info)
+            else:
+                self._counts["stray"] += 1
+        return False
 
     def _take(self, task: VerifyTask, verified: Verified) -> None:
         sums = self._sums.setdefault(task.plan.path, _Sums())
@@ -211,6 +216,9 @@ class _Verification:
         self._nbytes_read += verified.nbytes_read
         for finding in verified.findings:
             self._add(finding)
+        if self._census is not None:
+            for listed, digest in verified.changed:
+                self._add(self._census.change(task.plan, listed, digest))
         self._note_unread(verified.unread)
         self._done_objects += len(task.objects)
         if self._progress is not None:
@@ -223,6 +231,19 @@ class _Verification:
 
     def _note_unread(self, unread: tuple[Unread, ...]) -> None:
         self._unread += unread[: max(0, _MOST_FINDINGS - len(self._unread))]
+
+    async def _compare_with(self, census: CensusComparison) -> None:
+        """What the census has, and is not there; looked for once more, since the listing is some time ago."""
+        plans = self._walk.plans()
+        for finding in census.layout_findings(plans):
+            if self._is_mine(finding.key):
+                self._add(finding)
+        unseen = census.unseen(plans)
+        while some := list(islice(unseen, _STATS_AT_ONCE)):
+            found = await asyncio.gather(*(self._engine.storage.stat(plan.key(coords)) for plan, coords in some))
+            for (plan, coords), info in zip(some, found, strict=True):
+                if info is None:
+                    self._add(Finding("missing", plan.path, plan.key(coords), "the census has such an object"))
 
     # -- what belongs to nothing -----------------------------------------------------------------------------------------
 
@@ -278,7 +299,3 @@ class _Verification:
             notes=sums.notes,
             detectable=detectable(plan, self._how),
         )
-
-
-async def _next(batches: AsyncIterator[list[Located]]) -> list[Located] | None:
-    return await anext(batches, None)

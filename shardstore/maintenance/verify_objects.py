@@ -19,9 +19,11 @@ from shardstore.errors import Corruption, ShardStoreError, Unsupported
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.v2_keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
+from shardstore.maintenance.census_objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.findings import Fault, Finding
 from shardstore.maintenance.place import Place
+from shardstore.maintenance.survey_shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.verify_chunks import ChunkBytes, ChunkLook, Decode, Decoder, Moved, look_at_heads, look_into
 from shardstore.maintenance.verify_index import check_index
@@ -40,6 +42,8 @@ class ListedObject:
 
     coords: ChunkCoords
     nbytes: int
+    expected: ObjectEntry | None = None
+    """What a census has of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class VerifyTask:
     plan: ArrayPlan
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
+    of_contents: bool = False
+    """What the census has are digests of whole objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,8 @@ class Verified:
     """That exist, and whose place can be right."""
     nbytes_read: int
     unread: tuple[Unread, ...]
+    changed: tuple[tuple[ListedObject, bytes], ...] = ()
+    """Objects that are not what the census has, and the digests that they have now."""
 
 
 @dataclass(slots=True)
@@ -86,6 +94,8 @@ class Look:
     nbytes_read: int = 0
     faults: list[Fault] = field(default_factory=list)
     error: ShardStoreError | None = None
+    digest: bytes | None = None
+    """Where it is not the one that is expected."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -101,7 +111,7 @@ def verify_objects(task: VerifyTask) -> Verified:
     """Look at the objects of the task. Runs in a thread that is not the IO loop's."""
     storage = task.place.storage
     plan = task.plan
-    eye = _Eye(storage, plan, task.decoder)
+    eye = _Eye(storage, plan, task.decoder, task.of_contents)
     looks = {look.listed: look for look in eye.look(task.objects)}
     doubtful = [look for look in looks.values() if look.is_doubtful]
     for _ in range(_LOOKS - 1):
@@ -113,7 +123,7 @@ def verify_objects(task: VerifyTask) -> Verified:
             return Verified((), 0, 0, sum(look.nbytes_read for look in looks.values()), ())
         if now != plan:
             plan = now
-            eye = _Eye(storage, plan, task.decoder)
+            eye = _Eye(storage, plan, task.decoder, task.of_contents)
             looks = {look.listed: look for look in eye.look([o for o in task.objects if len(o.coords) == len(plan.shape)], fresh=True)}
             doubtful = [look for look in looks.values() if look.is_doubtful]
             continue
@@ -127,6 +137,7 @@ def verify_objects(task: VerifyTask) -> Verified:
 def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
     findings: list[Finding] = []
     unread: list[Unread] = []
+    changed: list[tuple[ListedObject, bytes]] = []
     objects = chunks = nbytes_read = 0
     for look in looks:
         key = plan.key(look.listed.coords)
@@ -137,9 +148,11 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
             unread.append(Unread(key, look.error))
             continue
         findings += [fault.at(plan.path, key) for fault in look.faults]
+        if look.digest is not None:
+            changed.append((look.listed, look.digest))
         if look.has_moved:
             findings.append(Finding("unstable", plan.path, key, "it was replaced each time that it was looked at"))
-    return Verified(tuple(findings), objects, chunks, nbytes_read, tuple(unread))
+    return Verified(tuple(findings), objects, chunks, nbytes_read, tuple(unread), tuple(changed))
 
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
@@ -162,9 +175,10 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
 class _Eye:
     """Looks at objects of one array, under one version of its metadata."""
 
-    def __init__(self, storage: Storage, plan: ArrayPlan, decoder: Decoder | None) -> None:
+    def __init__(self, storage: Storage, plan: ArrayPlan, decoder: Decoder | None, of_contents: bool) -> None:
         self._storage = storage
         self._plan = plan
+        self._of_contents = of_contents
         decode: Decode | None = None
         self._hindrance: Fault | None = None
         if decoder is not None:
@@ -206,6 +220,7 @@ class _Eye:
                 continue
             check = check_index(layout, listed.coords, outcome.nbytes, index, self._plan.coding.nbytes)
             look.faults += check.faults
+            self._compare(look, outcome, index)
             look.chunks = int(check.readable.sum())
             slots = np.flatnonzero(check.readable).tolist()
             if self._chunk_look.reads_all:
@@ -244,10 +259,43 @@ class _Eye:
             if fault is not None:
                 look.faults.append(fault)
 
+    def _compare(self, look: Look, found: Found, index: ShardIndex) -> None:
+        """With what a census has of the shard."""
+        layout, expected = self._plan.layout, look.listed.expected
+        assert layout is not None
+        if expected is None:
+            return
+        existed = np.unpackbits(np.frombuffer(expected.bitmap, np.uint8), count=layout.grid.nslots).astype(np.bool_)
+        gone = existed & ~index.present() & slots_inside(layout, look.listed.coords)  # a smaller shape may have taken others away
+        if gone.any():
+            first = layout.key_encoding.encode(layout.grid.coords_of(look.listed.coords, int(np.flatnonzero(gone)[0])))
+            what = f"{int(gone.sum())} of its chunks that the census has are gone, the first of them {join(self._plan.path, first)!r}"
+            look.faults.append(Fault("missing", what))
+        if self._of_contents:
+            self._compare_contents(look, found.nbytes)
+        elif (digest := digest_of(layout.index_format.slice_from(found.buffers[0], found.nbytes))) != expected.digest:
+            look.digest = digest
+        elif found.nbytes != expected.nbytes:
+            look.digest = NO_DIGEST
+
+    def _compare_contents(self, look: Look, nbytes: int) -> None:
+        assert look.generation is not None
+        assert look.listed.expected is not None
+        try:
+            digest = content_digest(self._storage, self._plan.key(look.listed.coords), look.generation, nbytes)
+        except ShardStoreError as exc:
+            look.error = exc
+            return
+        look.has_moved = look.has_moved or digest is None
+        look.nbytes_read += nbytes
+        if digest != look.listed.expected.digest:
+            look.digest = digest
+
     # -- objects that are one chunk --------------------------------------------------------------------------------------
 
     def _at_chunks(self, objects: Sequence[ListedObject], fresh: bool) -> list[Look]:
-        if not self._chunk_look.reads_all and not fresh:
+        reads_nothing = not self._chunk_look.reads_all and not self._of_contents
+        if reads_nothing and not fresh:
             return [self._sized(Look(listed, is_there=True, chunks=1), listed.nbytes) for listed in objects]
         looks: list[Look] = []
         for some in _windows(objects):
@@ -264,12 +312,17 @@ class _Eye:
                     (data,) = outcome.buffers
                     fault = self._chunk_look.fault(f"chunk {self._plan.key(listed.coords)!r}", data)
                     look.faults += [] if fault is None else [fault]
+                if self._of_contents and listed.expected is not None:
+                    self._compare_contents(look, outcome.nbytes)
         return looks
 
     def _sized(self, look: Look, nbytes: int) -> Look:
         wanted = self._plan.coding.nbytes
         if wanted is not None and nbytes not in (wanted, UNKNOWN_NBYTES):
             look.faults.append(Fault("chunk-size", f"it has {nbytes} bytes, the codecs make {wanted} of each chunk"))
+        expected = look.listed.expected
+        if expected is not None and not self._of_contents and nbytes not in (expected.nbytes, UNKNOWN_NBYTES):
+            look.digest = NO_DIGEST
         return look
 
 

@@ -5,10 +5,11 @@ Neither keys nor objects are kept: memory grows with the number of nodes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, check_prefix, metadata_path
@@ -80,6 +81,12 @@ class Walk:
         if found:
             yield await self.locate(found)
 
+    def located(self) -> Iterator[Located]:
+        """What the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
+        batches = self.batches()
+        while batch := run_sync(_next(batches)):
+            yield from batch
+
     async def locate(self, infos: list[ObjectInfo]) -> list[Located]:
         """What each object is."""
         owners = await self.nodes.owners([info.key for info in infos])
@@ -109,3 +116,7 @@ class Walk:
 
     def _lies_below_damage(self, key: str) -> bool:
         return any(record.node.kind == "other" for path, _ in ancestors(key) if (record := self.nodes.get(path)) is not None)
+
+
+async def _next(batches: AsyncIterator[list[Located]]) -> list[Located] | None:
+    return await anext(batches, None)

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
@@ -297,6 +297,64 @@ def metadata_contradicts_itself(hierarchy: Hierarchy, rng: random.Random) -> Inj
     hierarchy.objects.put(key, json.dumps(stored).encode())
     return Injected(f"metadata that contradicts itself: {name}", key, frozenset({"contradiction"}))
 
+
+# -- faults that a census shows --------------------------------------------------------------------------------------------
+
+Census = Literal["", "index", "contents"]
+"""What the hierarchy is verified against: no census, one of indexes, or one of whole objects."""
+
+OUT_OF_PLACE = INDEX | CHUNK | {"misplaced", "changed", "missing", "outside"}
+
+
+def _index_of(layout: Sharding, shard: bytes) -> bytes:
+    return shard[-layout.index_nbytes :] if layout.index_at_end else shard[: layout.index_nbytes]
+
+
+def _put_elsewhere(hierarchy: Hierarchy, fault: str, path: str, key: str, shard: bytes, against: Census) -> Injected:
+    layout, old = hierarchy.layouts[path], hierarchy.objects.get(key)
+    coords = layout.coords(key)
+    assert coords is not None
+    must = is_nonsense(hierarchy, path, key, shard)
+    if any(c * n >= g for c, n, g in zip(coords, layout.chunks_per_shard, layout.grid_shape, strict=True)):
+        must = True
+    elif against == "contents" and old is not None:
+        must = must or old != shard
+    elif against == "index" and old is not None:
+        must = must or (_index_of(layout, old), len(old)) != (_index_of(layout, shard), len(shard))
+    hierarchy.objects.put(key, shard)
+    return Injected(fault, key, OUT_OF_PLACE, must)
+
+
+def shard_under_a_wrong_key(hierarchy: Hierarchy, rng: random.Random, against: Census) -> Injected:
+    path, key = some_shard(hierarchy, rng)
+    layout = hierarchy.layouts[path]
+    others = [other for other in hierarchy.shards(path) if other != key]
+    beyond = layout.key(tuple(-(-g // n) + rng.randrange(3) for g, n in zip(layout.grid_shape, layout.chunks_per_shard, strict=True)))
+    target = rng.choice([*others, beyond])
+    shard = hierarchy.get(key)
+    if rng.random() < 0.5:
+        hierarchy.objects.delete(key)
+        if against:
+            hierarchy.objects.put(target, shard)
+            return Injected("shard under a wrong key", key, frozenset({"missing"}))
+    return _put_elsewhere(hierarchy, "shard under a wrong key", path, target, shard, against)
+
+
+def shard_of_another_array(hierarchy: Hierarchy, rng: random.Random, against: Census) -> Injected:
+    path, key = some_shard(hierarchy, rng)
+    (other,) = set(hierarchy.layouts) - {path}
+    sources = hierarchy.shards(other)
+    shard = hierarchy.get(rng.choice(sources)) if sources else b""
+    return _put_elsewhere(hierarchy, "shard of another array", path, key, shard, against)
+
+
+def missing_shard(hierarchy: Hierarchy, rng: random.Random, against: Census) -> Injected:
+    _, key = some_shard(hierarchy, rng)
+    hierarchy.objects.delete(key)
+    return Injected("missing shard", key, frozenset({"missing"}), bool(against))
+
+
+BESIDE_A_CENSUS = [shard_under_a_wrong_key, shard_of_another_array, missing_shard]
 
 FAULTS = [
     index_byte_flipped,

@@ -13,43 +13,64 @@ from collections import Counter
 import pytest
 
 from shardstore.engine.engine import Engine
+from shardstore.maintenance.census import take_census
+from shardstore.maintenance.census_file import Census, census_from_bytes
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify import VerifyReport, verify_engine
 from shardstore.storage.base import Storage
 from shardstore.storage.memory import MemoryStorage
-from tests.maintenance.damaging import CHUNK, FAULTS, INDEX, Injected, make_healthy
+from tests.maintenance.damaging import BESIDE_A_CENSUS, CHUNK, FAULTS, INDEX, Injected, make_healthy
+from tests.maintenance.damaging import Census as Against
 from tests.stored import StorageObjects
 
 TRIALS = int(os.environ.get("SHARDSTORE_VERIFY_TRIALS", "150"))
 _SHARES = 10
+AGAINST: tuple[Against, ...] = ("", "index", "contents")
 
 
-def verified(storage: Storage) -> VerifyReport:
-    return verify_engine(Engine(storage), execution=Execution(workers=2))
+def verified(storage: Storage, census: Census | None = None) -> VerifyReport:
+    return verify_engine(Engine(storage), execution=Execution(workers=2), census=census)
 
 
 def is_found(report: VerifyReport, injected: Injected) -> bool:
     return any(finding.kind in injected.kinds and finding.key == injected.key for finding in report.findings)
 
 
+def one_trial(trial: int) -> Injected:
+    rng = random.Random(trial)
+    storage = MemoryStorage(f"/faults-{uuid.uuid4().hex}")
+    hierarchy = make_healthy(storage, StorageObjects(storage), rng)
+    against = rng.choice(AGAINST)
+    census = None
+    if against:
+        taken = take_census(Engine(storage), of_contents=against == "contents", execution=Execution(workers=2))
+        census = census_from_bytes(taken.to_bytes())
+    before = verified(storage, census)
+    assert (before.findings, before.unread) == ((), ()), f"trial {trial}"
+    number = trial % (len(FAULTS) + len(BESIDE_A_CENSUS))
+    if number < len(FAULTS):
+        injected = FAULTS[number](hierarchy, rng)
+        report = verified(storage)
+    else:
+        injected = BESIDE_A_CENSUS[number - len(FAULTS)](hierarchy, rng, against)
+        report = verified(storage, census)
+    said = f"trial {trial}, {injected}, {against or 'no'} census: {report.findings}"
+    if injected.must:
+        assert is_found(report, injected), said
+    else:
+        # A header may give away what nothing else does; apart from that, what cannot be known is not said.
+        assert {f.kind for f in report.findings if f.severity == "error"} <= {"chunk-header"}, said
+    touched = [path for path in ("a", "g/b", "plain") if injected.key.startswith(path + "/")]
+    assert {f.path for f in report.findings if f.kind in INDEX | CHUNK} <= set(touched), said
+    return injected
+
+
 @pytest.mark.parametrize("share", range(_SHARES))
 def test_every_fault_is_found_and_health_is_believed(share: int) -> None:
     outcomes: Counter[tuple[str, bool]] = Counter()
     for trial in range(share, TRIALS, _SHARES):
-        rng = random.Random(trial)
-        storage = MemoryStorage(f"/faults-{uuid.uuid4().hex}")
-        hierarchy = make_healthy(storage, StorageObjects(storage), rng)
-        before = verified(storage)
-        assert (before.findings, before.unread) == ((), ()), f"trial {trial}"
-        injected = FAULTS[trial % len(FAULTS)](hierarchy, rng)
-        report = verified(storage)
-        said = f"trial {trial}, {injected}: {report.findings}"
+        injected = one_trial(trial)
         outcomes[injected.fault.partition(":")[0], injected.must] += 1
-        if injected.must:
-            assert is_found(report, injected), said
-        else:
-            # A header may give away what nothing else does; apart from that, what cannot be known is not said.
-            assert {f.kind for f in report.findings if f.severity == "error"} <= {"chunk-header"}, said
-        touched = [path for path in hierarchy.layouts if injected.key.startswith(path + "/")]
-        assert {f.path for f in report.findings if f.kind in INDEX | CHUNK} <= set(touched), said
+    for (fault, must), count in sorted(outcomes.items()):
+        print(f"{'found' if must else 'cannot be known'}  {fault}  {count}")  # noqa: T201 - shown by -rP
     assert sum(outcomes.values()) == len(range(share, TRIALS, _SHARES))

@@ -12,7 +12,7 @@ from shardstore.errors import Unsupported
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import Census, read_census
 from shardstore.maintenance.execution import WHOLE, Execution, Part
-from shardstore.maintenance.verify import Progress, VerifyReport, verify_engine
+from shardstore.maintenance.verify import Copy, Progress, VerifyReport, verify_engine
 from shardstore.maintenance.verify_chunks import Decoder
 
 
@@ -21,11 +21,13 @@ def verify(
     *,
     path: str = "",
     deep: bool = False,
+    against: Any = None,
     census: Census | str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
     part: Part | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    against_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Look whether what is stored makes sense: metadata, indexes, checksums, objects that belong to nothing. Writes nothing.
@@ -34,12 +36,14 @@ def verify(
         url: the root of a store, as ``shardstore.open`` takes it.
         path: the node in it to verify, with all that is below; everything, if it is not given.
         deep: decode every chunk by zarr's codecs.
+        against: another copy, as ``url``: metadata as presented, and the bytes of every chunk, are compared, however either is sharded.
         census: what ``census`` returned, or a file of it: what is gone since, or lies elsewhere, is found.
         executor: a ``concurrent.futures.Executor`` to run on, such as ``Client(address).get_executor()`` of a dask cluster; threads of
             this process, if it is not given.
         workers: how many tasks run at once.
         part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
         storage_options: for the filesystem: credentials, endpoint, retries.
+        against_options: likewise, of ``against``.
         progress: called with the number of objects and bytes that have been looked at.
 
     Raises:
@@ -48,10 +52,16 @@ def verify(
         Unsupported: ``deep`` without zarr-python.
         StorageError: the listing failed, or a metadata document could not be read.
     """
-    handle = Handle.make(url, None if storage_options is None else dict(storage_options), {})
+    handle = _opened(url, storage_options)
+    copy = None if against is None else Copy(_opened(against, against_options).engine, path)
     execution = Execution(executor, workers, part=part_of(part))
     expected = read_census(census) if isinstance(census, str | os.PathLike) else census
-    return verify_engine(handle.engine, path, execution=execution, decoder=decoder() if deep else None, census=expected, progress=progress)
+    decodes = decoder() if deep else None
+    return verify_engine(handle.engine, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress)
+
+
+def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
+    return Handle.make(url, None if storage_options is None else dict(storage_options), {})
 
 
 def census(
@@ -75,7 +85,7 @@ def census(
         Conflict: an object was replaced again and again.
         StorageError: a request failed.
     """
-    handle = Handle.make(url, None if storage_options is None else dict(storage_options), {})
+    handle = _opened(url, storage_options)
     return take_census(handle.engine, path, of_contents=contents, execution=Execution(executor, workers), progress=progress)
 
 

@@ -13,14 +13,25 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardstore.adapters.verification import decoder
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, PartOf, Scheduler, Url, Workers, storage_options
+from shardstore.cli.arguments import (
+    AgainstOptionsJson,
+    AsJson,
+    Debug,
+    OptionPairs,
+    OptionsJson,
+    PartOf,
+    Scheduler,
+    Url,
+    Workers,
+    storage_options,
+)
 from shardstore.cli.execution import execution_of
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import complain, count, plural, print_json, progress_bar, show, size
-from shardstore.cli.target import resolve
+from shardstore.cli.target import pair_options, resolve
 from shardstore.maintenance.census_file import read_census
 from shardstore.maintenance.findings import Finding
-from shardstore.maintenance.verify import ArrayVerified, VerifyReport, verify_engine
+from shardstore.maintenance.verify import ArrayVerified, Copy, VerifyReport, verify_engine
 
 _NOTES_SHOWN = 3  # of each kind and array; --json has more
 
@@ -28,6 +39,10 @@ _NOTES_SHOWN = 3  # of each kind and array; --json has more
 def verify(
     url: Url,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every chunk, by zarr's codecs.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="URL", help="Compare metadata and every chunk with another copy.", show_default=False),
+    ] = None,
     census: Annotated[
         Path | None,
         typer.Option("--census", metavar="FILE", help="Find what is gone since a census, or lies elsewhere.", show_default=False),
@@ -38,6 +53,7 @@ def verify(
     as_json: AsJson = False,
     options_json: OptionsJson = None,
     options: OptionPairs = None,
+    against_options: AgainstOptionsJson = None,
     debug: Debug = False,
 ) -> None:
     """Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.
@@ -51,12 +67,20 @@ def verify(
 
         shardstore verify --deep s3://bucket/data.zarr/ct -o anon=true
 
+        shardstore verify packed.zarr --against s3://bucket/original.zarr
+
         shardstore verify data.zarr --census monday.census
 
         shardstore verify --json s3://bucket/data.zarr --part 3/16
     """
     expected = None if census is None else read_census(census)
-    target = resolve(url, storage_options(options_json, options))
+    given = storage_options(options_json, options)
+    target = resolve(url, given)
+    copy = None
+    if against is not None:
+        of_copy = None if against_options is None else storage_options(against_options, None, "--against-options")
+        there = resolve(against, pair_options(url, against, given, of_copy)[1])
+        copy = Copy(there.engine, there.path)
     with execution_of(part, workers, scheduler) as execution, progress_bar("verifying", "objects") as bar:
         report = verify_engine(
             target.engine,
@@ -64,6 +88,7 @@ def verify(
             execution=execution,
             decoder=decoder() if deep else None,
             census=expected,
+            against=copy,
             progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
             shown=str(target.address),
         )

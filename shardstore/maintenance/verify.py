@@ -25,6 +25,7 @@ from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.findings import ERRORS, Finding
 from shardstore.maintenance.object_tasks import gathered
 from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify_against import compare_with_copy
 from shardstore.maintenance.verify_census import CensusComparison
 from shardstore.maintenance.verify_chunks import Decoder
 from shardstore.maintenance.verify_documents import DocumentCheck
@@ -40,6 +41,14 @@ Progress = Callable[[int, int], None]
 
 _MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
 _STATS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Another copy of what is verified."""
+
+    engine: Engine
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +103,20 @@ def verify_engine(
     execution: Execution | None = None,
     decoder: Decoder | None = None,
     census: Census | None = None,
+    against: Copy | None = None,
     progress: Progress | None = None,
     shown: str | None = None,
 ) -> VerifyReport:
     """Verify everything at and below the node, or prefix, ``path``. Not to be called on the IO loop.
 
-    With ``decoder`` every chunk is decoded by what it makes; with ``census`` what is there is compared with what was there. ``shown`` is
-    what messages call the place.
+    With ``decoder`` every chunk is decoded by what it makes; with ``census`` what is there is compared with what was there, and with
+    ``against`` with what is in another copy. ``shown`` is what messages call the place.
 
     Raises:
         NotFound: there is nothing at ``path``.
         StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are reported.
     """
-    return _Verification(engine, path, execution or Execution(), decoder, census, progress, shown).run()
+    return _Verification(engine, path, execution or Execution(), decoder, census, against, progress, shown).run()
 
 
 class _Sums:
@@ -128,6 +138,7 @@ class _Verification:
         execution: Execution,
         decoder: Decoder | None,
         census: Census | None,
+        against: Copy | None,
         progress: Progress | None,
         shown: str | None,
     ) -> None:
@@ -141,7 +152,8 @@ class _Verification:
         self._place = Place(engine.storage)
         self._census = None if census is None else CensusComparison(census, self._walk.path, execution.part)
         self._of_contents = census is not None and census.of_contents
-        self._how = Thoroughness(deep=decoder is not None, census=census is not None, contents=self._of_contents)
+        self._against = against
+        self._how = Thoroughness(decoder is not None, against is not None, census is not None, self._of_contents)
         self._sums: dict[str, _Sums] = {}
         self._errors: list[Finding] = []
         self._notes: list[Finding] = []
@@ -163,6 +175,8 @@ class _Verification:
                 self._add(finding)
         if self._census is not None:
             run_sync(self._compare_with(self._census))
+        if self._against is not None:
+            self._compare_with_copy(self._against)
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
         return self._report()
@@ -244,6 +258,18 @@ class _Verification:
             for (plan, coords), info in zip(some, found, strict=True):
                 if info is None:
                     self._add(Finding("missing", plan.path, plan.key(coords), "the census has such an object"))
+
+    def _compare_with_copy(self, copy: Copy) -> None:
+        def done(objects: int, nbytes: int) -> None:
+            self._done_objects += objects
+            self._nbytes_read += nbytes
+            if self._progress is not None:
+                self._progress(self._done_objects, self._nbytes_read)
+
+        def failed(key: str, error: ShardStoreError) -> None:
+            self._note_unread((Unread(key, error),))
+
+        compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, failed)
 
     # -- what belongs to nothing -----------------------------------------------------------------------------------------
 

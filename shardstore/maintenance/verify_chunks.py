@@ -9,6 +9,7 @@ from typing import TypeAlias
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
+from shardstore.maintenance.chunk_reading import Moved
 from shardstore.maintenance.findings import Fault
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
@@ -28,11 +29,6 @@ _WINDOW_BYTES = 8 * 2**20
 """Of a shard's chunks at once in memory, a task; one chunk that is longer is read alone."""
 
 _LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=_WINDOW_BYTES)
-_CHECKSUM_NBYTES = 4
-
-
-class Moved(Exception):
-    """The object is not any more what it was when its index was read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ from shardstore.format.shard_index import ShardIndex
 from shardstore.format.v2_keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census_objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
+from shardstore.maintenance.chunk_reading import Moved
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.findings import Fault, Finding
 from shardstore.maintenance.place import Place
 from shardstore.maintenance.survey_shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
-from shardstore.maintenance.verify_chunks import ChunkBytes, ChunkLook, Decode, Decoder, Moved, look_at_heads, look_into
+from shardstore.maintenance.verify_chunks import ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
 from shardstore.maintenance.verify_index import check_index
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation

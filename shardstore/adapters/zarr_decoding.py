@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+import warnings
 from functools import lru_cache
+from typing import Any
 
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
@@ -13,6 +16,8 @@ from zarr.core.sync import sync
 from shardstore.adapters.zarr_chunks import ChunkCodec, Entry
 from shardstore.errors import Corruption, Unsupported
 from shardstore.maintenance.verify_chunks import Decode
+
+_making = threading.Lock()  # filters of warnings are those of the whole process
 
 
 @lru_cache(maxsize=64)
@@ -27,17 +32,9 @@ def zarr_decoder(document: bytes) -> Decode:
     parsed = json.loads(document)
     parsed.pop("storage_transformers", None)
     try:
-        metadata = ArrayV3Metadata.from_dict(parsed)
-        shape = tuple(parsed["chunk_grid"]["configuration"]["chunk_shape"])
-        config = ArrayConfig(order="C", write_empty_chunks=True)
-        spec = ArraySpec(
-            shape=shape,
-            dtype=metadata.data_type,
-            fill_value=metadata.fill_value,
-            config=config,
-            prototype=default_buffer_prototype(),
-        )
-        codec = ChunkCodec(metadata.codecs, spec)
+        with _making, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # zarr warns of what may be slow, or not be read by others: nobody asked that here
+            spec, codec = _made(parsed)
     except Exception as exc:
         raise Unsupported(f"zarr cannot make its codecs ({type(exc).__name__}: {exc})") from exc
 
@@ -53,6 +50,18 @@ def zarr_decoder(document: bytes) -> Decode:
             raise Corruption(f"it cannot be decoded: {type(exc).__name__}: {exc}") from exc
 
     return decode
+
+
+def _made(parsed: dict[str, Any]) -> tuple[ArraySpec, ChunkCodec]:
+    metadata = ArrayV3Metadata.from_dict(parsed)
+    spec = ArraySpec(
+        shape=tuple(parsed["chunk_grid"]["configuration"]["chunk_shape"]),
+        dtype=metadata.data_type,
+        fill_value=metadata.fill_value,
+        config=ArrayConfig(order="C", write_empty_chunks=True),
+        prototype=default_buffer_prototype(),
+    )
+    return spec, ChunkCodec(metadata.codecs, spec)
 
 
 class _Named:

@@ -179,6 +179,8 @@ def census_from_bytes(data: BytesLike) -> Census:
         described = json.loads(bytes(body[4 : 4 + header_nbytes]))["arrays"]
         reader = _Blocks(body, 4 + header_nbytes)
         arrays = tuple(_array(one, reader) for one in described)
+        if len(body) != nbytes or reader.rest:
+            raise ValueError(f"{nbytes} bytes were expected, {len(body)} are there, and {reader.rest} of them belong to nothing")
     except (zlib.error, struct.error, ValueError, KeyError, TypeError) as exc:
         raise Corruption(f"the census is damaged: {type(exc).__name__}: {exc}") from exc
     return Census(arrays, bool(flags & _OF_CONTENTS))
@@ -190,6 +192,11 @@ class _Blocks:
     def __init__(self, body: memoryview, offset: int) -> None:
         self._body = body
         self._offset = offset
+
+    @property
+    def rest(self) -> int:
+        """Bytes that have not been taken."""
+        return len(self._body) - self._offset
 
     def take(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
         count = prod(shape)

@@ -14,6 +14,7 @@ from shardstore.format.presentation import present_array, same_chunks
 from shardstore.format.v2_arrays import array_from_v2
 from shardstore.format.v2_groups import group_from_v2
 from shardstore.format.v2_json import same_text
+from shardstore.format.v2_kept import hide_kept
 from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.v2_nodes import read_v2
@@ -95,6 +96,7 @@ def differing_members(one: JsonObject, other: JsonObject) -> list[str]:
     """The members in which two presented documents mean different things; a checksum more at the end of chunks is none."""
     if is_array(one) != is_array(other):
         return ["node_type"]
+    one, other = hide_kept(one), hide_kept(other)
     members = ["attributes"]
     differing = []
     if is_array(one):

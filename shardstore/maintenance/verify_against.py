@@ -13,7 +13,7 @@ from math import prod
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import join, metadata_key
-from shardstore.errors import Corruption, ShardStoreError
+from shardstore.errors import Corruption, NotFound, ShardStoreError
 from shardstore.format.checksums import CRC32C_NBYTES
 from shardstore.format.v2_keys import GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
@@ -69,9 +69,14 @@ def compare_with_copy(
     ``done`` is called with numbers of objects and bytes, ``failed`` with keys of objects that could not be compared.
 
     Raises:
+        NotFound: the other copy has no node.
         StorageError: a listing failed, or a metadata document could not be read.
     """
-    _Comparison(_listed(engine, path), _listed(copy, copy_path), execution, found, done, failed).run()
+    there = _listed(copy, copy_path)
+    if not there.paths():
+        where = f"{copy.storage.url.rstrip('/')}/{there.walk.path}".rstrip("/")
+        raise NotFound(f"there is no node to compare with at {where}: check the address of the other copy")
+    _Comparison(_listed(engine, path), there, execution, found, done, failed).run()
 
 
 def _listed(engine: Engine, path: str) -> Side:

@@ -74,7 +74,8 @@ def test_deep_and_against(local: Place, tmp_path: Path) -> None:
     assert outcome.code == 5
     assert "error  differs  time/zarr.json: it differs from the other copy's in attributes" in outcome.out
     assert "error  differs  time/c/1: its 16 bytes differ from the other copy's, from byte 0 on" in outcome.out
-    assert run("verify", local.url, "--against", str(tmp_path / "nothing")).code == 5
+    nothing = run("verify", local.url, "--against", str(tmp_path / "nothing"))
+    assert (nothing.code, "no node to compare with" in nothing.error) == (3, True)
 
 
 def test_against_takes_options_of_its_own(local: Place, s3_url: tuple[str, dict[str, Any]]) -> None:

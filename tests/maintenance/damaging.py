@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -102,7 +103,6 @@ class Injected:
     key: str
     kinds: frozenset[str] = frozenset()
     must: bool = True
-    notes: dict[str, Any] = field(default_factory=dict)
 
 
 INDEX = frozenset({"index", "entry", "entry-in-index", "chunk-size"})
@@ -352,6 +352,28 @@ def missing_shard(hierarchy: Hierarchy, rng: random.Random, against: Census) -> 
     _, key = some_shard(hierarchy, rng)
     hierarchy.objects.delete(key)
     return Injected("missing shard", key, frozenset({"missing"}), bool(against))
+
+
+# -- what dead writers leave, on disks and on S3 ---------------------------------------------------------------------------
+
+
+def leftover_file(root: Path, rng: random.Random) -> Injected:
+    """A temporary file, or a lock file, beside some object."""
+    beside = rng.choice([path for path in sorted(root.rglob("*")) if path.is_file()])
+    random_part = f"{rng.getrandbits(24):06x}-{rng.randint(2, 99999)}.{rng.getrandbits(48):012x}"
+    is_lock = rng.random() < 0.5
+    name = f".{beside.name}.shardstore-lock" if is_lock else f".{beside.name}.{random_part}.shardstore-tmp"
+    path = beside.with_name(name)
+    path.write_bytes(b"" if is_lock else beside.read_bytes()[: rng.randrange(50)])
+    return Injected("leftover temporary or lock file", path.relative_to(root).as_posix(), frozenset({"lock" if is_lock else "temporary"}))
+
+
+def unfinished_upload(fs: Any, url: str, hierarchy: Hierarchy, rng: random.Random) -> Injected:
+    """Of an object that exists, or of one that does not."""
+    key = rng.choice([*hierarchy.objects.keys(), "a/c/9/9", "g/new"])
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{prefix}/{key}")
+    return Injected("unfinished multipart upload", key, frozenset({"upload"}))
 
 
 BESIDE_A_CENSUS = [shard_under_a_wrong_key, shard_of_another_array, missing_shard]

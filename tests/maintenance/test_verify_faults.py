@@ -9,22 +9,27 @@ import os
 import random
 import uuid
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import Census, census_from_bytes
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify import VerifyReport, verify_engine
 from shardstore.storage.base import Storage
+from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from tests.maintenance.damaging import BESIDE_A_CENSUS, CHUNK, FAULTS, INDEX, Injected, make_healthy
+from tests.maintenance.damaging import BESIDE_A_CENSUS, CHUNK, FAULTS, INDEX, Injected, leftover_file, make_healthy, unfinished_upload
 from tests.maintenance.damaging import Census as Against
-from tests.stored import StorageObjects
+from tests.stored import FsspecObjects, LocalObjects, StorageObjects
 
 TRIALS = int(os.environ.get("SHARDSTORE_VERIFY_TRIALS", "150"))
 _SHARES = 10
+_KINDS = len(FAULTS) + len(BESIDE_A_CENSUS) + 1
 AGAINST: tuple[Against, ...] = ("", "index", "contents")
 
 
@@ -47,7 +52,7 @@ def one_trial(trial: int) -> Injected:
         census = census_from_bytes(taken.to_bytes())
     before = verified(storage, census)
     assert (before.findings, before.unread) == ((), ()), f"trial {trial}"
-    number = trial % (len(FAULTS) + len(BESIDE_A_CENSUS))
+    number = trial % _KINDS
     if number < len(FAULTS):
         injected = FAULTS[number](hierarchy, rng)
         report = verified(storage)
@@ -65,12 +70,38 @@ def one_trial(trial: int) -> Injected:
     return injected
 
 
+def one_trial_on_disk(trial: int, root: Path) -> Injected:
+    rng = random.Random(trial)
+    storage = LocalStorage(root, fsync=False)
+    make_healthy(str(root), LocalObjects(root), rng)
+    assert verified(storage).findings == ()
+    injected = leftover_file(root, rng)
+    report = verified(storage)
+    assert [(f.kind, f.key) for f in report.findings] == [(*injected.kinds, injected.key)], f"trial {trial}, {injected}: {report.findings}"
+    return injected
+
+
 @pytest.mark.parametrize("share", range(_SHARES))
-def test_every_fault_is_found_and_health_is_believed(share: int) -> None:
+def test_every_fault_is_found_and_health_is_believed(share: int, tmp_path: Path) -> None:
     outcomes: Counter[tuple[str, bool]] = Counter()
     for trial in range(share, TRIALS, _SHARES):
-        injected = one_trial(trial)
+        is_on_disk = trial % _KINDS == _KINDS - 1
+        injected = one_trial_on_disk(trial, tmp_path / str(trial)) if is_on_disk else one_trial(trial)
         outcomes[injected.fault.partition(":")[0], injected.must] += 1
     for (fault, must), count in sorted(outcomes.items()):
         print(f"{'found' if must else 'cannot be known'}  {fault}  {count}")  # noqa: T201 - shown by -rP
     assert sum(outcomes.values()) == len(range(share, TRIALS, _SHARES))
+
+
+def test_every_unfinished_upload_is_found(s3_url: tuple[str, dict[str, Any]]) -> None:
+    import s3fs
+
+    url, options = s3_url
+    for trial in range(max(2, TRIALS // 30)):
+        rng = random.Random(trial)
+        root = f"{url}-{trial}"
+        hierarchy = make_healthy(root, FsspecObjects(root, options), rng, options)
+        assert shardstore.verify(root, storage_options=options).findings == ()
+        injected = unfinished_upload(s3fs.S3FileSystem(**options), root, hierarchy, rng)
+        report = shardstore.verify(root, storage_options=options)
+        assert [(f.kind, f.key) for f in report.findings] == [("upload", injected.key)], f"trial {trial}"

@@ -27,6 +27,7 @@ from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify import verify_engine
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrap_trace import TraceStorage
 from tests.golden import golden_cases
 from tests.maintenance.damaging import make_healthy
 from tests.shards import shard_chunks, sharded_arrays
@@ -240,6 +241,17 @@ def test_what_changed_since(of_contents: bool) -> None:
     assert ("missing", "y/zarr.json") in found_since(storage, census)
     x.resize((160,))
     assert ("missing", "x/c/3") not in found_since(storage, census)
+
+
+def test_what_is_listed_is_not_asked_for_again() -> None:
+    storage = MemoryStorage(f"/census-{uuid.uuid4().hex}")
+    hierarchy = make_healthy(storage, StorageObjects(storage), random.Random(0))
+    census = taken(storage)
+    hierarchy.objects.delete(hierarchy.shards("a")[0])
+    trace = TraceStorage(storage)
+    report = verify_engine(Engine(trace), execution=Execution(workers=2), census=census)
+    assert [finding.kind for finding in report.findings] == ["missing"]
+    assert [event.op for event in trace.events].count("stat") == 1
 
 
 def test_another_layout_than_the_censuss() -> None:

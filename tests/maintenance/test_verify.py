@@ -434,6 +434,44 @@ def test_an_array_that_is_created_anew_meanwhile_is_not_damaged(storage: MemoryS
     assert report.is_sound, report.findings
 
 
+def test_damage_is_what_is_seen_twice_of_one_version(storage: MemoryStorage, objects: StorageObjects) -> None:
+    """As of a writer that replaces an object in several steps, each of which is a version."""
+    make(storage)
+    key = "ct/c/0/1"
+    good = objects.get(key) or b""
+    looks = 0
+
+    async def hook(inner: MemoryStorage, reads: Sequence[Read]) -> None:
+        from shardstore.model.generation import UNCONDITIONAL
+
+        nonlocal looks
+        if any(read.key == key for read in reads):
+            looks += 1
+            data = (b"first", b"second", good)[min(looks, 3) - 1]
+            await inner.write(key, [data], len(data), UNCONDITIONAL)
+
+    report = verified(Hooked(storage, hook))
+    assert report.findings == ()
+    assert looks == 3
+
+
+def test_a_file_that_somebody_leaves_while_it_runs_may_be_in_use(tmp_path: Path) -> None:
+    make(str(tmp_path))
+    new = tmp_path / "ct/.zarr.json.shardstore-lock"
+    old = tmp_path / "time/.zarr.json.shardstore-lock"
+    old.touch()
+
+    class HookedLocal(LocalStorage):
+        async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+            if any("/c/" in read.key for read in reads):
+                new.touch()
+            return await super().read(reads)
+
+    assert kinds_at(verified(HookedLocal(tmp_path))) == {("lock", "time/.zarr.json.shardstore-lock")}
+    old.unlink()
+    assert kinds_at(verified(LocalStorage(tmp_path))) == {("lock", "ct/.zarr.json.shardstore-lock")}
+
+
 def test_no_false_alarm_beside_a_writer(tmp_path: Path) -> None:
     """A writer that rewrites chunks, resizes, erases and recreates an array with other shards, all the while."""
     rng = np.random.default_rng(0)

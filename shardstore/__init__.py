@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping import ShardedMap
     from shardstore.adapters.transformer import ShardingTransformer
+    from shardstore.adapters.verification import census, verify
     from shardstore.adapters.zarr_store import ShardedStore
     from shardstore.maintenance.compact import compact
     from shardstore.maintenance.pack import pack, reshard, unpack
@@ -53,6 +54,7 @@ __all__ = [
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",
+    "census",
     "compact",
     "errors",
     "get_mapper",
@@ -61,6 +63,7 @@ __all__ = [
     "repair",
     "reshard",
     "unpack",
+    "verify",
 ]
 
 _LAZY = {
@@ -74,6 +77,8 @@ _LAZY = {
     "unpack": "shardstore.maintenance.pack",
     "compact": "shardstore.maintenance.compact",
     "repair": "shardstore.maintenance.repair",
+    "census": "shardstore.adapters.verification",
+    "verify": "shardstore.adapters.verification",
 }
 
 

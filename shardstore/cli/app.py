@@ -18,6 +18,7 @@ import shardstore
 from shardstore.cli.advise import advise
 from shardstore.cli.arguments import DEBUG
 from shardstore.cli.cat import cat
+from shardstore.cli.census import census
 from shardstore.cli.compact import compact
 from shardstore.cli.cp import cp
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
@@ -28,6 +29,7 @@ from shardstore.cli.output import complain
 from shardstore.cli.pack import pack_command, reshard_command, unpack_command
 from shardstore.cli.repair import repair
 from shardstore.cli.rm import rm
+from shardstore.cli.verify import verify
 from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
@@ -145,7 +147,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Zarr stores whose chunks are packed into shards: packed and unpacked, looked into; whole nodes copied, moved and removed.",
+    help="Zarr stores whose chunks are packed into shards: packed, looked into, verified, mended; whole nodes copied, moved and removed.",
     epilog=_EXIT_CODES,
 )
 
@@ -164,7 +166,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(rich_help_panel="Commands")(command)
 
 
-for _command in (info, ls, cat, cp, mv, rm, advise, pack_command, reshard_command, unpack_command, compact, repair):
+for _command in (info, ls, cat, cp, mv, rm, advise, pack_command, reshard_command, unpack_command, verify, census, compact, repair):
     _add(_command)
 
 

@@ -37,6 +37,10 @@ TargetOptionsJson = Annotated[
     str | None,
     typer.Option("--target-options", metavar="JSON", help="Options of the filesystem of DST, where they differ from those of SRC."),
 ]
+AgainstOptionsJson = Annotated[
+    str | None,
+    typer.Option("--against-options", metavar="JSON", help="Options of the filesystem of the other copy, where they differ."),
+]
 
 
 def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:

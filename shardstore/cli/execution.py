@@ -18,6 +18,7 @@ import typer
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, plural
 from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.shard_work import FailedShard, Listed
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", min=1, show_default=False)]
@@ -75,6 +76,14 @@ def cluster(address: str | None) -> Iterator[Executor | None]:
         raise StorageError(f"no dask scheduler answers at {address}: {exc}") from exc
     with client:
         yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]  # as above
+
+
+@contextmanager
+def execution_of(part: str | None, workers: int | None, scheduler: str | None) -> Iterator[Execution]:
+    """How the options ``--part``, ``--workers`` and ``--scheduler`` ask the work to be done; raises as ``cluster`` and ``Part`` do."""
+    share = WHOLE if part is None else Part.parse(part)
+    with cluster(scheduler) as executor:
+        yield Execution(executor, workers, part=share)
 
 
 @contextmanager

@@ -41,6 +41,11 @@ def columns_of_screen() -> int | None:
     return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
+def has_colours() -> bool:
+    """Whether results go to a terminal that shows colours."""
+    return sys.stdout.isatty() and _console(sys.stdout).color_system is not None
+
+
 def stderr_console() -> Console:
     """Where errors, warnings, questions and progress go."""
     return _console(sys.stderr)

@@ -124,9 +124,9 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
     options = storage_options(given["options_json"], given["options"])
     of_target = None if given["target_options_json"] is None else storage_options(given["target_options_json"], None, "--target-options")
     source_options, target_options = pair_options(source, destination, options, of_target)
-    arguments: dict[str, Any] = {
-        name: given[name] for name in ("chunk_checksums", "dry_run", "overwrite", "only_failed", "part", "retries")
-    }
+    arguments: dict[str, Any] = {name: given[name] for name in ("chunk_checksums", "dry_run", "overwrite", "only_failed", "retries")}
+    if given["part"] is not None:
+        arguments["part"] = given["part"]
     arguments |= {"workers": given["workers"], "record": given["record"], "fsync": not given["no_fsync"]}
     arguments |= {"include": given["include"] or (), "exclude": given["exclude"] or ()}
     arguments |= {"max_memory": parse_bytes("--max-memory", given["max_memory"])}

@@ -17,18 +17,23 @@ from shardstore.errors import Corruption
 from shardstore.model.ranges import BytesLike
 
 _HEADER = struct.Struct("<BBBBiii")
+HEADER_NBYTES = _HEADER.size
 
 
-def check_blosc_header(data: BytesLike, decoded_nbytes: int | None) -> None:
+def check_blosc_header(data: BytesLike, decoded_nbytes: int | None, encoded_nbytes: int | None = None) -> None:
     """Refuse a buffer whose header contradicts its length, or the ``decoded_nbytes`` that are expected, if they are known.
+
+    ``encoded_nbytes`` is the length of the buffer, where ``data`` is only the start of it.
 
     Raises:
         Corruption: it is cut, extended, or of another size.
     """
-    if len(data) < _HEADER.size:
-        raise Corruption(f"a Blosc buffer has a header of {_HEADER.size} bytes, this one has {len(data)} in all")
+    if encoded_nbytes is None:
+        encoded_nbytes = len(data)
+    if len(data) < HEADER_NBYTES:
+        raise Corruption(f"a Blosc buffer has a header of {HEADER_NBYTES} bytes, this one has {len(data)} in all")
     _, _, _, _, nbytes, _, cbytes = _HEADER.unpack_from(data)
-    if cbytes != len(data):
-        raise Corruption(f"the Blosc header says {cbytes} bytes, there are {len(data)}")
+    if cbytes != encoded_nbytes:
+        raise Corruption(f"the Blosc header says {cbytes} bytes, there are {encoded_nbytes}")
     if nbytes < 0 or (decoded_nbytes is not None and nbytes != decoded_nbytes):
         raise Corruption(f"the Blosc header says {nbytes} decoded bytes, {decoded_nbytes} were expected")

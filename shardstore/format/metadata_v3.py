@@ -25,7 +25,7 @@ SHARDING = "sharding_indexed"
 MAX_NDIM = 64
 
 # Members of an array document that Zarr v3 defines; another one must be understood unless it says otherwise.
-_ARRAY_MEMBERS = frozenset(
+ARRAY_MEMBERS = frozenset(
     (
         *("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
         *("attributes", "storage_transformers", "dimension_names", "extensions", "consolidated_metadata"),
@@ -100,7 +100,8 @@ def mentions_sharding(codecs: Any) -> bool:
     return isinstance(codecs, list) and any(codec_name(codec) == SHARDING for codec in codecs)
 
 
-def _sizes(value: Any, minimum: int, ndim: int | None = None) -> tuple[int, ...] | None:
+def sizes(value: Any, minimum: int, ndim: int | None = None) -> tuple[int, ...] | None:
+    """A JSON list of whole numbers from ``minimum`` up, of ``ndim`` where that is given; ``None`` for anything else."""
     if not isinstance(value, list) or len(value) > MAX_NDIM or (ndim is not None and len(value) != ndim):
         return None
     if not all(type(v) is int and minimum <= v < 2**63 for v in value):
@@ -113,10 +114,11 @@ def _regular_grid(document: JsonObject, ndim: int) -> tuple[int, ...] | None:
     if not isinstance(grid, dict) or grid.get("name") != "regular":
         return None
     configuration = codec_configuration(grid)
-    return None if set(configuration) - {"chunk_shape"} else _sizes(configuration.get("chunk_shape"), 1, ndim)
+    return None if set(configuration) - {"chunk_shape"} else sizes(configuration.get("chunk_shape"), 1, ndim)
 
 
-def _must_understand(value: Any) -> bool:
+def must_understand(value: Any) -> bool:
+    """Whether a reader that does not know this member has to refuse the document."""
     return not (isinstance(value, dict) and value.get("must_understand") is False)
 
 
@@ -147,7 +149,7 @@ def _stacked(chunk_shape: tuple[int, ...], transformers: Iterable[tuple[int, ...
 
 
 def _parse_members(document: JsonObject) -> PlainArray | str:
-    shape = _sizes(document.get("shape"), 0)
+    shape = sizes(document.get("shape"), 0)
     if shape is None:
         return "its shape is not a list of sizes"
     chunk_shape = _regular_grid(document, len(shape))
@@ -156,7 +158,7 @@ def _parse_members(document: JsonObject) -> PlainArray | str:
     key_encoding = parse_chunk_key_encoding(document.get("chunk_key_encoding"))
     if key_encoding is None:
         return "its chunk key encoding is not known"
-    unknown = sorted(k for k, v in document.items() if k not in _ARRAY_MEMBERS and _must_understand(v))
+    unknown = sorted(k for k, v in document.items() if k not in ARRAY_MEMBERS and must_understand(v))
     if unknown:
         return f"its member {unknown[0]!r} must be understood and is not known"
     return PlainArray(shape, chunk_shape, key_encoding)
@@ -176,7 +178,7 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if len(codecs) != 1:
         return f"another codec wraps or precedes {SHARDING}"
     configuration = codec_configuration(codecs[0])
-    inner = _sizes(configuration.get("chunk_shape"), 1, len(plain.shape))
+    inner = sizes(configuration.get("chunk_shape"), 1, len(plain.shape))
     if inner is None:
         return f"the chunk_shape of {SHARDING} is not a shape of the array's rank"
     if any(outer % i for outer, i in zip(plain.chunk_shape, inner, strict=True)):
@@ -197,12 +199,12 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
     index_format = IndexFormat(chunks_per_shard, index_codecs, location)
-    nbytes = encoded_nbytes(inner, document.get("data_type"), configuration["codecs"])
+    nbytes = encoded_chunk_nbytes(inner, document.get("data_type"), configuration["codecs"])
     return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes)
 
 
-def encoded_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
-    """The size of every encoded chunk, or ``None`` unless the codecs only arrange its elements and add checksums."""
+def encoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
+    """The size of every encoded chunk, where the codecs only arrange its elements and add checksums; else ``None``."""
     nbytes = item_nbytes(data_type)
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     if nbytes is None or not {"bytes", "endian"} & set(names) or not set(names) <= {"bytes", "endian", "transpose", "crc32c"}:
@@ -220,7 +222,7 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
         return chunks_per_shard
     *others, last = chunks_per_shard
     chunk_shape = _stacked(plain.chunk_shape, others)
-    nbytes = None if others else encoded_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
+    nbytes = None if others else encoded_chunk_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
     return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes)
 
 

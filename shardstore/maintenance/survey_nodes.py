@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -90,8 +90,10 @@ Owner = tuple[NodeRecord | None, ChunkCoords | None]
 class SurveyedNodes:
     """Nodes by path, read when they are asked for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
+        """``seen`` is called with each node as it is read, and its document where that is JSON."""
         self._engine = engine
+        self._seen = seen
         self._records: dict[str, NodeRecord] = {}  # above the place of interest, too
         self._absent: set[str] = set()
 
@@ -122,6 +124,8 @@ class SurveyedNodes:
                 if isinstance(outcome, Found):
                     node, document = self._engine.hierarchy.describe(path, outcome.buffers[0], outcome.generation)
                     self._records[path] = _record(node, document)
+                    if self._seen is not None:
+                        self._seen(node, document)
                 else:
                     self._absent.add(path)
         return {path: self._records.get(path) for path in asked}

@@ -137,7 +137,7 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
     used = index.present() & ~wrong
     # Entries that fit the object fit int64 as well.
     lengths = index.flat[used, 1].astype(np.int64)
-    inside = _slots_inside(shard)[used]
+    inside = slots_inside(shard.layout, shard.coords)[used]
     tally.add_object(object_nbytes, _is_inside(shard))
     tally.add_chunks(int(inside.sum()), int(lengths[inside].sum()), int((~inside).sum()), int(lengths[~inside].sum()))
     if not wrong.any():
@@ -145,6 +145,11 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
         return None
     # What a damaged entry meant to refer to is not known, so nothing of this shard is called dead.
     tally.damaged_objects += 1
+    return entry_fault(index, wrong, object_nbytes)
+
+
+def entry_fault(index: ShardIndex, wrong: npt.NDArray[np.bool_], object_nbytes: int) -> str:
+    """In words what is wrong with the first of the entries that ``ShardIndex.invalid`` names, and how many there are."""
     slots = np.flatnonzero(wrong)
     try:
         index.location(int(slots[0]), object_nbytes)
@@ -154,10 +159,10 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
     raise AssertionError(f"entry {slots[0]} is invalid and has a location")
 
 
-def _slots_inside(shard: SurveyedShard) -> npt.NDArray[np.bool_]:
-    """``(nslots,)``: the slots whose chunks lie in the array's grid."""
+def slots_inside(layout: ArrayLayout, coords: ChunkCoords) -> npt.NDArray[np.bool_]:
+    """``(nslots,)``: the slots, of the shard at ``coords`` of the shard grid, whose chunks lie in the array's grid."""
     inside = np.ones((), dtype=np.bool_)
-    for c, p, g in zip(shard.coords, shard.layout.grid.chunks_per_shard, shard.layout.chunk_grid_shape, strict=True):
+    for c, p, g in zip(coords, layout.grid.chunks_per_shard, layout.chunk_grid_shape, strict=True):
         # Python's own numbers: coordinates of a stray object may exceed 64 bits.
         held = np.arange(p) < max(0, min(p, g - c * p))
         inside = inside[..., np.newaxis] & held

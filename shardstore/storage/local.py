@@ -39,6 +39,7 @@ from shardstore.storage.body import byte_view, checked_views, groups, wrong_leng
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import (
     READ_FLAGS,
@@ -52,7 +53,7 @@ from shardstore.storage.local_files import (
 )
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
-from shardstore.storage.local_sweep import sweep_tree
+from shardstore.storage.local_sweep import find_left, sweep_tree
 from shardstore.storage.local_temporary import TemporaryFile
 
 T = TypeVar("T")
@@ -422,6 +423,13 @@ class LocalStorage:
             return sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
 
         return await self._write_hop("", "sweeping", sweep)
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Temporary and lock files below ``prefix`` whose writers are gone."""
+        check_directory(prefix)
+        if not self._is_prefix(prefix):
+            return []
+        return await self._read_hop(prefix, "looking for leftovers", lambda: find_left(self.root, prefix, self._rules.is_network))
 
     async def close(self) -> None:
         pools, self._pools = self._pools, {}

@@ -1,4 +1,4 @@
-"""Removing what writers left that died in the middle: temporary files, and the locks of objects.
+"""Finding and removing what writers left that died in the middle: temporary files, and the locks of objects.
 
 A writer holds a lock on its temporary file as long as it lives. So a file is left behind if its lock can be had at once: that
 needs no knowledge of processes, which have the same numbers in other containers and again after a while.
@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from itertools import islice
 
+from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_files import TEMP_SUFFIX
 from shardstore.storage.local_locks import LOCK_SUFFIX, bears, lock_whole, open_to_lock, remove_locked, unlock
 from shardstore.storage.local_range_locks import DIRECTORY_LOCK
@@ -60,6 +61,20 @@ def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_c
     return removed
 
 
+def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
+    """What dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; nothing is removed, and no lock is kept."""
+    found: list[Leftover] = []
+    for directory, _, names in os.walk(os.path.join(root, prefix)):
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if _may_be_left(name, is_network) and _is_dead(path, _NETWORK_AGE_SECONDS if is_network else 0.0):
+                key = os.path.relpath(path, root).replace(os.sep, "/")
+                is_temporary = name.endswith(TEMP_SUFFIX)
+                what = "a temporary file whose writer is gone" if is_temporary else "a lock file that nobody holds"
+                found.append(Leftover(key, "temporary" if is_temporary else "lock", what))
+    return found
+
+
 def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None, only_count: bool = False) -> int:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, limit) if _may_be_left(entry.name, is_network)]
@@ -85,13 +100,18 @@ def _writer_of(name: str) -> tuple[str, int] | None:
 
 if sys.platform == "win32":
 
-    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
+    def _is_dead(path: str, older_than_seconds: float) -> bool:
         """There are no such locks: by age, and the process number where the writer was on this machine."""
         writer = _writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
             return False
+        with suppress(OSError):  # removed meanwhile
+            return time.time() - os.stat(path).st_mtime >= older_than_seconds and not (writer[0] == host_token() and _is_alive(writer[1]))
+        return False
+
+    def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
         try:
-            if time.time() - os.stat(path).st_mtime < older_than_seconds or (writer[0] == host_token() and _is_alive(writer[1])):
+            if not _is_dead(path, older_than_seconds):
                 return False
             if not only_count:
                 os.unlink(path)
@@ -110,22 +130,33 @@ if sys.platform == "win32":
 
 else:
 
+    def _is_dead(path: str, older_than_seconds: float) -> bool:
+        fd = _locked_if_dead(path, older_than_seconds)
+        if fd is not None:
+            unlock(fd)
+        return fd is not None
+
     def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
+        fd = _locked_if_dead(path, older_than_seconds)
+        if fd is not None and only_count:
+            unlock(fd)
+        elif fd is not None:
+            remove_locked(fd, path)
+        return fd is not None
+
+    def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
+        """A descriptor that holds the lock of a file which nobody holds any more."""
         try:
             fd = open_to_lock(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:  # removed meanwhile, or not ours to remove
-            return False
+            return None
         try:
             status = os.fstat(fd)
             is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
             # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
             if stat_modes.S_ISREG(status.st_mode) and is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
-                if only_count:
-                    unlock(fd)
-                else:
-                    remove_locked(fd, path)
-                return True
+                return fd
         except OSError:  # no locks here; what cannot be known to be left behind stays
             pass
         unlock(fd)
-        return False
+        return None

@@ -19,6 +19,7 @@ from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.leftovers import Leftover
 from shardstore.storage.lost_answers import delete_object
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
@@ -256,6 +257,14 @@ class S3Storage:
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         await abort_upload(self._client, upload)
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Multipart uploads below ``prefix`` that were begun and not ended: by writers that died, or are at work."""
+        check_directory(prefix)
+        return [
+            Leftover(found.key, "upload", f"a multipart upload {found.upload_id} that was begun at {found.begun} and not ended")
+            async for found in self.unfinished_uploads(prefix)
+        ]
 
     async def close(self) -> None:
         """The s3fs instance is the user's, and stays open."""

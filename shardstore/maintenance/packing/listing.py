@@ -17,7 +17,7 @@ from shardstore.engine.keys import join, metadata_key, metadata_path
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import encoded_nbytes, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.metadata_v3 import encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
 from shardstore.format.v2_arrays import array_from_v2
 from shardstore.format.v2_groups import group_from_v2
@@ -290,7 +290,7 @@ class _Listing:
             self.nodes.passed[path] = stored, plain if isinstance(plain, str) else sharded
             return
         grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
-        nbytes = encoded_nbytes(plain.chunk_shape, stored.get("data_type"), stored.get("codecs"))
+        nbytes = encoded_chunk_nbytes(plain.chunk_shape, stored.get("data_type"), stored.get("codecs"))
         self.nodes.arrays[path] = SourceArray(path, stored, stored, ObjectLayout(plain.key_encoding, grid), encoded_chunk_nbytes=nbytes)
 
     def _take_v2_array(self, path: str) -> None:
@@ -308,7 +308,7 @@ class _Listing:
         assert not isinstance(plain, str)  # array_from_v2 writes no other
         grid = tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
         encoding = ChunkKeyEncoding("v2", plain.key_encoding.separator)
-        nbytes = encoded_nbytes(plain.chunk_shape, document["data_type"], document["codecs"])
+        nbytes = encoded_chunk_nbytes(plain.chunk_shape, document["data_type"], document["codecs"])
         self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid), encoded_chunk_nbytes=nbytes)
 
     def _settle_groups(self) -> None:

@@ -1,0 +1,118 @@
+"""``shardstore.verify`` and ``shardstore.census``: open what is to be looked at, and bring zarr's codecs, or matplotlib, where wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+from shardstore.adapters.handle import Handle
+from shardstore.errors import Unsupported
+from shardstore.maintenance.census import take_census
+from shardstore.maintenance.census_file import Census, read_census
+from shardstore.maintenance.execution import WHOLE, Execution, Part
+from shardstore.maintenance.verify import Copy, Progress, VerifyReport, verify_engine
+from shardstore.maintenance.verify_chunks import Decoder
+
+
+def verify(
+    url: Any,
+    *,
+    path: str = "",
+    deep: bool = False,
+    against: Any = None,
+    census: Census | str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    part: Part | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    against_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Look whether what is stored makes sense: metadata, indexes, checksums, objects that belong to nothing. Writes nothing.
+
+    Args:
+        url: the root of a store, as ``shardstore.open`` takes it.
+        path: the node in it to verify, with all that is below; everything, if it is not given.
+        deep: decode every chunk by zarr's codecs.
+        against: another copy, as ``url``: metadata as presented, and the bytes of every chunk, are compared, however either is sharded.
+        census: what ``census`` returned, or a file of it: what is gone since, or lies elsewhere, is found.
+        executor: a ``concurrent.futures.Executor`` to run on, such as ``Client(address).get_executor()`` of a dask cluster; threads of
+            this process, if it is not given.
+        workers: how many tasks run at once.
+        part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
+        storage_options: for the filesystem: credentials, endpoint, retries.
+        against_options: likewise, of ``against``.
+        progress: called with the number of objects and bytes that have been looked at.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        InvalidInput: an argument cannot be right.
+        Unsupported: ``deep`` without zarr-python.
+        StorageError: the listing failed, or a metadata document could not be read.
+    """
+    handle = _opened(url, storage_options)
+    copy = None if against is None else Copy(_opened(against, against_options).engine, path)
+    execution = Execution(executor, workers, part=part_of(part))
+    expected = read_census(census) if isinstance(census, str | os.PathLike) else census
+    decodes = decoder() if deep else None
+    return verify_engine(handle.engine, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress)
+
+
+def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
+    return Handle.make(url, None if storage_options is None else dict(storage_options), {})
+
+
+def census(
+    url: Any,
+    *,
+    path: str = "",
+    contents: bool = False,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Census:
+    """Which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
+
+    Args:
+        url, path, executor, workers, storage_options, progress: as ``verify`` has them.
+        contents: read every object whole and record a digest of it: then ``verify`` finds every object that changed since.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        Conflict: an object was replaced again and again.
+        StorageError: a request failed.
+    """
+    handle = _opened(url, storage_options)
+    return take_census(handle.engine, path, of_contents=contents, execution=Execution(executor, workers), progress=progress)
+
+
+def part_of(part: Part | str | None) -> Part:
+    """Raises ``InvalidInput`` where the text is no part."""
+    if part is None:
+        return WHOLE
+    return part if isinstance(part, Part) else Part.parse(part)
+
+
+def decoder() -> Decoder:
+    """What makes decoders of zarr's codecs. Raises ``Unsupported`` where zarr-python is not installed."""
+    try:
+        from shardstore.adapters.zarr_decoding import zarr_decoder
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "zarr":
+            raise
+        raise Unsupported("to decode chunks takes zarr-python: pip install 'shardstore[zarr]'; without deep all else is verified") from exc
+    return zarr_decoder
+
+
+def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
+    """What draws a census into a file; see ``adapters.census_plot``. Raises ``Unsupported`` where matplotlib is not installed."""
+    try:
+        from shardstore.adapters.census_plot import save_picture
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise Unsupported("to draw into a file takes matplotlib: pip install 'shardstore[plot]'; --draw draws in the terminal") from exc
+    return save_picture

@@ -1,0 +1,120 @@
+"""``shardstore census``: which chunks exist."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from shardstore.adapters.verification import picture_saver
+from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.census_picture import picture as picture_of
+from shardstore.cli.execution import Scheduler, Workers, execution_of
+from shardstore.cli.failures import ExitCode
+from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.target import resolve
+from shardstore.errors import InvalidInput
+from shardstore.maintenance.census import take_census
+from shardstore.maintenance.census_file import ArrayCensus, Census
+
+_AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
+
+
+def census(
+    url: Url,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Store it, for shardstore verify --census.", show_default=False)
+    ] = None,
+    contents: Annotated[
+        bool, typer.Option("--contents", help="Read every object whole and store a digest of it, not only of its index.")
+    ] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw each array in the terminal.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw all arrays into a .png or .svg file.", show_default=False)
+    ] = None,
+    axes: Annotated[
+        str | None,
+        typer.Option("--axes", metavar="I,J", help="The two axes that pictures show; the longest two, if not given.", show_default=False),
+    ] = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    debug: Debug = False,
+) -> None:
+    """Count which chunks exist, array by array, as a table, a compact file, and a picture.
+
+    Makes one listing, and one request for the index of each shard. Shards whose index cannot be read are listed; the exit code is 5 then.
+
+    Examples:
+
+        shardstore census data.zarr
+
+        shardstore census s3://bucket/data.zarr --output monday.census
+
+        shardstore census data.zarr/ct --draw --picture ct.png --axes 0,2
+    """
+    chosen = None if axes is None else _axes(axes)
+    save = None if picture is None else picture_saver()
+    target = resolve(url, storage_options(options_json, options))
+    with execution_of(None, workers, scheduler) as execution, progress_bar("counting", "objects") as bar:
+        taken = take_census(
+            target.engine,
+            target.path,
+            of_contents=contents,
+            execution=execution,
+            progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
+            shown=str(target.address),
+        )
+    if output is not None:
+        taken.write(output)
+    if picture is not None and save is not None:
+        save(taken, picture, chosen)
+    if as_json:
+        print_json(_document(taken))
+    else:
+        _show(taken, draw, chosen)
+    if taken.damaged:
+        sys.stdout.flush()
+        shards = plural(len(taken.damaged), "shard")
+        complain("error", f"{shards} could not be counted, the first of them {taken.damaged[0]}: its index is damaged")
+        raise typer.Exit(ExitCode.CORRUPT)
+
+
+def _axes(text: str) -> tuple[int, int]:
+    match = _AXES.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(f"axes {text!r} are not of the form I,J, such as 0,2")
+    return int(match[1]), int(match[2])
+
+
+def _document(taken: Census) -> dict[str, Any]:
+    return {"arrays": [_array_document(array) for array in taken.arrays], "damaged": list(taken.damaged)}
+
+
+def _array_document(array: ArrayCensus) -> dict[str, Any]:
+    told = {name: getattr(array, name) for name in ("path", "shape", "chunk_shape", "chunks_per_object", "chunk_grid", "object_grid")}
+    counts = {name: getattr(array, name) for name in ("objects", "possible_objects", "chunks", "possible_chunks", "stored_nbytes")}
+    return told | {"sharded": array.is_sharded} | counts
+
+
+def _show(taken: Census, draw: bool, axes: tuple[int, int] | None) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("array", style="bold cyan")
+    for name in ("grid of chunks", "chunks", "of", "", "objects", "of ", "bytes"):
+        table.add_column(name, justify="right")
+    for array in taken.arrays:
+        share = f"{array.chunks / array.possible_chunks:.1%}" if array.possible_chunks else ""
+        numbers = (count(n) for n in (array.chunks, array.possible_chunks))
+        objects = (count(n) for n in (array.objects, array.possible_objects))
+        table.add_row(array.path or "/", shape(array.chunk_grid), *numbers, share, *objects, size(array.stored_nbytes))
+    show(table)
+    for array in taken.arrays if draw else ():
+        if lines := picture_of(array, axes):
+            show("", Text(array.path or "/", "bold cyan"), *lines)

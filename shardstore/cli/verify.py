@@ -1,0 +1,170 @@
+"""``shardstore verify``: whether what is stored makes sense, and what can be known of that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from shardstore.adapters.verification import decoder
+from shardstore.cli.arguments import (
+    AgainstOptionsJson,
+    AsJson,
+    Debug,
+    OptionPairs,
+    OptionsJson,
+    Url,
+    storage_options,
+)
+from shardstore.cli.execution import PartOption, Scheduler, Workers, execution_of
+from shardstore.cli.failures import ExitCode, exit_code
+from shardstore.cli.output import complain, count, plural, print_json, progress_bar, show, size
+from shardstore.cli.target import pair_options, resolve
+from shardstore.maintenance.census_file import read_census
+from shardstore.maintenance.findings import Finding
+from shardstore.maintenance.verify import ArrayVerified, Copy, VerifyReport, verify_engine
+
+_NOTES_SHOWN = 3  # of each kind and array; --json has more
+
+
+def verify(
+    url: Url,
+    deep: Annotated[bool, typer.Option("--deep", help="Decode every chunk, by zarr's codecs.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="URL", help="Compare metadata and every chunk with another copy.", show_default=False),
+    ] = None,
+    census: Annotated[
+        Path | None,
+        typer.Option("--census", metavar="FILE", help="Find what is gone since a census, or lies elsewhere.", show_default=False),
+    ] = None,
+    part: PartOption = None,
+    workers: Workers = None,
+    scheduler: Scheduler = None,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    against_options: AgainstOptionsJson = None,
+    debug: Debug = False,
+) -> None:
+    """Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.
+
+    Chunks are read where they have checksums, or with --deep. Says of each array what can be detected in it, and what cannot. Errors are
+    what makes readers fail or see wrong values: the exit code is 5 then. Notes are about what is valid, or harms no reader.
+
+    Examples:
+
+        shardstore verify data.zarr
+
+        shardstore verify --deep s3://bucket/data.zarr/ct -o anon=true
+
+        shardstore verify packed.zarr --against s3://bucket/original.zarr
+
+        shardstore verify data.zarr --census monday.census
+
+        shardstore verify --json s3://bucket/data.zarr --part 3/16
+    """
+    expected = None if census is None else read_census(census)
+    given = storage_options(options_json, options)
+    target = resolve(url, given)
+    copy = None
+    if against is not None:
+        of_copy = None if against_options is None else storage_options(against_options, None, "--against-options")
+        there = resolve(against, pair_options(url, against, given, of_copy)[1])
+        copy = Copy(there.engine, there.path)
+    with execution_of(part, workers, scheduler) as execution, progress_bar("verifying", "objects") as bar:
+        report = verify_engine(
+            target.engine,
+            target.path,
+            execution=execution,
+            decoder=decoder() if deep else None,
+            census=expected,
+            against=copy,
+            progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
+            shown=str(target.address),
+        )
+    if as_json:
+        print_json(_document(report))
+    else:
+        _show(str(target.address), report)
+    _conclude(report)
+
+
+def _conclude(report: VerifyReport) -> None:
+    """Say on stderr what matters, and exit accordingly."""
+    sys.stdout.flush()
+    if report.unread:
+        first = report.unread[0]
+        complain("error", f"{plural(len(report.unread), 'object')} could not be read, the first of them {first.key}: {first.error}")
+    if report.errors:
+        complain("error", f"{plural(report.errors, 'error was', 'errors were')} found")
+        raise typer.Exit(ExitCode.CORRUPT)
+    if report.unread:
+        raise typer.Exit(exit_code(report.unread[0].error))
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def _document(report: VerifyReport) -> dict[str, Any]:
+    return {
+        "url": report.url,
+        "path": report.path,
+        "errors": report.errors,
+        "notes": report.notes,
+        "counts": report.counts,
+        "objects": report.objects,
+        "nbytes_read": report.nbytes_read,
+        "findings": [asdict(finding) | {"severity": finding.severity, "remedy": finding.remedy} for finding in report.findings],
+        "unread": [{"key": unread.key, "error": str(unread.error)} for unread in report.unread],
+        "arrays": [asdict(array) for array in report.arrays],
+    }
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def _show(where: str, report: VerifyReport) -> None:
+    arrays, objects = plural(len(report.arrays), "array"), plural(report.objects, "object")
+    show(Text.assemble((where, "bold"), f"  {arrays}, {objects}, {size(report.nbytes_read)} read"))
+    for array in report.arrays:
+        show("", _array(array))
+        for label, sentences in (("detects", array.detectable.found), ("cannot detect", array.detectable.missed)):
+            for sentence in sentences:
+                show(Padding(Text.assemble((f"{label}  ", "dim"), sentence), (0, 0, 0, 2), expand=False))
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    notes = [finding for finding in report.findings if finding.severity == "note"]
+    if errors or notes:
+        show("")
+    for finding in errors:
+        show(Text.assemble(("error  ", "bold red"), _said(finding)))
+    if len(errors) < report.errors:
+        show(f"       and {count(report.errors - len(errors))} more")
+    for group in _grouped(notes):
+        for finding in group[:_NOTES_SHOWN]:
+            show(Text.assemble(("note   ", "yellow"), _said(finding)))
+        if len(group) > _NOTES_SHOWN:
+            show(f"       and {count(len(group) - _NOTES_SHOWN)} more like this")
+    show("", Text(f"{plural(report.errors, 'error')}, {plural(report.notes, 'note')}", "bold"))
+
+
+def _array(array: ArrayVerified) -> Text:
+    looked_at = f"{plural(array.objects, 'object')}, {plural(array.chunks, 'chunk')}"
+    return Text.assemble((array.path or "/", "bold cyan"), f"  {looked_at}, {plural(array.errors, 'error')}")
+
+
+def _said(finding: Finding) -> str:
+    return f"{finding.kind}  {finding.key or finding.path or '/'}: {finding.what}. {finding.remedy[:1].upper()}{finding.remedy[1:]}"
+
+
+def _grouped(notes: Sequence[Finding]) -> list[list[Finding]]:
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for note in notes:
+        groups.setdefault((note.path, note.kind), []).append(note)
+    return list(groups.values())

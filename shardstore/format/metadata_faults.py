@@ -1,0 +1,263 @@
+"""What is wrong with a metadata document of Zarr v3: contradictions, which no reader can be right about, and extensions unknown here.
+
+Stricter than reading, which passes through what it does not need to know. Specification: Zarr v3, "Array metadata", "Group metadata";
+sharding codec 1.0, "Configuration parameters".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardstore.format.chunk_keys import parse_chunk_key_encoding
+from shardstore.format.json_text import JsonObject, NumberText
+from shardstore.format.metadata_v3 import (
+    ARRAY_MEMBERS,
+    SHARDING,
+    ArrayLayout,
+    codec_configuration,
+    codec_name,
+    is_array,
+    is_group,
+    item_nbytes,
+    must_understand,
+    parse_layout,
+    sizes,
+)
+from shardstore.format.storage_transformers import parse_sharding_transformers
+
+_REQUIRED = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
+
+_ARRAY_TO_ARRAY = frozenset({"transpose"})
+_ARRAY_TO_BYTES = frozenset({"bytes", "endian", SHARDING, "vlen-utf8", "vlen-bytes"})
+_BYTES_TO_BYTES = frozenset({"gzip", "zstd", "blosc", "crc32c"})
+_KNOWN_CODECS = _ARRAY_TO_ARRAY | _ARRAY_TO_BYTES | _BYTES_TO_BYTES
+_REGISTERED = "numcodecs."  # in zarr-extensions; zarr-python has them wherever numcodecs is
+
+_INTEGER = re.compile(r"(u?)int(8|16|32|64)")
+_FLOAT = re.compile(r"float(16|32|64)")
+_COMPLEX = re.compile(r"complex(64|128)")
+_RAW = re.compile(r"r([0-9]{1,10})")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFault:
+    """``contradiction``: the document cannot be right. ``unknown``: it may be, to somebody who knows the extension."""
+
+    kind: Literal["contradiction", "unknown"]
+    what: str
+
+
+def metadata_faults(document: JsonObject) -> list[MetadataFault]:
+    """All that is wrong with the document of a node, as it is stored."""
+    if not is_array(document) and not is_group(document):
+        version, kind = document.get("zarr_format"), document.get("node_type")
+        return [
+            MetadataFault("contradiction", f"zarr_format {_shown(version)} and node_type {_shown(kind)} are not those of a Zarr v3 node")
+        ]
+    faults = list(_of_array(document)) if is_array(document) else list(_of_group(document))
+    if not isinstance(document.get("attributes", {}), dict):
+        faults.append(MetadataFault("contradiction", "its attributes are not an object"))
+    return faults
+
+
+def _contradictions(*what: str | None) -> Iterator[MetadataFault]:
+    for one in what:
+        if one is not None:
+            yield MetadataFault("contradiction", one)
+
+
+def _of_group(document: JsonObject) -> Iterator[MetadataFault]:
+    consolidated = document.get("consolidated_metadata")
+    if consolidated is not None and not (isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict)):
+        yield from _contradictions("its consolidated_metadata hold no object of documents")
+
+
+def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
+    yield from _contradictions(*(f"it has no {member}" for member in _REQUIRED if member not in document))
+    unknown = sorted(name for name, value in document.items() if name not in ARRAY_MEMBERS and must_understand(value))
+    if unknown:
+        yield MetadataFault("unknown", f"it has a member {unknown[0]!r} that must be understood and is not known")
+    shape = sizes(document.get("shape"), 0)
+    if shape is None:
+        if "shape" in document:
+            yield from _contradictions(f"its shape {_shown(document['shape'])} is not a list of sizes")
+        return
+    names = document.get("dimension_names")
+    if names is not None and not _are_names(names, len(shape)):
+        yield from _contradictions(f"its dimension_names are not {len(shape)} names, one a dimension")
+    if "chunk_key_encoding" in document and parse_chunk_key_encoding(document["chunk_key_encoding"]) is None:
+        yield MetadataFault("unknown", f"its chunk key encoding {_shown(document['chunk_key_encoding'])} is not known")
+    if "fill_value" in document:
+        yield from _contradictions(_fill_value_fault(document["fill_value"], document.get("data_type")))
+    if "data_type" in document and codec_name(document["data_type"]) is None:
+        yield from _contradictions(f"its data type {_shown(document['data_type'])} has no name")
+    transformers = document.get("storage_transformers")
+    if transformers and isinstance(reason := parse_sharding_transformers(transformers, len(shape)), str):
+        yield MetadataFault("unknown", reason)
+    if "chunk_grid" not in document:
+        return
+    yield from _of_grid(document["chunk_grid"], len(shape))
+    chunk_shape = sizes(codec_configuration(document["chunk_grid"]).get("chunk_shape"), 1, len(shape))
+    if "codecs" in document:
+        yield from codec_faults(document["codecs"], len(shape), chunk_shape, document.get("data_type"))
+        if _holds_only_sharding(document["codecs"]) and not transformers:
+            layout = parse_layout(document)
+            if not isinstance(layout, ArrayLayout) and chunk_shape is not None and not unknown:
+                yield from _unless_told(document, chunk_shape, layout)
+
+
+def _unless_told(document: JsonObject, chunk_shape: tuple[int, ...], reason: str) -> Iterator[MetadataFault]:
+    """Why shards cannot be looked into, where no contradiction says so already."""
+    if not list(_of_sharding(codec_configuration(document["codecs"][0]), chunk_shape, document.get("data_type"))):
+        yield MetadataFault("unknown", reason)
+
+
+def _holds_only_sharding(codecs: Any) -> bool:
+    return isinstance(codecs, list) and len(codecs) == 1 and codec_name(codecs[0]) == SHARDING
+
+
+def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
+    if codec_name(grid) != "regular":
+        yield MetadataFault("unknown", f"its chunk grid {_shown(codec_name(grid))} is not known")
+        return
+    chunk_shape = codec_configuration(grid).get("chunk_shape")
+    if sizes(chunk_shape, 1, ndim) is None:
+        yield from _contradictions(f"its chunk shape {_shown(chunk_shape)} is not {ndim} positive sizes, one a dimension")
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------------
+
+
+def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, data_type: Any) -> Iterator[MetadataFault]:
+    """Of a chain of codecs, those inside shards included."""
+    if not isinstance(codecs, list) or not codecs:
+        yield from _contradictions("its codecs are not a list that holds one")
+        return
+    names = [codec_name(codec) for codec in codecs]
+    if None in names:
+        yield from _contradictions(f"its codec {_shown(codecs[names.index(None)])} has no name")
+        return
+    for name in names:
+        if name not in _KNOWN_CODECS and not str(name).startswith(_REGISTERED):
+            yield MetadataFault("unknown", f"its codec {name!r} is not of Zarr v3: chunks can be decoded only where it is installed")
+    yield from _contradictions(_order_fault([str(name) for name in names]))
+    for name, codec in zip(names, codecs, strict=True):
+        configuration = codec_configuration(codec)
+        if name == "transpose":
+            yield from _contradictions(_transpose_fault(configuration.get("order"), ndim))
+        elif name in ("bytes", "endian"):
+            yield from _contradictions(_endian_fault(configuration.get("endian"), data_type))
+        elif name == SHARDING and chunk_shape is not None:
+            # What precedes may have changed the order of dimensions, and with it what has to be divisible.
+            yield from _of_sharding(configuration, chunk_shape if "transpose" not in names else None, data_type, ndim)
+
+
+def _order_fault(names: Sequence[str]) -> str | None:
+    """Codecs of arrays, then one that makes bytes, then codecs of bytes."""
+    if any(name not in _KNOWN_CODECS for name in names):
+        return None
+    makers = [i for i, name in enumerate(names) if name in _ARRAY_TO_BYTES]
+    if len(makers) != 1:
+        return f"{len(makers) or 'none'} of its codecs {', '.join(names)} make bytes of an array: it takes one"
+    (maker,) = makers
+    if any(name in _BYTES_TO_BYTES for name in names[:maker]) or any(name in _ARRAY_TO_ARRAY for name in names[maker + 1 :]):
+        return f"its codecs {', '.join(names)} are in an impossible order"
+    return None
+
+
+def _transpose_fault(order: Any, ndim: int) -> str | None:
+    if order in ("C", "F"):  # as older drafts wrote it
+        return None
+    is_permutation = isinstance(order, list) and all(type(n) is int for n in order) and sorted(order) == list(range(ndim))
+    return None if is_permutation else f"the order {_shown(order)} of its codec transpose is no order of {ndim} dimensions"
+
+
+def _endian_fault(endian: Any, data_type: Any) -> str | None:
+    if endian in ("little", "big"):
+        return None
+    if endian is not None:
+        return f"the endian {_shown(endian)} of its codec bytes is neither little nor big"
+    name = codec_name(data_type) or ""
+    is_number = any(pattern.fullmatch(name) for pattern in (_INTEGER, _FLOAT, _COMPLEX))
+    if is_number and (item_nbytes(name) or 0) > 1:
+        return f"its codec bytes names no endian, and elements of {name} have several bytes"
+    return None
+
+
+def _of_sharding(
+    configuration: JsonObject, shard_shape: tuple[int, ...] | None, data_type: Any, ndim: int | None = None
+) -> Iterator[MetadataFault]:
+    rank = len(shard_shape) if shard_shape is not None else ndim
+    inner = sizes(configuration.get("chunk_shape"), 1, rank)
+    if inner is None:
+        yield from _contradictions(
+            f"the chunk_shape {_shown(configuration.get('chunk_shape'))} of {SHARDING} is not a shape of the array's rank"
+        )
+        return
+    if shard_shape is not None and any(outer % i for outer, i in zip(shard_shape, inner, strict=True)):
+        yield from _contradictions(f"the inner chunk shape {inner} does not divide the shard shape {shard_shape}")
+    location = configuration.get("index_location", "end")
+    if location not in ("start", "end"):
+        yield from _contradictions(f"its index_location {_shown(location)} is neither start nor end")
+    if not isinstance(configuration.get("index_codecs"), list) or not configuration["index_codecs"]:
+        yield from _contradictions(f"{SHARDING} names no index_codecs")
+    yield from codec_faults(configuration.get("codecs"), len(inner), inner, data_type)
+
+
+# -- fill values -------------------------------------------------------------------------------------------------------
+
+
+def _fill_value_fault(value: Any, data_type: Any) -> str | None:
+    """``None`` for data types whose fill values are not known here."""
+    name = codec_name(data_type) or ""
+    fits = _fits(value, name)
+    return f"its fill value {_shown(value)} is none of data type {name}" if fits is False else None
+
+
+def _fits(value: Any, name: str) -> bool | None:
+    if name == "bool":
+        return isinstance(value, bool)
+    if (match := _INTEGER.fullmatch(name)) is not None:
+        bits = int(match[2])
+        low, high = (0, 2**bits - 1) if match[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        number = _number(value)
+        return number is not None and number == int(number) and low <= number <= high
+    if (match := _FLOAT.fullmatch(name)) is not None:
+        return _is_float(value, int(match[1]))
+    if (match := _COMPLEX.fullmatch(name)) is not None:
+        return isinstance(value, list) and len(value) == 2 and all(_is_float(part, int(match[1]) // 2) for part in value)
+    if (match := _RAW.fullmatch(name)) is not None and isinstance(value, list):
+        return len(value) * 8 == int(match[1]) and all(type(n) is int and 0 <= n < 256 for n in value)
+    return None
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, NumberText):
+        try:
+            value = float(value.text)
+        except ValueError:
+            return None
+        return value if abs(value) < float("inf") else None
+    return value if isinstance(value, int | float) else None
+
+
+def _is_float(value: Any, bits: int) -> bool:
+    if isinstance(value, str):
+        return value in _NOT_NUMBERS or (_HEX.fullmatch(value) is not None and len(value) == 2 + bits // 4)
+    return isinstance(value, NumberText) or _number(value) is not None
+
+
+def _are_names(names: Any, ndim: int) -> bool:
+    return isinstance(names, list) and len(names) == ndim and all(name is None or isinstance(name, str) for name in names)
+
+
+def _shown(value: Any) -> str:
+    text = value.text if isinstance(value, NumberText) else repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,0 +1,121 @@
+"""What has to be known of an array to look after its objects: small enough to travel with every task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.keys import join
+from shardstore.errors import InvalidInput
+from shardstore.format.chunk_coding import ChunkCoding, document_coding
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, parse_plain, sizes
+from shardstore.format.presentation import present_array
+from shardstore.format.v2_arrays import array_from_v2
+from shardstore.model.chunks import ChunkCoords
+
+_UNTELLING = ("attributes", "dimension_names")  # of how chunks are coded
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An array whose objects can be told: ``layout`` of a sharded one, ``plain`` of any other."""
+
+    path: str
+    layout: ArrayLayout | None
+    plain: PlainArray | None
+    coding: ChunkCoding
+    document: bytes = b""
+    """Presented, of Zarr v3, without attributes; empty where the array's codecs have no counterpart there."""
+    is_v2: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._of.shape
+
+    @property
+    def chunk_shape(self) -> tuple[int, ...]:
+        """As presented."""
+        return self._of.chunk_shape
+
+    @property
+    def _of(self) -> ArrayLayout | PlainArray:
+        of = self.layout or self.plain
+        assert of is not None
+        return of
+
+    @property
+    def key_encoding(self) -> ChunkKeyEncoding:
+        return self._of.key_encoding
+
+    @property
+    def chunks_per_object(self) -> tuple[int, ...]:
+        """Along each dimension."""
+        return self.layout.grid.chunks_per_shard if self.layout is not None else (1,) * len(self.shape)
+
+    @property
+    def chunk_grid(self) -> tuple[int, ...]:
+        """Chunks along each dimension."""
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+    @property
+    def object_grid(self) -> tuple[int, ...]:
+        """Objects along each dimension."""
+        return tuple(-(-g // p) for g, p in zip(self.chunk_grid, self.chunks_per_object, strict=True))
+
+    def key(self, coords: ChunkCoords) -> str:
+        """Of the object at ``coords`` of the grid of objects, as it is stored."""
+        return join(self.path, self.key_encoding.encode(coords))
+
+    def coords_of(self, relative: str) -> ChunkCoords | None:
+        """The object that a stored key relative to the array names."""
+        return self.key_encoding.decode(relative, len(self.shape))
+
+    def holds(self, coords: ChunkCoords) -> bool:
+        """Whether an object lies in the array's grid."""
+        return all(c < g for c, g in zip(coords, self.object_grid, strict=True))
+
+    def number(self, coords: ChunkCoords) -> int:
+        """The C-order number of an object in the grid of objects."""
+        number = 0
+        for c, g in zip(coords, self.object_grid, strict=True):
+            number = number * max(1, g) + c
+        return number
+
+    @property
+    def possible_objects(self) -> int:
+        return prod(self.object_grid)
+
+
+def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
+    """Of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be told."""
+    if document is None or (node.layout is None and node.plain is None):
+        return None
+    presented = present_array(document)
+    chunk_shape = node.layout.chunk_shape if node.layout is not None else node.plain.chunk_shape if node.plain is not None else ()
+    # Below a transformer that stands on another, chunks are shards of the one above: nothing is known of their bytes.
+    coding = ChunkCoding() if presented.get("storage_transformers") else document_coding(presented, chunk_shape)
+    return ArrayPlan(node.path, node.layout, node.plain, coding, _telling(presented))
+
+
+def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
+    """Of a stored array of Zarr v2; ``None`` where its objects cannot be told."""
+    shape = sizes(zarray.get("shape"), 0)
+    chunk_shape = sizes(zarray.get("chunks"), 1, None if shape is None else len(shape))
+    separator = zarray.get("dimension_separator") or "."
+    if shape is None or chunk_shape is None or separator not in (".", "/"):
+        return None
+    plain = PlainArray(shape, chunk_shape, ChunkKeyEncoding("v2", "/" if separator == "/" else "."))
+    try:
+        presented = array_from_v2(zarray, None)
+    except InvalidInput:
+        return ArrayPlan(path, None, plain, ChunkCoding(), is_v2=True)
+    return ArrayPlan(path, None, plain, document_coding(presented, chunk_shape), _telling(presented), is_v2=True)
+
+
+def _telling(presented: JsonObject) -> bytes:
+    document = {name: value for name, value in presented.items() if name not in _UNTELLING}
+    plain = parse_plain(document)
+    return b"" if isinstance(plain, str) else dumps(document)

@@ -1,0 +1,218 @@
+"""A census as bytes: small, always the same for the same store, and complete enough to verify the store against it later.
+
+::
+
+    | 0x89 "shardcensus" 0x0a | version: uint16 | flags: uint16 | nbytes: uint64 | crc32c of the body | body, by zlib |
+
+    body:    | nbytes: uint32 | JSON | blocks of the first array | blocks of the second | ...      arrays in the order of their paths
+    blocks:  | coords: int64, n x ndim | nbytes: int64, n | digests: 16 bytes each, n | bitmaps: ceil(slots / 8) bytes each, n |
+
+Numbers are little-endian. ``nbytes`` of the header is that of the body before zlib. Bit 0 of the flags: digests are of whole objects;
+else they are of the encoded index, and zero where an object is one chunk. The JSON has for each array its path, shape, shape of chunks,
+chunks an object along each dimension, and ``objects``, the ``n`` of its blocks. Objects are in C order of their coordinates in the grid of
+objects; those outside of the array's shape are left out. In a bitmap the chunk of the first slot is the highest bit of the first byte;
+slots are in C order. A set bit: the chunk exists, in the array's shape. Digests are BLAKE2b's, 128 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import Corruption, NotFound
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.model.ranges import BytesLike
+
+DIGEST_NBYTES = 16
+
+_MAGIC = b"\x89shardcensus\n"
+_VERSION = 1
+_HEADER = struct.Struct(f"<{len(_MAGIC)}sHHQ{CRC32C_NBYTES}s")
+_OF_CONTENTS = 1
+_MOST_BYTES = 2**36  # a larger body comes from a damaged header
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayCensus:
+    """Which chunks of one array exist. Objects are in C order of ``coords``."""
+
+    path: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    """In elements, as presented."""
+    chunks_per_object: tuple[int, ...]
+    is_sharded: bool
+    coords: npt.NDArray[np.int64]
+    """``(n, ndim)``: in the grid of objects."""
+    nbytes: npt.NDArray[np.int64]
+    """``(n,)``: of the objects."""
+    digests: npt.NDArray[np.uint8]
+    """``(n, 16)``."""
+    bitmaps: npt.NDArray[np.uint8]
+    """``(n, ceil(slots / 8))``."""
+
+    @property
+    def chunk_grid(self) -> tuple[int, ...]:
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
+
+    @property
+    def object_grid(self) -> tuple[int, ...]:
+        return tuple(-(-g // p) for g, p in zip(self.chunk_grid, self.chunks_per_object, strict=True))
+
+    @property
+    def slots(self) -> int:
+        return prod(self.chunks_per_object)
+
+    @property
+    def objects(self) -> int:
+        return len(self.nbytes)
+
+    @property
+    def possible_objects(self) -> int:
+        return prod(self.object_grid)
+
+    @property
+    def chunks(self) -> int:
+        """That exist, in the array's shape."""
+        return int(np.unpackbits(self.bitmaps).sum()) if self.bitmaps.size < 2**24 else self._chunks_in_pieces()
+
+    def _chunks_in_pieces(self) -> int:
+        step = max(1, 2**22 // self.bitmaps.shape[1])
+        return sum(int(np.unpackbits(self.bitmaps[i : i + step]).sum()) for i in range(0, self.objects, step))
+
+    @property
+    def possible_chunks(self) -> int:
+        return prod(self.chunk_grid)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return int(self.nbytes.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Which chunks exist in a store, per array, in the order of their paths."""
+
+    arrays: tuple[ArrayCensus, ...]
+    of_contents: bool = False
+    """Digests are of whole objects, not only of their indexes."""
+    damaged: tuple[str, ...] = ()
+    """Keys of shards whose index cannot be read, so that their chunks are not counted; not part of the file."""
+
+    def array(self, path: str) -> ArrayCensus:
+        """Raises ``NotFound`` where there is none."""
+        for array in self.arrays:
+            if array.path == path:
+                return array
+        raise NotFound(f"the census has no array {path!r}")
+
+    def to_bytes(self) -> bytes:
+        described = [_described(array) for array in self.arrays]
+        header = json.dumps({"arrays": described}, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        blocks = [struct.pack("<I", len(header)), header]
+        for array in self.arrays:
+            blocks += [array.coords.astype("<i8").tobytes(), array.nbytes.astype("<i8").tobytes()]
+            blocks += [array.digests.tobytes(), array.bitmaps.tobytes()]
+        body = b"".join(blocks)
+        compressed = zlib.compress(body, 6)
+        return _HEADER.pack(_MAGIC, _VERSION, int(self.of_contents), len(body), crc32c(compressed)) + compressed
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Store it as a local file."""
+        Path(path).write_bytes(self.to_bytes())
+
+
+def _described(array: ArrayCensus) -> dict[str, Any]:
+    return {
+        "path": array.path,
+        "shape": array.shape,
+        "chunk_shape": array.chunk_shape,
+        "chunks_per_object": array.chunks_per_object,
+        "sharded": array.is_sharded,
+        "objects": array.objects,
+    }
+
+
+def read_census(path: str | os.PathLike[str]) -> Census:
+    """A census out of a local file.
+
+    Raises:
+        NotFound: there is no such file.
+        Corruption: it is none, or damaged.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError as exc:
+        raise NotFound(f"there is no file {os.fspath(path)}") from exc
+    try:
+        return census_from_bytes(data)
+    except Corruption as exc:
+        raise Corruption(f"{os.fspath(path)}: {exc}") from exc
+
+
+def census_from_bytes(data: BytesLike) -> Census:
+    """The inverse of ``Census.to_bytes``.
+
+    Raises:
+        Corruption: the bytes are no census, or damaged, or of a version that is not known.
+    """
+    if len(data) < _HEADER.size or bytes(data[: len(_MAGIC)]) != _MAGIC:
+        raise Corruption("this is not a census")
+    _, version, flags, nbytes, checksum = _HEADER.unpack_from(data)
+    if version != _VERSION or flags & ~_OF_CONTENTS:
+        raise Corruption(f"a census of version {version} with flags {flags} is not known here: it takes a newer shardstore")
+    compressed = memoryview(data)[_HEADER.size :]
+    if crc32c(compressed) != checksum or not 0 < nbytes <= _MOST_BYTES:
+        raise Corruption("the census is damaged: its checksum does not match")
+    try:
+        body = memoryview(zlib.decompressobj().decompress(compressed, nbytes))
+        (header_nbytes,) = struct.unpack_from("<I", body)
+        described = json.loads(bytes(body[4 : 4 + header_nbytes]))["arrays"]
+        reader = _Blocks(body, 4 + header_nbytes)
+        arrays = tuple(_array(one, reader) for one in described)
+        if len(body) != nbytes or reader.rest:
+            raise ValueError(f"{nbytes} bytes were expected, {len(body)} are there, and {reader.rest} of them belong to nothing")
+    except (zlib.error, struct.error, ValueError, KeyError, TypeError) as exc:
+        raise Corruption(f"the census is damaged: {type(exc).__name__}: {exc}") from exc
+    return Census(arrays, bool(flags & _OF_CONTENTS))
+
+
+class _Blocks:
+    """Takes one block after the other."""
+
+    def __init__(self, body: memoryview, offset: int) -> None:
+        self._body = body
+        self._offset = offset
+
+    @property
+    def rest(self) -> int:
+        """Bytes that have not been taken."""
+        return len(self._body) - self._offset
+
+    def take(self, dtype: str, *shape: int) -> npt.NDArray[Any]:
+        count = prod(shape)
+        block = np.frombuffer(self._body, dtype, count, self._offset) if count else np.empty(0, dtype)
+        self._offset += block.nbytes
+        return block.reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
+
+
+def _array(described: dict[str, Any], blocks: _Blocks) -> ArrayCensus:
+    shape, n = tuple(described["shape"]), described["objects"]
+    per_object = tuple(described["chunks_per_object"])
+    coords, nbytes = blocks.take("<i8", n, len(shape)), blocks.take("<i8", n)
+    digests, bitmaps = blocks.take("u1", n, DIGEST_NBYTES), blocks.take("u1", n, bitmap_nbytes(per_object))
+    chunk_shape = tuple(described["chunk_shape"])
+    return ArrayCensus(described["path"], shape, chunk_shape, per_object, described["sharded"], coords, nbytes, digests, bitmaps)
+
+
+def bitmap_nbytes(chunks_per_object: tuple[int, ...]) -> int:
+    return -(-prod(chunks_per_object) // 8)

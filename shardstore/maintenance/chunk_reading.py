@@ -1,0 +1,104 @@
+"""Where the chunks of an array lie now, and their bytes, whatever objects they are stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.errors import Corruption
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.survey_shards import slots_inside
+from shardstore.model.chunks import ChunkCoords, ShardGrid
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.plan.reads import ReadLimits, coalesce
+from shardstore.storage.base import Failed, Found, Read, Storage
+
+_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=8 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk in one version of its object; ``bytes`` is ``None`` of one that is all of it."""
+
+    key: str
+    generation: Generation
+    bytes: ByteRange | None
+    nbytes: int
+
+
+class Moved(Exception):
+    """The object is not any more what it was when the chunk was found in it."""
+
+
+def object_of(plan: ArrayPlan, chunk: ChunkCoords) -> ChunkCoords:
+    """The object that holds a chunk, if it exists."""
+    return ShardGrid(plan.chunks_per_object).shard_of(chunk)
+
+
+def stored_chunks(storage: Storage, plan: ArrayPlan, objects: Sequence[ChunkCoords]) -> Mapping[ChunkCoords, StoredChunk]:
+    """The chunks in these objects that exist, in the array's shape. One round of requests.
+
+    Raises:
+        Corruption: the index of a shard cannot be read, or an entry of it cannot be right.
+        StorageError: a request failed.
+    """
+    layout = plan.layout
+    ranges = (layout.index_format.request(),) if layout is not None else ()
+    keys = [plan.key(coords) for coords in objects]
+    found: dict[ChunkCoords, StoredChunk] = {}
+    for coords, key, outcome in zip(objects, keys, run_sync(storage.read([Read(key, ranges) for key in keys])), strict=True):
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found) or not plan.holds(coords):
+            continue
+        if layout is None:
+            found[coords] = StoredChunk(key, outcome.generation, None, outcome.nbytes)
+            continue
+        try:
+            index = layout.index_format.decode(layout.index_format.slice_from(outcome.buffers[0], outcome.nbytes))
+            for slot in np.flatnonzero(index.present() & slots_inside(layout, coords)).tolist():
+                location = index.location(slot, outcome.nbytes)
+                assert location is not None
+                place = ByteRange(location.offset, location.offset + location.nbytes)
+                found[layout.grid.coords_of(coords, slot)] = StoredChunk(key, outcome.generation, place, location.nbytes)
+        except Corruption as exc:
+            raise Corruption(f"{key!r}: {exc}") from exc
+    return found
+
+
+def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryview]:
+    """The bytes of chunks, in one round of requests.
+
+    Raises:
+        Moved: an object was replaced or erased since its chunks were found.
+        StorageError: a request failed.
+    """
+    by_key: dict[str, list[int]] = {}
+    for i, chunk in enumerate(chunks):
+        by_key.setdefault(chunk.key, []).append(i)
+    reads: list[Read] = []
+    plans = []
+    for key, numbers in by_key.items():
+        wanted = [place for i in numbers if (place := chunks[i].bytes) is not None]
+        plan = coalesce(wanted, _LIMITS)
+        plans.append(plan)
+        reads.append(Read(key, plan.requests if wanted else (EVERYTHING,), chunks[numbers[0]].generation))
+    data: list[memoryview] = [memoryview(b"")] * len(chunks)
+    for numbers, plan, outcome in zip(by_key.values(), plans, run_sync(storage.read(reads)), strict=True):
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            raise Moved
+        for n, i in enumerate(numbers):
+            place = chunks[i].bytes
+            if place is None:
+                (data[i],) = outcome.buffers
+                continue
+            request = int(plan.of_request[n])
+            start = plan.requests[request].start
+            data[i] = outcome.buffers[request][place.start - start : place.end - start]
+    return data

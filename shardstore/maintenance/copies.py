@@ -1,0 +1,127 @@
+"""Nodes of two copies of a hierarchy beside each other: as they are presented, in Zarr v3, whatever each is stored as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import join, metadata_key
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import codec_name, is_array, is_group
+from shardstore.format.presentation import present_array, same_chunks
+from shardstore.format.v2_arrays import array_from_v2
+from shardstore.format.v2_groups import group_from_v2
+from shardstore.format.v2_json import same_text
+from shardstore.format.v2_kept import hide_kept
+from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.v2_nodes import read_v2
+from shardstore.maintenance.walk import Walk
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Failed, Found, Read
+
+_NODES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two copies, listed; paths of nodes are relative to ``walk.path``."""
+
+    engine: Engine
+    walk: Walk
+    v2_groups: frozenset[str]
+
+    def below(self, relative: str) -> str:
+        return join(self.walk.path, relative) if relative else self.walk.path
+
+    def relative(self, path: str) -> str:
+        return path[len(self.walk.prefix) :] if path != self.walk.path else ""
+
+    def plans(self) -> dict[str, ArrayPlan]:
+        """Arrays whose objects can be told, by relative path."""
+        return {self.relative(plan.path): plan for plan in self.walk.plans()}
+
+    def paths(self) -> list[str]:
+        """Of all nodes, relative and sorted."""
+        of_v3 = {self.relative(record.node.path) for record in self.walk.nodes.records(self.walk.path) if record.node.kind != "other"}
+        return sorted(of_v3 | self.plans().keys() | self.v2_groups)
+
+    async def documents(self, paths: Iterable[str]) -> dict[str, JsonObject]:
+        """Presented documents by relative path; nodes that have none that can be read are left out.
+
+        Raises:
+            StorageError: a request failed.
+        """
+        found: dict[str, JsonObject] = {}
+        missing: list[str] = []
+        asked = list(paths)
+        for start in range(0, len(asked), _NODES_AT_ONCE):
+            some = asked[start : start + _NODES_AT_ONCE]
+            reads = [Read(metadata_key(self.below(path)), (EVERYTHING,)) for path in some]
+            for path, outcome in zip(some, await self.engine.storage.read(reads), strict=True):
+                if isinstance(outcome, Failed):
+                    raise outcome.error
+                if not isinstance(outcome, Found):
+                    missing.append(path)
+                    continue
+                try:
+                    document = loads_object(outcome.buffers[0])
+                except Corruption:
+                    continue
+                if is_array(document) or is_group(document):
+                    found[path] = present_array(document) if is_array(document) else document
+        for path in missing:
+            document_of_v2 = await self._v2_document(path)
+            if document_of_v2 is not None:
+                found[path] = document_of_v2
+        return found
+
+    async def _v2_document(self, path: str) -> JsonObject | None:
+        names = (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME)
+        array, group, attributes = await read_v2(self.engine.storage, [join(self.below(path), name) for name in names])
+        zattrs = None if attributes is None else attributes.document
+        try:
+            if array is not None and array.document is not None:
+                return array_from_v2(array.document, zattrs)
+            if group is not None and group.document is not None:
+                return group_from_v2(group.document, zattrs)
+        except InvalidInput:
+            return None
+        return None
+
+
+def differing_members(one: JsonObject, other: JsonObject) -> list[str]:
+    """The members in which two presented documents mean different things; a checksum more at the end of chunks is none."""
+    if is_array(one) != is_array(other):
+        return ["node_type"]
+    one, other = hide_kept(one), hide_kept(other)
+    members = ["attributes"]
+    differing = []
+    if is_array(one):
+        members += ["shape", "fill_value", "dimension_names"]
+        spelled = {"chunk_key_encoding": one.get("chunk_key_encoding"), "codecs": _without_checksum(one)}
+        if not same_chunks(one | spelled, other | spelled | {"codecs": _without_checksum(other)}):
+            differing.append("data_type, chunk shape or codecs")
+    return [name for name in members if not same_text(_value(one, name), _value(other, name))] + differing
+
+
+def _value(document: JsonObject, name: str) -> object:
+    """Absent attributes and names are empty ones; a fill value of zero is spelled ``0`` or ``0.0``."""
+    value = document.get(name)
+    if name == "dimension_names":
+        return value if value is not None and any(v is not None for v in value) else None
+    if name == "fill_value" and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**53 else value
+    return value or {} if name == "attributes" else value
+
+
+def checksums(document: Mapping[str, object]) -> bool:
+    """Whether chunks end with a checksum, after some other codec."""
+    codecs = document.get("codecs")
+    return isinstance(codecs, list) and len(codecs) > 1 and codec_name(codecs[-1]) == "crc32c"
+
+
+def _without_checksum(document: JsonObject) -> object:
+    return document["codecs"][:-1] if checksums(document) else document.get("codecs")

@@ -1,0 +1,91 @@
+"""What verification can and cannot detect in an array: that depends on its codecs, on its index, and on what it is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardstore.maintenance.array_plans import ArrayPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Thoroughness:
+    """What a run looks at beyond indexes, headers, checksums and metadata."""
+
+    deep: bool = False
+    against: bool = False
+    census: bool = False
+    contents: bool = False
+    """The census has digests of whole objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detectable:
+    """In sentences: what is found in an array for certain, and what is not."""
+
+    found: tuple[str, ...]
+    missed: tuple[str, ...]
+
+
+def detectable(plan: ArrayPlan, how: Thoroughness) -> Detectable:
+    """Of the objects of one array."""
+    found: list[str] = []
+    missed: list[str] = []
+    if plan.layout is not None:
+        _of_index(plan, found, missed)
+    elif plan.coding.nbytes is not None:
+        found.append(f"objects that have not the {plan.coding.nbytes} bytes of a chunk")
+    _of_chunks(plan, how, found, missed)
+    if how.against:
+        found.append("every byte in which a chunk differs from the other copy, and chunks that only one of the two has")
+        return Detectable(tuple(found), ())
+    if how.census:
+        found.append("objects and chunks that the census has and that are gone")
+        if how.contents:
+            found.append("every object that is not, byte for byte, what the census has: noted, since writers change objects too")
+        elif plan.layout is not None:
+            found.append("shards whose index is not the one that the census has: noted, since writers change indexes too")
+            if plan.coding.nbytes is not None:
+                missed.append("a shard that lies under the key of another one with the same chunks: their indexes are equal, too")
+    else:
+        what = "objects that are gone, or that lie under another one's key, where all that can be checked fits there too"
+        missed.append(f"{what}: a census or another copy shows them")
+    return Detectable(tuple(found), tuple(missed))
+
+
+def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
+    assert plan.layout is not None
+    index = plan.layout.index_format
+    always = "entries that are half empty, wrap, end past the object or reach into the index"
+    if plan.coding.nbytes is not None:
+        always += f", or name a chunk that has not the {plan.coding.nbytes} bytes that the codecs make of each"
+    if index.codecs.checksum:
+        found.append(f"every change of an index, which has a checksum; {always}")
+        if index.location == "end":
+            found.append("shards that were cut or to which bytes were appended: the checksum is not at the end then")
+        else:
+            found.append("shards that were cut inside a chunk")
+            missed.append("bytes behind the last chunk: valid, and noted as dead")
+        return
+    found.append(f"in an index, which has no checksum: {always}")
+    missed.append("other changes of an index: without a checksum an entry that names other bytes of the shard, or none, is as good as any")
+    if index.location == "end":
+        missed.append(
+            "that a shard was cut, or that bytes were appended to it, where what is at its end then happens to make sense as an index"
+        )
+
+
+def _of_chunks(plan: ArrayPlan, how: Thoroughness, found: list[str], missed: list[str]) -> None:
+    coding = plan.coding
+    if how.contents:
+        return
+    if coding.has_checksum:
+        found.append("every flipped bit inside a chunk: chunks end with a checksum")
+        return
+    if how.deep and plan.document:
+        found.append("chunks that zarr's codecs cannot decode")
+        missed.append("a flipped bit inside a chunk, where what it decodes to is of the right size: chunks have no checksum")
+        return
+    if coding.compressor is not None and plan.layout is not None:
+        what = "that says another decoded size" if coding.has_size_in_header else f"that is not {coding.compressor}'s"
+        found.append(f"shards whose first chunk has a header {what}")
+    missed.append("a flipped bit inside a chunk: without a checksum it shows only with --deep, and not always")

@@ -1,0 +1,122 @@
+"""Everything that lies in a store, by one listing, and what each object is: a document, a chunk or shard of an array, or a stray.
+
+Neither keys nor objects are kept: memory grows with the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.hierarchy import Node
+from shardstore.engine.keys import ancestors, check_prefix, metadata_path
+from shardstore.format.json_text import JsonObject
+from shardstore.format.v2_keys import document_key
+from shardstore.maintenance.array_plans import ArrayPlan, plan_array
+from shardstore.maintenance.survey_nodes import SurveyedNodes
+from shardstore.maintenance.v2_nodes import V2Nodes
+from shardstore.model.chunks import ChunkCoords
+from shardstore.storage.base import ObjectInfo
+
+_KEYS_AT_ONCE = 1000
+
+Role = Literal["document", "v2-document", "array", "stray", "untold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A stored object. ``plan`` and ``coords`` of one of an array; ``untold``: what it is, damaged metadata would have to say."""
+
+    info: ObjectInfo
+    role: Role
+    plan: ArrayPlan | None = None
+    coords: ChunkCoords = ()
+
+
+class Walk:
+    """One way through all that lies at and below ``path``."""
+
+    def __init__(self, engine: Engine, path: str, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
+        """``seen`` is called with each node of Zarr v3 as it is read, those above ``path`` included, and with its document."""
+        self._engine = engine
+        self._seen = seen
+        self._plans: dict[str, ArrayPlan | None] = {}
+        self.path = check_prefix(path).strip("/")
+        self.nodes = SurveyedNodes(engine, self._note)
+        self.v2 = V2Nodes(engine.storage)
+
+    @property
+    def prefix(self) -> str:
+        return self.path + "/" if self.path else ""
+
+    def plans(self) -> list[ArrayPlan]:
+        """The arrays at and below ``path`` that have been read, in the order of their paths."""
+        of_v3 = [plan for path, plan in self._plans.items() if plan is not None and self._is_below(path)]
+        of_v2 = [plan for plan in self.v2.arrays() if self._is_below(plan.path)]
+        return sorted(of_v3 + of_v2, key=lambda plan: plan.path)
+
+    def _is_below(self, path: str) -> bool:
+        return path == self.path or path.startswith(self.prefix)
+
+    def _note(self, node: Node, document: JsonObject | None) -> None:
+        self._plans[node.path] = plan_array(node, document)
+        if self._seen is not None:
+            self._seen(node, document)
+
+    async def batches(self) -> AsyncIterator[list[Located]]:
+        """What the storage lists, a thousand objects at a time.
+
+        Raises:
+            StorageError: a request failed.
+        """
+        found: list[ObjectInfo] = []
+        async for info in self._engine.storage.list(self.prefix):
+            found.append(info)
+            if len(found) >= _KEYS_AT_ONCE:
+                yield await self.locate(found)
+                found = []
+        if found:
+            yield await self.locate(found)
+
+    def located(self) -> Iterator[Located]:
+        """What the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
+        batches = self.batches()
+        while batch := run_sync(_next(batches)):
+            yield from batch
+
+    async def locate(self, infos: list[ObjectInfo]) -> list[Located]:
+        """What each object is."""
+        owners = await self.nodes.owners([info.key for info in infos])
+        located: list[Located] = []
+        strays: list[int] = []
+        for info, (record, coords) in zip(infos, owners, strict=True):
+            plan = None if record is None else self._plans.get(record.node.path)
+            if metadata_path(info.key) is not None:
+                located.append(Located(info, "document"))
+            elif plan is not None and coords is not None:
+                located.append(Located(info, "array", plan, coords))
+            elif document_key(info.key) is not None:
+                located.append(Located(info, "v2-document"))
+            elif (record is not None and plan is None) or self._lies_below_damage(info.key):
+                located.append(Located(info, "untold"))
+            else:
+                strays.append(len(located))
+                located.append(Located(info, "stray"))
+        found = await self.v2.owners([located[i].info.key for i in strays])
+        for i, owner in zip(strays, found, strict=True):
+            info = located[i].info
+            if owner is not None:
+                located[i] = Located(info, "array", *owner)
+            elif self.v2.has_unreadable(info.key):
+                located[i] = Located(info, "untold")
+        return located
+
+    def _lies_below_damage(self, key: str) -> bool:
+        return any(record.node.kind == "other" for path, _ in ancestors(key) if (record := self.nodes.get(path)) is not None)
+
+
+async def _next(batches: AsyncIterator[list[Located]]) -> list[Located] | None:
+    return await anext(batches, None)

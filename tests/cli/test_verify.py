@@ -1,0 +1,155 @@
+"""``shardstore verify`` and ``shardstore census``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardstore.cli import census_picture
+from tests.cli.running import Place, run, succeed
+from tests.stored import document
+
+
+def test_a_sound_store(place: Place) -> None:
+    outcome = succeed("verify", place.url, *place.options)
+    assert outcome.err == ""
+    assert outcome.lines[-1] == "0 errors, 0 notes"
+    told = " ".join(outcome.out.split())
+    assert "ct 6 objects, 21 chunks, 0 errors" in told
+    assert "detects every change of an index" in told
+    assert "cannot detect a flipped bit inside a chunk: without a checksum it shows only with --deep, and not always" in told
+
+
+def test_json_has_everything(place: Place) -> None:
+    report = succeed("verify", place.url, "--json", *place.options).json
+    assert (report["errors"], report["notes"], report["findings"], report["unread"]) == (0, 0, [], [])
+    assert [array["path"] for array in report["arrays"]] == ["ct", "scans/pt", "time"]
+    assert report["arrays"][0]["detectable"]["missed"]
+
+
+def test_errors_have_their_exit_code_and_notes_have_none(place: Place) -> None:
+    place.objects.put("ct/c/0/1", b"short")
+    place.objects.put("notes.txt", b"note")
+    outcome = run("verify", place.url, *place.options)
+    assert (outcome.code, outcome.err) == (5, "error: 1 error was found\n")
+    assert "error  index  ct/c/0/1: its index cannot be read: the object has 5 bytes" in outcome.out
+    assert "note   stray  notes.txt: 4 bytes that belong to no node. Nothing of the hierarchy refers to it" in outcome.out
+    as_json = run("verify", place.url, "--json", *place.options)
+    assert as_json.code == 5
+    error, note = as_json.json["findings"]
+    assert (error["severity"], error["kind"], error["key"], error["path"]) == ("error", "index", "ct/c/0/1", "ct")
+    assert error["remedy"].startswith("restore the object")
+    assert (note["severity"], note["kind"]) == ("note", "stray")
+    place.objects.delete("ct/c/0/1")
+    assert succeed("verify", place.url, *place.options).lines[-1] == "0 errors, 1 note"
+
+
+def test_a_node_alone(place: Place) -> None:
+    place.objects.put("ct/c/0/1", b"short")
+    report = succeed("verify", f"{place.url}/time", "--json", *place.options).json
+    assert [array["path"] for array in report["arrays"]] == ["time"]
+
+
+def test_parts_and_workers(local: Place) -> None:
+    for i in range(3):
+        local.objects.put(f"ct/c/1/{i}", b"short")
+    found = [run("verify", local.url, "--part", f"{i}/3", "--workers", "1", "--json").json["errors"] for i in (1, 2, 3)]
+    assert sum(found) == 3
+    assert run("verify", local.url, "--part", "4/3").code == 2
+    assert "not of the form I/N" in run("verify", local.url, "--part", "x").error
+    assert "not a positive whole number" in run("verify", local.url, "--workers", "0").error
+
+
+def test_deep_and_against(local: Place, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy.zarr")
+    succeed("cp", local.url, copy)
+    assert succeed("verify", local.url, "--deep", "--against", copy).lines[-1] == "0 errors, 0 notes"
+    stored = document(local.objects, "time/zarr.json")
+    local.objects.put("time/zarr.json", json.dumps(stored | {"attributes": {"units": "s"}}).encode())
+    local.objects.put("time/c/1", b"12345678" * 2)
+    outcome = run("verify", local.url, "--against", copy)
+    assert outcome.code == 5
+    assert "error  differs  time/zarr.json: it differs from the other copy's in attributes" in outcome.out
+    assert "error  differs  time/c/1: its 16 bytes differ from the other copy's, from byte 0 on" in outcome.out
+    nothing = run("verify", local.url, "--against", str(tmp_path / "nothing"))
+    assert (nothing.code, "no node to compare with" in nothing.error) == (3, True)
+
+
+def test_against_takes_options_of_its_own(local: Place, s3_url: tuple[str, dict[str, Any]]) -> None:
+    bucket, options = s3_url
+    succeed("cp", local.url, f"{bucket}/copy.zarr", "--target-options", json.dumps(options))
+    outcome = succeed("verify", local.url, "--against", f"{bucket}/copy.zarr", "--against-options", json.dumps(options))
+    assert outcome.lines[-1] == "0 errors, 0 notes"
+
+
+def test_nothing_there(local: Place) -> None:
+    assert run("verify", f"{local.url}/nowhere/at/all").code == 3
+    assert run("census", f"{local.url}/nowhere/at/all").code == 3
+    assert run("verify", local.url, "--census", f"{local.url}/zarr.json").code == 5
+    assert run("verify", local.url, "--census", "nowhere.census").code == 3
+
+
+def test_a_scheduler(local: Place) -> None:
+    distributed = pytest.importorskip("distributed")
+    local.objects.put("ct/c/0/1", b"short")
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
+        outcome = run("verify", local.url, "--scheduler", cluster.scheduler_address, "--json")
+        assert outcome.code == 5
+        assert [finding["key"] for finding in outcome.json["findings"]] == ["ct/c/0/1"]
+
+
+# -- census ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table(place: Place) -> None:
+    lines = succeed("census", place.url, *place.options).lines
+    assert lines[0].split() == ["array", "grid", "of", "chunks", "chunks", "of", "objects", "of", "bytes"]
+    assert lines[1].split()[:7] == ["ct", "6", "×", "7", "21", "42", "50.0%"]
+    assert [line.split()[0] for line in lines[1:]] == ["ct", "scans/pt", "time"]
+
+
+def test_census_as_json(place: Place) -> None:
+    counted = succeed("census", place.url, "--json", *place.options).json
+    ct = counted["arrays"][0]
+    assert (ct["path"], ct["chunks"], ct["possible_chunks"], ct["objects"], ct["possible_objects"]) == ("ct", 21, 42, 6, 9)
+    assert (ct["chunk_grid"], ct["chunks_per_object"], ct["sharded"], counted["damaged"]) == ([6, 7], [2, 3], True, [])
+
+
+def test_a_census_shows_later_what_is_gone(place: Place, tmp_path: Path) -> None:
+    file = str(tmp_path / "x.census")
+    succeed("census", place.url, "--output", file, "--contents", *place.options)
+    assert succeed("verify", place.url, "--census", file, *place.options).lines[-1] == "0 errors, 0 notes"
+    place.objects.delete("ct/c/0/1")
+    outcome = run("verify", place.url, "--census", file, *place.options)
+    assert outcome.code == 5
+    assert "error  missing  ct/c/0/1: the census has such an object" in outcome.out
+
+
+def test_damaged_shards_have_their_exit_code(local: Place) -> None:
+    local.objects.put("ct/c/0/1", b"short")
+    outcome = run("census", local.url)
+    assert outcome.code == 5
+    assert outcome.err == "error: 1 shard could not be counted, the first of them ct/c/0/1: its index is damaged\n"
+    assert "15  42" in outcome.out
+
+
+def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = succeed("census", local.url, "--draw").lines
+    ct = drawn[drawn.index("ct") + 1 :][:8]
+    assert ct == ["┌───────┐", *["│███████│"] * 3, *["│       │"] * 3, "└───────┘"]
+    monkeypatch.setattr(census_picture, "has_colours", lambda: True)
+    assert "│▀▀▀▀▀▀▀│" in succeed("census", local.url, "--draw").out
+    assert "not of the form I,J" in run("census", local.url, "--draw", "--axes", "x").error
+    assert "are not two axes" in run("census", local.url, "--draw", "--axes", "1,1").err
+    pytest.importorskip("matplotlib")
+    for name in ("ct.png", "ct.svg"):
+        succeed("census", local.url, "--picture", str(tmp_path / name), "--axes", "1,0")
+        assert (tmp_path / name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("share", "shade"), [(0.0, " "), (1e-9, "░"), (0.5, "▒"), (0.999, "▓"), (1.0, "█")])
+def test_anything_that_exists_is_seen(share: float, shade: str) -> None:
+    assert census_picture._shade(share) == shade

@@ -4,6 +4,7 @@
 #   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
 #   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
+#   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -14,6 +15,7 @@ TESTARGS ?=
 URL      ?=
 DEMOARGS ?=
 SAFETYARGS ?=
+BENCHARGS ?=
 
 BIN        := $(VENV)/bin
 PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -23,7 +25,7 @@ MINISTACK  := build/ministack
 ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture safety check wheel-test clean
+.PHONY: help demo test torture safety bench-pack check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,6 +77,9 @@ torture: $(VENV)/.installed-test $(MINISTACK)/.installed
 
 safety: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/safety.py $(SAFETYARGS)
+
+bench-pack: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/pack.py $(BENCHARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.shard_work import FailedShard, Listed
 
-Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", min=1, show_default=False)]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[
     str | None,
     typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Let the workers of this dask cluster do the work.", show_default=False),

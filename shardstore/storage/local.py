@@ -13,7 +13,7 @@ import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TypeVar
 
@@ -41,16 +41,7 @@ from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import (
-    READ_FLAGS,
-    generation_of,
-    is_reserved,
-    read_exactly,
-    read_file,
-    same_bytes,
-    stat_file,
-    translated,
-)
+from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated, use_exactly
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
@@ -236,23 +227,39 @@ class LocalStorage:
         """As ``read``, in the calling thread: many small files take longer to hand to other threads than to read."""
         return self._read_some(reads)
 
-    def fill_here(self, keys: Sequence[str], sizes: Sequence[int], buffer: memoryview) -> list[Generation] | None:
-        """Read whole objects of known sizes one behind the other into ``buffer``, in the calling thread; the version of each.
+    def concatenate_here(
+        self,
+        key: str,
+        source: LocalStorage,
+        files: Sequence[tuple[str, int]],
+        is_right: Callable[[int, Generation], bool],
+        before: bytes,
+        after: bytes,
+        condition: Condition,
+    ) -> Generation | None:
+        """Store whole objects of ``source``, each given by key and size, one behind the other between ``before`` and ``after``.
 
-        ``None`` where one of them is not there, or not of that size, or cannot be read: ``read_here`` says which and why.
+        In the calling thread, their bytes inside the kernel where it can. ``None``, and nothing was stored, where one of them is not
+        there, is not of that size, changes, or ``is_right`` says of its number and version that it is not.
         """
-        if not hasattr(os, "readv"):  # Windows
+        path = self._path_to_write(key)
+        try:
+            with closing(TemporaryFile(path, key, self._rules)) as file:
+                file.append([memoryview(before)])
+                for number, (name, nbytes) in enumerate(files):
+                    where = source._path(name)
+                    copy = partial(file.copy_data, offset=0, nbytes=nbytes)
+                    generation = None if where is None else use_exactly(where, nbytes, copy)
+                    if generation is None or not is_right(number, generation):
+                        return None
+                file.append([memoryview(after)])
+                return file.publish(condition)
+        except EOFError:
             return None
-        generations: list[Generation] = []
-        begin = 0
-        for key, nbytes in zip(keys, sizes, strict=True):
-            path = self._path(key)
-            generation = None if path is None else read_exactly(path, buffer[begin : begin + nbytes])
-            if generation is None:
-                return None
-            generations.append(generation)
-            begin += nbytes
-        return generations
+        except OSError as exc:
+            if isinstance(exc, ShardStoreError):
+                raise
+            raise translated(exc, key, "writing") from exc
 
     def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
         """As ``write``, in the calling thread, of pieces that come in groups."""

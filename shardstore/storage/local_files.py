@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import stat as stat_modes
+from collections.abc import Callable
 from contextlib import suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
@@ -35,7 +36,10 @@ def is_reserved(name: str) -> bool:
 
 def generation_of(status: os.stat_result) -> Generation:
     """The version of a file: what cannot stay the same when the bytes change (see ``TemporaryFile``)."""
-    device, inode, nbytes, mtime, ctime = _numbers(status)
+    return _named(*_numbers(status))
+
+
+def _named(device: int, inode: int, nbytes: int, mtime: int, ctime: int) -> Generation:
     return Generation(f"{device:x}-{inode:x}-{nbytes:x}-{mtime:x}-{ctime:x}")
 
 
@@ -133,9 +137,9 @@ def read_file(path: str, read: Read) -> ReadOutcome:
         return Failed(error)
 
 
-def read_exactly(path: str, view: memoryview) -> Generation | None:
-    """Fill ``view`` with the whole file, and say of which version it is; ``None`` where there is no file of exactly this length, or it
-    changed meanwhile.
+def use_exactly(path: str, nbytes: int, use: Callable[[int], object]) -> Generation | None:
+    """Call ``use`` with the descriptor of a file of ``nbytes``, and say of which version it was meanwhile; ``None`` where there is no file
+    of exactly this length, or it changed. Raises what ``use`` does.
     """
     try:
         fd = os.open(path, READ_FLAGS)
@@ -143,13 +147,13 @@ def read_exactly(path: str, view: memoryview) -> Generation | None:
         return None
     try:
         status = os.fstat(fd)
-        if status.st_size != len(view) or not stat_modes.S_ISREG(status.st_mode):
+        if status.st_size != nbytes or not stat_modes.S_ISREG(status.st_mode):
             return None
-        if (view and os.readv(fd, (view,)) != len(view)) or not same_bytes(status, os.fstat(fd)):
+        use(fd)
+        numbers, after = _numbers(status), os.fstat(fd)
+        if numbers != _numbers(after) and not same_bytes(status, after):
             return None
-        return generation_of(status)
-    except OSError:
-        return None
+        return _named(*numbers)
     finally:
         os.close(fd)
 

@@ -108,12 +108,13 @@ class TemporaryFile:
         """Append bytes of an open file, its holes as holes, inside the kernel where it can. Raises ``EOFError`` where it ends."""
         for extent in source.within(offset, nbytes):
             if extent.is_data:
-                self._copy_data(source.fd, extent.offset, extent.nbytes)
+                self.copy_data(source.fd, extent.offset, extent.nbytes)
             else:
                 os.lseek(self._fd, extent.nbytes, os.SEEK_CUR)
                 self._has_holes = True
 
-    def _copy_data(self, source: int, offset: int, nbytes: int) -> None:
+    def copy_data(self, source: int, offset: int, nbytes: int) -> None:
+        """Append bytes of an open file, inside the kernel where it can. Raises ``EOFError`` where it ends."""
         while nbytes and self._copies_in_kernel:
             try:
                 done = os.copy_file_range(source, self._fd, min(nbytes, _COPY_CALL_BYTES), offset)

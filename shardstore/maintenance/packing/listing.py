@@ -17,7 +17,7 @@ from shardstore.engine.keys import join, metadata_key, metadata_path
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
 from shardstore.format.v2_arrays import array_from_v2
 from shardstore.format.v2_groups import group_from_v2
@@ -30,6 +30,7 @@ from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, R
 _KEYS_AT_ONCE = 1000
 _MOST_DIRECTORIES = 100_000  # whose meaning is remembered
 _SIZES_AT_ONCE = 256
+_DOCUMENT_NAMES = frozenset((METADATA_NAME, *DOCUMENT_NAMES))
 _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 
 # The key of a chunk in the default encoding: the path of its array, and the coordinates.
@@ -134,31 +135,34 @@ class _Listing:
     async def take(self, page: list[ObjectInfo]) -> None:
         documents: list[str] = []
         objects: list[ObjectInfo] = []
+        self.nodes.objects += len(page)
+        self.nodes.nbytes += sum(info.nbytes for info in page if info.nbytes != UNKNOWN_NBYTES)
+        directories: dict[str, str] = {}  # a key of each that is new
         for info in page:
-            self.nodes.objects += 1
-            self.nodes.nbytes += info.nbytes if info.nbytes != UNKNOWN_NBYTES else 0
-            if metadata_path(info.key) is not None or info.key.rpartition("/")[2] in DOCUMENT_NAMES:
+            directory, _, name = info.key.rpartition("/")
+            if name in _DOCUMENT_NAMES:
                 self.nodes.documents += 1
                 documents.append(info.key)
             else:
                 objects.append(info)
-        speculative = {self._candidate(info.key) for info in objects} - {None}
+                if directory not in self._directories:
+                    directories.setdefault(directory, info.key)
+                    if "." in name:
+                        directories[info.key] = info.key
+        speculative = {self._candidate(key) for key in directories.values()} - {None}
         await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
         for info in objects:
-            found = OtherObject(info.key, info.nbytes, version_digest(info.generation))
-            if not self._assign(found):
+            version = version_digest(info.generation)
+            if not self._assign(info.key, info.nbytes, version):
                 if len(self._waiting) >= _MOST_WAITING:
                     raise InvalidInput(
                         f"{info.key!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose document "
                         "had been listed by then: name the node that is to be packed"
                     )
-                self._waiting.append(found)
+                self._waiting.append(OtherObject(info.key, info.nbytes, version))
 
     def _candidate(self, key: str) -> str | None:
         """Where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""
-        directory = key.rpartition("/")[0]
-        if directory in self._directories:
-            return None
         match = _DEFAULT_KEY.fullmatch(key)
         if match is None:
             return None
@@ -171,7 +175,7 @@ class _Listing:
         waiting, self._waiting = self._waiting, []
         self._directories.clear()
         for found in waiting:
-            if not self._assign(found):
+            if not self._assign(found.key, found.nbytes, found.version):
                 self.nodes.others.append(found)
         for array in self.nodes.arrays.values():
             array.layout.check(array.path)
@@ -188,9 +192,9 @@ class _Listing:
 
     # -- whose an object is --------------------------------------------------------------------------------------------
 
-    def _assign(self, found: OtherObject) -> bool:
+    def _assign(self, key: str, nbytes: int, version: int) -> bool:
         """Count an object to its array; ``False`` where it is none's, as far as is known."""
-        directory, _, name = found.key.rpartition("/")
+        directory, _, name = key.rpartition("/")
         if directory not in self._directories:
             if len(self._directories) >= _MOST_DIRECTORIES:
                 self._directories.clear()
@@ -214,9 +218,9 @@ class _Listing:
         if number is None:
             array.outside += 1
             return True
-        if found.nbytes == UNKNOWN_NBYTES:
+        if nbytes == UNKNOWN_NBYTES:
             self._of_unknown_size.append((array, number))
-        array.table.add(number, found.nbytes, found.version)
+        array.table.add(number, nbytes, version)
         return True
 
     def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +22,7 @@ from shardstore.storage.inferred_versions import is_unversioned
 _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObjectLayout:
     """Which chunks of an array lie in which of its objects.
 
@@ -41,7 +43,7 @@ class ObjectLayout:
     def chunks_per_object(self) -> tuple[int, ...]:
         return (1,) * self.ndim if self.index_format is None else self.index_format.chunks_per_shard
 
-    @property
+    @cached_property
     def object_grid(self) -> tuple[int, ...]:
         return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
 
@@ -77,10 +79,11 @@ class ObjectLayout:
 
 
 def version_digest(generation: Generation | None) -> int:
-    """64 bits of what names a version; 0 where it names none."""
+    """64 bits of what names a version; 0 where the storage's listing tells none. Two checksums: it is asked for every object."""
     if generation is None or is_unversioned(generation):
         return 0
-    return int.from_bytes(hashlib.blake2b(generation.token.encode(errors="surrogatepass"), digest_size=8).digest(), "little") or 1
+    token = generation.token.encode(errors="surrogatepass")
+    return (google_crc32c.value(token) << 32 | zlib.crc32(token)) or 1
 
 
 ROW = np.dtype([("number", "<i8"), ("nbytes", "<i8"), ("version", "<u8")])

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,7 @@ class SourceChanged(ShardStoreError):
     """An object of the source is not what the listing said: running again lists anew, and does over what it concerns."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceObject:
+class SourceObject(NamedTuple):
     """An object to read from. ``version`` is ``version_digest`` of the listing, 0 where it told none."""
 
     key: str
@@ -206,36 +206,11 @@ class ChunkStream:
 
 
 def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[Window, list[memoryview]]]:
-    """As ``ChunkStream``, of files, in the calling thread and one window after the other. The bytes of a window are gone when the next one
-    is asked for: all of them use the same memory, which stays in the processor's cache that way.
-    """
-    window_bytes = min(window_bytes, _LOCAL_WINDOW_BYTES)
-    buffer = memoryview(bytearray(window_bytes))
-    for window in windows(fetching.chunks, window_bytes):
+    """As ``ChunkStream``, of files, in the calling thread and one window after the other."""
+    for window in windows(fetching.chunks, min(window_bytes, _LOCAL_WINDOW_BYTES)):
         check_running(run)
-        buffers = None if window.is_split else _filled(storage, fetching, window, buffer)
-        if buffers is None:
-            fetch = fetching.fetch(window)
-            buffers = fetching.buffers(fetch, storage.read_here(fetch.reads))
-        yield window, buffers
-
-
-def _filled(storage: LocalStorage, fetching: Fetching, window: Window, buffer: memoryview) -> list[memoryview] | None:
-    """The window in one piece, where its chunks are whole files that are as they were listed."""
-    chunks = fetching.chunks
-    mine = slice(window.first, window.last)
-    objects = [chunks.objects[number] for number in chunks.of_object[mine].tolist()]
-    sizes = chunks.nbytes[mine].tolist()
-    if any(found.generation is not None or found.nbytes != nbytes for found, nbytes in zip(objects, sizes, strict=True)):
-        return None
-    generations = storage.fill_here([found.key for found in objects], sizes, buffer)
-    if generations is None or not all(map(_is_listed, objects, generations)):
-        return None
-    filled = buffer[: window.nbytes]
-    if len(objects) == 1:
-        return [filled]
-    ends = np.cumsum(sizes).tolist()
-    return [filled[end - nbytes : end] for end, nbytes in zip(ends, sizes, strict=True)]
+        fetch = fetching.fetch(window)
+        yield window, fetching.buffers(fetch, storage.read_here(fetch.reads))
 
 
 def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
@@ -247,7 +222,7 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
     """
     if isinstance(outcome, Failed):
         raise outcome.error
-    if isinstance(outcome, Found) and outcome.nbytes == source.nbytes and _is_listed(source, outcome.generation):
+    if isinstance(outcome, Found) and outcome.nbytes == source.nbytes and is_listed(source, outcome.generation):
         return outcome
     what = (
         "is gone" if isinstance(outcome, Absent) else "was replaced while it was read" if isinstance(outcome, Changed) else "was replaced"
@@ -255,6 +230,6 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
     raise SourceChanged(f"{source.key!r} in {url} {what} since it was listed: let nobody write to the source, and run it again")
 
 
-def _is_listed(source: SourceObject, generation: Generation) -> bool:
+def is_listed(source: SourceObject, generation: Generation) -> bool:
     found = version_digest(generation)
     return 0 in (source.version, found) or found == source.version

@@ -20,9 +20,10 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import Rows, version_digest
-from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
+from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, is_listed, stream_here
 from shardstore.maintenance.packing.units import ArrayJob, Unit
 from shardstore.maintenance.place import Place
 from shardstore.model.chunks import ShardGrid
@@ -35,6 +36,7 @@ from shardstore.storage.local import LocalStorage
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
 _UPLOAD_BYTES = 96 << 20  # what the upload of a long object holds: six parts of 16 MiB
 _OBJECTS_AT_ONCE = 64
+_FILES_A_LOOK = 256  # between looks whether the run goes on
 _OF_WRITERS = 0.6  # the share of the memory that is granted to what is being written
 
 
@@ -182,6 +184,8 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
     if not len(chunks):
         return _nothing(unit)
     shard = _Shard.of(unit, index_format, slots, chunks)
+    if of_index is None and not job.adds_checksums and (stored := _concatenated(unit, shard, chunks, source, target)) is not None:
+        return shard.done(unit, chunks, stored)
 
     def groups() -> Iterator[Sequence[BytesLike]]:
         yield shard.before
@@ -191,6 +195,21 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
         yield shard.after
 
     return shard.done(unit, chunks, target.write_here(shard.key, groups(), shard.nbytes, UNCONDITIONAL))
+
+
+def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorage, target: LocalStorage) -> Generation | None:
+    """The shard as files one behind the other, without a look at their bytes; ``None`` where one is not what was listed, which reading it
+    tells.
+    """
+    objects = [chunks.objects[number] for number in chunks.of_object.tolist()]
+
+    def is_right(number: int, generation: Generation) -> bool:
+        if number % _FILES_A_LOOK == 0:
+            check_running(unit.job.run)
+        return is_listed(objects[number], generation)
+
+    files = [(found.key, found.nbytes) for found in objects]
+    return target.concatenate_here(shard.key, source, files, is_right, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
 
 
 async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:

@@ -38,6 +38,9 @@ Retries = Annotated[
 ]
 MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="Held at once in each process, such as 512MiB.")]
 
+CONNECT_SECONDS = 15.0
+"""For the scheduler of a cluster to answer."""
+
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -71,7 +74,7 @@ def cluster(address: str | None) -> Iterator[Executor | None]:
     except ModuleNotFoundError as exc:
         raise Unsupported("--scheduler needs dask.distributed: pip install distributed") from exc
     try:
-        client = Client(address, timeout="15s")  # type: ignore[no-untyped-call]  # distributed has no types
+        client = Client(address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]  # distributed has no types
     except OSError as exc:
         raise StorageError(f"no dask scheduler answers at {address}: {exc}") from exc
     with client:

@@ -105,7 +105,10 @@ def test_parts(source: Path, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_wrong_usage(arguments: tuple[str, ...], code: int, said: str, source: Path, tmp_path: Path) -> None:
+def test_wrong_usage(
+    arguments: tuple[str, ...], code: int, said: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardstore.cli.execution.CONNECT_SECONDS", 0.5)
     outcome = run("pack", *arguments, str(source), str(tmp_path / "new.zarr"))
     assert outcome.code == code, outcome.err
     assert said in outcome.err
@@ -127,9 +130,9 @@ def test_not_there_and_in_the_way(source: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
     old, new = tmp_path / "old.zarr", tmp_path / "new.zarr"
-    array = zarr.create_array(old, shape=(30_000,), chunks=(2,), dtype="u1", compressors=None)
+    array = zarr.create_array(old, shape=(16_000,), chunks=(2,), dtype="u1", compressors=None)
     (old / "c").mkdir()
-    for i in range(15_000):
+    for i in range(8_000):
         (old / f"c/{i}").write_bytes(bytes((i % 256, 7)))
     command = [sys.executable, "-m", "shardstore", "pack", "-s", "10", "--workers", "1", str(old), str(new)]
     # Where tests run in the background SIGINT is ignored, which children inherit.

@@ -60,7 +60,7 @@ def run(program: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("separator", ["/"])  # the one that takes more directories
 def test_a_million_chunks_are_planned_in_little_memory(separator: str) -> None:
     found = run(PLAN, separator)
     assert found["objects"] == 10**6 + 1

@@ -38,7 +38,7 @@ from tests.torture.upkeep_workers import (
     write,
 )
 
-ROUNDS = sized(60, 3)
+ROUNDS = sized(60, 2)
 
 
 class Threads:

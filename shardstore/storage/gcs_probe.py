@@ -12,7 +12,7 @@ from typing import Any
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.gcs_body import MemoryBody, resource
 from shardstore.storage.gcs_client import OBJECT, GCSClient
-from shardstore.storage.object_requests import RequestFailed
+from shardstore.storage.object_requests import PROBE_PREFIX, RequestFailed
 
 _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 
@@ -47,7 +47,7 @@ def forget_facts() -> None:
 
 
 def _probe_key() -> str:
-    return f".shardstore-probe-{uuid.uuid4().hex}"
+    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
 
 async def _upload(client: GCSClient, key: str, **condition: str) -> None:

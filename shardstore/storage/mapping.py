@@ -30,7 +30,7 @@ class MappingStorage(ReadsAndWrites):
 
     @property
     def url(self) -> str:
-        return f"mapping://{type(self._mapping).__name__}-{id(self._mapping):x}"
+        return f"mapping://{type(self._mapping).__name__}"
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardstore.model.generation import Generation
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.object_requests import RequestFailed
+from shardstore.storage.object_requests import PROBE_PREFIX, RequestFailed
 from shardstore.storage.s3_client import S3Client
 
 _REFUSED = (404, 409, 412)
@@ -59,7 +59,7 @@ def _made_up_etag() -> str:
 
 
 def _probe_key() -> str:
-    return f".shardstore-probe-{uuid.uuid4().hex}"
+    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
 
 async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:

@@ -213,6 +213,19 @@ def test_a_node_inside(v2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_by_zarr(tmp_path / "img.zarr", "0"), written["img/0"])
 
 
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("path", ["", "0", "img/1"])
+def test_v3_with_the_keys_of_v2(path: str, separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose chunks are listed before their documents; nothing has to wait for the end of the listing."""
+    monkeypatch.setattr("shardstore.maintenance.packing.listing._MOST_WAITING", 0)
+    encoding: Any = {"name": "v2", "separator": separator}
+    data = np.arange(60).reshape(6, 10)
+    source, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    zarr.create_array(source, name=path or None, data=data, chunks=(2, 3), chunk_key_encoding=encoding)
+    assert shardstore.pack(source, target, chunks_per_shard=(2, 2)).chunks == 12
+    np.testing.assert_array_equal(read_by_zarr(target, path), data)
+
+
 # -- what comes along, and what does not ---------------------------------------------------------------------------------
 
 
@@ -282,6 +295,12 @@ def test_what_cannot_be_expressed_is_refused_before_anything_is_written(v2: tupl
     assert not (tmp_path / "packed.zarr").exists()
     assert not (tmp_path / "packed.zarr.pack").exists()
     assert stored(source) == before
+    zmetadata = json.loads((source / ".zmetadata").read_text())
+    zmetadata["metadata"]["dots/.zarray"]["filters"] = [{"id": "unheard"}]
+    (source / ".zmetadata").write_text(json.dumps(zmetadata))
+    assert shardstore.pack(source, tmp_path / "rest.zarr", exclude=["dots", "line", "fortran"]).complete
+    listed = json.loads((tmp_path / "rest.zarr/zarr.json").read_text())["consolidated_metadata"]["metadata"]
+    assert sorted(listed) == ["coordinate", "empty", "img", "img/0", "partly", "scalar"]
 
 
 def test_a_draft_that_cannot_be(v2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 # The key of a chunk in the default encoding: the path of its array, and the coordinates.
 _DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
 
+_V2_KEY = re.compile(r"(?:.*/)?[0-9]+(?:\.[0-9]+)*", re.DOTALL)
+
 
 @dataclass(slots=True)
 class SourceArray:
@@ -151,15 +153,35 @@ class _Listing:
                         directories[info.key] = info.key
         speculative = {self._candidate(key) for key in directories.values()} - {None}
         await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
+        unknown: list[OtherObject] = []
         for info in objects:
             version = version_digest(info.generation)
             if not self._assign(info.key, info.nbytes, version):
-                if len(self._waiting) >= _MOST_WAITING:
-                    raise InvalidInput(
-                        f"{info.key!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose document "
-                        "had been listed by then: name the node that is to be packed"
-                    )
-                self._waiting.append(OtherObject(info.key, info.nbytes, version))
+                unknown.append(OtherObject(info.key, info.nbytes, version))
+        if unknown and await self._look_above(found.key for found in unknown):
+            unknown = [found for found in unknown if not self._assign(found.key, found.nbytes, found.version)]
+        self._waiting += unknown
+        if len(self._waiting) > _MOST_WAITING:
+            raise InvalidInput(
+                f"{self._waiting[-1].key!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose "
+                "document had been listed by then: name the node that is to be packed"
+            )
+
+    async def _look_above(self, keys: Iterable[str]) -> bool:
+        """Look for arrays of Zarr v3 that name their chunks as Zarr v2 does, which are listed before their documents; whether that may have
+        found any.
+        """
+        sought: dict[str, None] = {}
+        for key in keys:
+            match = _V2_KEY.fullmatch(key)
+            while match is not None and key:
+                key = key.rpartition("/")[0]
+                sought[metadata_key(key)] = None
+                if not key.rpartition("/")[2].isdecimal():
+                    break
+        new = [key for key in sought if key not in self._looked_for]
+        await self._read(new)
+        return bool(new)
 
     def _candidate(self, key: str) -> str | None:
         """Where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""

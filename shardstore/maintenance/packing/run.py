@@ -35,6 +35,7 @@ from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.object_requests import PROBE_PREFIX
 
 _OTHERS_A_UNIT = 256
 _OTHER_BYTES_A_UNIT = 64 << 20
@@ -155,7 +156,8 @@ class PackingRun:
         finished = run_sync(record.begin_run())
         if finished:
             self._progress(Progress("checking", 0, len(finished)))
-        self._intact = run_sync(intact_units(self._places.target.storage, self._target, self._units(), finished))
+        mine = (unit for unit in self._units() if self._is_mine(name_of(unit)))
+        self._intact = run_sync(intact_units(self._places.target.storage, self._target, mine, finished))
         self._totals = self._sums()
         try:
             self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
@@ -217,16 +219,19 @@ class PackingRun:
     async def _is_taken(self) -> bool:
         inside = self._places.record_inside
         async for info in self._places.stored_target.list(""):
-            if inside is None or not info.key.startswith(inside):
+            if not info.key.startswith((PROBE_PREFIX, *([] if inside is None else [inside]))):
                 return True
         return False
 
+    def _is_mine(self, name: UnitName) -> bool:
+        """Whether the unit belongs to this part."""
+        return self._execution.part.has(name[0] or "", name[1])
+
     def _to_do(self) -> Iterator[AnyUnit]:
         """The units of this part that are not done; made as they are needed."""
-        part = self._execution.part
         for unit in self._units():
             name = name_of(unit)
-            if not part.has(name[0] or "", name[1]) or (self._only is not None and name not in self._only):
+            if not self._is_mine(name) or (self._only is not None and name not in self._only):
                 continue
             if name in self._intact:
                 self._skipped += 1
@@ -286,6 +291,8 @@ class PackingRun:
         ]
         for start in range(0, len(keys), _DELETED_AT_ONCE):
             await storage.delete_many(keys[start : start + _DELETED_AT_ONCE])
+        if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
+            await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
         documents = {metadata_key(path): dumps(document) for path, document in self._target.documents.items()}
         order = sorted(documents, key=lambda key: (-key.count("/"), key))
         outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in order])

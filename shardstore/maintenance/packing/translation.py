@@ -20,6 +20,7 @@ from shardstore.format.presentation import present_array, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.format.v2_groups import consolidated_from_v2
+from shardstore.format.v2_keys import document_key
 from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.maintenance.packing.object_table import ObjectLayout
 from shardstore.plan.policy import ShardingPolicy, chunks_per_shard, validate_policy
@@ -200,11 +201,24 @@ def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None
         if path not in needed:
             continue
         if path in nodes.consolidated_v2:
+            zmetadata = _of_nodes(nodes.consolidated_v2[path], path, needed)
             try:
-                document = document | {"consolidated_metadata": consolidated_from_v2(nodes.consolidated_v2[path], _below(nodes, path))}
+                document = document | {"consolidated_metadata": consolidated_from_v2(zmetadata, _below(nodes, path))}
             except InvalidInput as exc:
                 raise Unsupported(f"the consolidated metadata of group {path or '(root)'!r} cannot be expressed: {exc}") from exc
         target.groups[path] = _with_consolidated(path, document, target, wanted)
+
+
+def _of_nodes(zmetadata: JsonObject, path: str, needed: set[str]) -> JsonObject:
+    """``.zmetadata`` of the group at ``path`` without what it says of nodes that are left out."""
+    inside = zmetadata.get("metadata")
+    if not isinstance(inside, dict):
+        return zmetadata
+    prefix = f"{path}/" if path else ""
+    kept = {
+        key: value for key, value in inside.items() if (found := document_key(key)) is None or (prefix + found.path).rstrip("/") in needed
+    }
+    return zmetadata | {"metadata": kept}
 
 
 def _below(nodes: SourceNodes, path: str) -> Mapping[str, JsonObject]:

@@ -14,9 +14,14 @@ import zarr
 
 pytest.importorskip("resource")
 
+# Not what getrusage says, which begins with what the process had that started this one.
 MEASURE = """
 import resource, sys
+from pathlib import Path
 def peak():
+    status = Path("/proc/self/status")
+    if status.exists():
+        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 """
 
@@ -85,27 +90,21 @@ print(json.dumps({"peak": peak(), "before": before, "written": report.written_nb
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """256 chunks of 1 MiB, and one of 64 MiB."""
+    """160 chunks of 1 MiB, and one of 64 MiB."""
     root = tmp_path_factory.mktemp("large") / "a.zarr"
     group = zarr.open_group(root, mode="w")
     data = np.random.default_rng(0).integers(0, 256, 2**20, dtype="u1")
-    small = group.create_array("small", shape=(256 * 2**20,), chunks=(2**20,), dtype="u1", compressors=None)
-    for i in range(256):
+    small = group.create_array("small", shape=(160 * 2**20,), chunks=(2**20,), dtype="u1", compressors=None)
+    for i in range(160):
         small[i * 2**20 : (i + 1) * 2**20] = data
     group.create_array("long", data=np.tile(data, 64), chunks=(2**26,), compressors=None)
     return root
 
 
-@pytest.mark.parametrize("to_s3", [False, True])
-def test_shards_that_are_longer_than_the_memory(to_s3: bool, large: Path, tmp_path: Path, s3_url: tuple[str, dict[str, Any]]) -> None:
-    url, options = s3_url
-    target = url if to_s3 else str(tmp_path / "b.zarr")
-    max_memory = (112 if to_s3 else 16) * 2**20
+def test_shards_that_are_longer_than_the_memory(large: Path, tmp_path: Path) -> None:
+    max_memory = 16 * 2**20
     given: dict[str, Any] = {"chunks_per_shard": [256], "max_memory": max_memory, "fsync": False}
-    if to_s3:
-        given["target_options"] = options
-    found = run(PACK, str(large), target, json.dumps(given))
+    found = run(PACK, str(large), str(tmp_path / "b.zarr"), json.dumps(given))
     assert found["complete"]
-    assert found["written"] > 320 * 2**20
-    clients = (80 if to_s3 else 0) * 2**20  # what imports and the client's own buffers take
-    assert found["peak"] - found["before"] < max_memory + clients + 40 * 2**20
+    assert found["written"] > 220 * 2**20
+    assert found["peak"] - found["before"] < max_memory + 40 * 2**20

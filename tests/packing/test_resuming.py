@@ -28,7 +28,7 @@ from tests.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
 CHUNKS = int(os.environ.get("SHARDSTORE_PACK_CHUNKS", "1200"))
-KILLS = int(os.environ.get("SHARDSTORE_PACK_KILLS", "6"))
+KILLS = int(os.environ.get("SHARDSTORE_PACK_KILLS", "4"))
 COUNTS = (40,)
 PROGRAM = """
 import json, sys, shardstore

@@ -13,6 +13,8 @@ def main() -> None:
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
         sys.exit("error: the command line needs typer and rich: pip install 'shardstore[cli]'")
+    except KeyboardInterrupt:  # while it was being imported; the commands see to the rest
+        sys.exit(130)
     run()
 
 

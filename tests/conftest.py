@@ -17,6 +17,8 @@ _SETTINGS = ("AWS_", "FSSPEC_", "GCSFS_", "GOOGLE_", "SHARDSTORE_PIPELINE", "STO
 for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
     del os.environ[name]
 os.environ.update(
+    # The profiler of dask's workers can wait for ever for a thread that waits for it (CPython 3.11, sys._current_frames).
+    DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED="false",
     AWS_ACCESS_KEY_ID="test",
     AWS_SECRET_ACCESS_KEY="test",
     AWS_DEFAULT_REGION="us-east-1",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
 from shardstore.errors import Unsupported
 from shardstore.maintenance.census import take_census
-from shardstore.maintenance.census_file import Census, read_census
-from shardstore.maintenance.execution import WHOLE, Execution, Part
+from shardstore.maintenance.census_file import Census, merged, read_census
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify import Copy, Progress, VerifyReport, verify_engine
 from shardstore.maintenance.verify_chunks import Decoder
+
+CensusLike: TypeAlias = Census | str | os.PathLike[str]
+"""A census, or a file of one."""
 
 
 def verify(
@@ -22,10 +25,13 @@ def verify(
     path: str = "",
     deep: bool = False,
     against: Any = None,
-    census: Census | str | os.PathLike[str] | None = None,
+    census: CensusLike | Sequence[CensusLike] | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
     part: Part | str | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     against_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
@@ -37,14 +43,19 @@ def verify(
         path: the node in it to verify, with all that is below; everything, if it is not given.
         deep: decode every chunk by zarr's codecs.
         against: another copy, as ``url``: metadata as presented, and the bytes of every chunk, are compared, however either is sharded.
-        census: what ``census`` returned, or a file of it: what is gone since, or lies elsewhere, is found.
+        census: what ``census`` returned, or a file of it, or several of them that parts have taken: what is gone since, or lies
+            elsewhere, is found.
         executor: a ``concurrent.futures.Executor`` to run on, such as ``Client(address).get_executor()`` of a dask cluster; threads of
             this process, if it is not given.
         workers: how many tasks run at once.
         part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
+        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        max_memory: bytes of chunks that are held at once in each process; one chunk a task at least.
+        only: keys of objects, such as those that could not be read in an earlier run: look at no others.
         storage_options: for the filesystem: credentials, endpoint, retries.
         against_options: likewise, of ``against``.
-        progress: called with the number of objects and bytes that have been looked at.
+        progress: called with the number of objects and of bytes that have been looked at, and of how many objects (``None`` while these
+            are listed).
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -54,8 +65,8 @@ def verify(
     """
     handle = _opened(url, storage_options)
     copy = None if against is None else Copy(_opened(against, against_options).engine, path)
-    execution = Execution(executor, workers, part=part_of(part))
-    expected = read_census(census) if isinstance(census, str | os.PathLike) else census
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    expected = None if census is None else _one_census(census)
     decodes = decoder() if deep else None
     return verify_engine(handle.engine, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress)
 
@@ -71,29 +82,31 @@ def census(
     contents: bool = False,
     executor: Executor | None = None,
     workers: int | None = None,
+    part: Part | str | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Census:
     """Which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
 
     Args:
-        url, path, executor, workers, storage_options, progress: as ``verify`` has them.
+        url, path, executor, workers, part, retries, max_memory, only, storage_options, progress: as ``verify`` has them. What parts have
+            taken, ``verify`` takes together.
         contents: read every object whole and record a digest of it: then ``verify`` finds every object that changed since.
 
     Raises:
         NotFound: there is nothing at ``path``.
-        Conflict: an object was replaced again and again.
-        StorageError: a request failed.
+        StorageError: the listing failed, or a metadata document could not be read. Objects that could not be read are in ``failed``.
     """
-    handle = _opened(url, storage_options)
-    return take_census(handle.engine, path, of_contents=contents, execution=Execution(executor, workers), progress=progress)
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    return take_census(_opened(url, storage_options).engine, path, of_contents=contents, execution=execution, progress=progress)
 
 
-def part_of(part: Part | str | None) -> Part:
-    """Raises ``InvalidInput`` where the text is no part."""
-    if part is None:
-        return WHOLE
-    return part if isinstance(part, Part) else Part.parse(part)
+def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:
+    several = [given] if isinstance(given, Census | str | os.PathLike) else given
+    return merged([one if isinstance(one, Census) else read_census(one) for one in several])
 
 
 def decoder() -> Decoder:

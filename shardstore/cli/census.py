@@ -14,13 +14,27 @@ from rich.text import Text
 from shardstore.adapters.verification import picture_saver
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
 from shardstore.cli.census_picture import picture as picture_of
-from shardstore.cli.execution import Scheduler, Workers, execution_of
-from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.execution import (
+    FULL_MEMORY,
+    Failures,
+    MaxMemory,
+    OnlyFailed,
+    PartOption,
+    Retries,
+    Scheduler,
+    Workers,
+    check_writable,
+    work,
+    write_failures,
+)
+from shardstore.cli.failures import ExitCode, exit_code, message
+from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
 from shardstore.cli.target import resolve
+from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import ArrayCensus, Census
+from shardstore.maintenance.execution import Execution
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
 
@@ -41,8 +55,13 @@ def census(
         str | None,
         typer.Option("--axes", metavar="I,J", help="The two axes that pictures show; the longest two, if not given.", show_default=False),
     ] = None,
+    part: PartOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    retries: Retries = 2,
+    max_memory: MaxMemory = FULL_MEMORY,
+    failures: Failures = None,
+    only_failed: OnlyFailed = None,
     as_json: AsJson = False,
     options_json: OptionsJson = None,
     options: OptionPairs = None,
@@ -51,6 +70,7 @@ def census(
     """Count which chunks exist, array by array, as a table, a compact file, and a picture.
 
     Makes one listing, and one request for the index of each shard. Shards whose index cannot be read are listed; the exit code is 5 then.
+    Parts store a census each: shardstore verify takes them together.
 
     Examples:
 
@@ -58,33 +78,46 @@ def census(
 
         shardstore census s3://bucket/data.zarr --output monday.census
 
+        shardstore census s3://bucket/data.zarr --part 3/16 --output 3.census
+
         shardstore census data.zarr/ct --draw --picture ct.png --axes 0,2
     """
     chosen = None if axes is None else _axes(axes)
     save = None if picture is None else picture_saver()
     target = resolve(url, storage_options(options_json, options))
-    with execution_of(None, workers, scheduler) as execution, progress_bar("counting", "objects") as bar:
+    for name, file in (("--failures", failures), ("--output", output), ("--picture", picture)):
+        check_writable(name, file)
+    if only_failed is not None and output is not None and output.exists():
+        raise InvalidInput(f"--output {output} exists, and would be replaced by a census of what failed alone: give another file")
+    asked = part, workers, scheduler, retries, max_memory, only_failed
+    with work("nothing was stored; --part I/N counts in smaller pieces", *asked) as arguments, transfer_bar() as bar:
         taken = take_census(
             target.engine,
             target.path,
             of_contents=contents,
-            execution=execution,
-            progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
+            execution=Execution.of(**arguments),
+            progress=lambda objects, nbytes, total: bar(Step("counting", objects, total, nbytes)),
             shown=str(target.address),
         )
-    if output is not None:
-        taken.write(output)
-    if picture is not None and save is not None:
-        save(taken, picture, chosen)
     if as_json:
         print_json(_document(taken))
     else:
         _show(taken, draw, chosen)
+    write_failures(failures, taken.failed)
+    if output is not None:
+        taken.write(output)
+    if picture is not None and save is not None:
+        save(taken, picture, chosen)
     if taken.damaged:
         sys.stdout.flush()
         shards = plural(len(taken.damaged), "shard")
         complain("error", f"{shards} could not be counted, the first of them {taken.damaged[0]}: its index is damaged")
         raise typer.Exit(ExitCode.CORRUPT)
+    if taken.failed:
+        sys.stdout.flush()
+        objects, first = plural(len(taken.failed), "object"), taken.failed[0]
+        complain("error", f"{objects} could not be read and are not in the census, the first of them {first.key}: {message(first.error)}")
+        raise typer.Exit(exit_code(first.error))
 
 
 def _axes(text: str) -> tuple[int, int]:
@@ -95,7 +128,8 @@ def _axes(text: str) -> tuple[int, int]:
 
 
 def _document(taken: Census) -> dict[str, Any]:
-    return {"arrays": [_array_document(array) for array in taken.arrays], "damaged": list(taken.damaged)}
+    failed = [{"key": unread.key, "error": str(unread.error)} for unread in taken.failed]
+    return {"arrays": [_array_document(array) for array in taken.arrays], "damaged": list(taken.damaged), "failed": failed}
 
 
 def _array_document(array: ArrayCensus) -> dict[str, Any]:

@@ -8,13 +8,33 @@ from typing import Annotated, Any
 import typer
 
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
-from shardstore.cli.execution import Exclusive, PartOption, Scheduler, Workers, cluster, end_with
-from shardstore.cli.output import complain, plural, print_json, progress_bar, size
+from shardstore.cli.execution import (
+    FULL_MEMORY,
+    Exclusive,
+    Failures,
+    LocksOption,
+    MaxMemory,
+    OnlyFailed,
+    PartOption,
+    Retries,
+    Scheduler,
+    Workers,
+    check_writable,
+    end_with,
+    parse_locks,
+    shard_step,
+    work,
+    write_failures,
+)
+from shardstore.cli.output import complain, plural, print_json, size
 from shardstore.cli.target import Target, resolve
+from shardstore.cli.transfer import transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.compact import compact as compact_store
 from shardstore.maintenance.pins import Pin, parse_pins
+
+_ACTIONS = {"looking": "looking at indices", "working": "compacting"}
 
 
 def compact(
@@ -32,7 +52,12 @@ def compact(
     part: PartOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    retries: Retries = 2,
+    max_memory: MaxMemory = FULL_MEMORY,
+    failures: Failures = None,
+    only_failed: OnlyFailed = None,
     exclusive: Exclusive = False,
+    locks: LocksOption = "auto",
     as_json: AsJson = False,
     options_json: OptionsJson = None,
     options: OptionPairs = None,
@@ -56,8 +81,9 @@ def compact(
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
     target = resolve(url, given)
-    action = "looking" if dry_run else "compacting"
-    with cluster(scheduler) as executor, progress_bar(action, "shards") as bar:
+    check_writable("--failures", failures)
+    asked = part, workers, scheduler, retries, max_memory, only_failed
+    with work("every shard is as it was, or done: the same command goes on", *asked) as arguments, transfer_bar() as bar:
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,
@@ -65,18 +91,18 @@ def compact(
             dead_ratio=dead_ratio,
             dead_bytes=dead_bytes,
             order="morton" if order == "morton" else "C",
-            executor=executor,
-            workers=workers,
-            part=part,
             dry_run=dry_run,
             exclusive=exclusive,
             storage_options=given or None,
-            progress=bar,
+            locks=parse_locks(locks),
+            progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
+            **arguments,
         )
     if as_json:
         print_json(_document(target, report))
     else:
         _show(report)
+    write_failures(failures, report.failed.first)
     for damage in report.damaged.first:
         complain("warning", f"{damage.key} is damaged and was left as it is: {damage.what}")
     for path in report.unreadable:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, plural
+from shardstore.cli.transfer import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.maintenance.execution import WHOLE, Execution, Part
-from shardstore.maintenance.shard_work import FailedShard, Listed
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
+from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
+from shardstore.storage.local_rules import Locks, check_locks
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[
@@ -36,11 +40,24 @@ Exclusive = Annotated[bool, typer.Option("--exclusive", help="Nobody else writes
 Retries = Annotated[
     int, typer.Option("--retries", metavar="N", help="Try a task again whose storage failed or whose worker was lost.", min=0)
 ]
+Failures = Annotated[
+    Path | None, typer.Option("--failures", metavar="FILE", help="Write what failed there, for --only-failed.", show_default=False)
+]
+OnlyFailed = Annotated[
+    Path | None,
+    typer.Option("--only-failed", metavar="FILE", help="Nothing but what failed, as --failures has written it.", show_default=False),
+]
+LocksOption = Annotated[
+    str, typer.Option("--locks", metavar="auto|cluster", help="cluster: locks of this file system hold between machines.")
+]
 MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="Held at once in each process, such as 512MiB.")]
+
+FULL_MEMORY = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
 
 CONNECT_SECONDS = 15.0
 """For the scheduler of a cluster to answer."""
 
+_MOST_SAID = 10
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -56,6 +73,12 @@ def parse_bytes(name: str, text: str) -> int:
         raise InvalidInput(f"{name} {text!r} is no number of bytes: give one such as 512MiB or 2GB")
     base = 1024 if match[3].lower().startswith("i") else 1000
     return int(float(match[1]) * base ** _POWERS[match[2].lower()])
+
+
+def parse_locks(text: str) -> Locks:
+    """Raises ``InvalidInput`` where it is neither of them."""
+    check_locks(text)
+    return "cluster" if text == "cluster" else "auto"
 
 
 @contextmanager
@@ -82,11 +105,67 @@ def cluster(address: str | None) -> Iterator[Executor | None]:
 
 
 @contextmanager
-def execution_of(part: str | None, workers: int | None, scheduler: str | None) -> Iterator[Execution]:
-    """How the options ``--part``, ``--workers`` and ``--scheduler`` ask the work to be done; raises as ``cluster`` and ``Part`` do."""
-    share = WHOLE if part is None else Part.parse(part)
-    with cluster(scheduler) as executor:
-        yield Execution(executor, workers, part=share)
+def work(
+    advice: str,
+    part: str | None,
+    workers: int | None,
+    scheduler: str | None,
+    retries: int,
+    max_memory: str,
+    only_failed: Path | None,
+) -> Iterator[dict[str, Any]]:
+    """The arguments of ``Execution.of`` that these options give, for a block that Ctrl-C ends with ``advice``.
+
+    Raises:
+        InvalidInput: one of them cannot be right.
+        Unsupported, StorageError: as ``cluster``.
+    """
+    asked = {"part": part, "workers": workers, "retries": retries, "max_memory": parse_bytes("--max-memory", max_memory)}
+    only = None if only_failed is None else read_failures(only_failed)
+    with interruptible(advice), cluster(scheduler) as executor:
+        yield asked | {"executor": executor, "only": only}
+
+
+def read_failures(file: Path) -> list[str]:
+    """The keys in what ``write_failures`` has written.
+
+    Raises:
+        InvalidInput: there is no such file, or it is something else.
+    """
+    try:
+        keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
+        if not all(isinstance(key, str) for key in keys):
+            raise TypeError("a key is no text")
+        return keys
+    except OSError as exc:
+        raise InvalidInput(f"--only-failed {file} cannot be read: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InvalidInput(f"--only-failed {file} is not what --failures has written: {exc}") from exc
+
+
+def check_writable(name: str, file: Path | None) -> None:
+    """Before work is begun whose result is to go there; nothing without a file.
+
+    Raises:
+        InvalidInput: there is no directory for it, or it cannot be written.
+    """
+    if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or there is none for it, or that is not yours")
+
+
+def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
+    """What failed, one JSON object a line, with key and error; nothing without a file.
+
+    Raises:
+        InvalidInput: it cannot be written.
+    """
+    if file is None:
+        return
+    lines = [json.dumps({"key": failure.key, "error": message(failure.error)}) for failure in failed]
+    try:
+        file.write_text("".join(line + "\n" for line in lines))
+    except OSError as exc:
+        raise InvalidInput(f"--failures {file} cannot be written: {exc.strerror}") from exc
 
 
 @contextmanager
@@ -115,10 +194,28 @@ def interruptible(advice: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class FailedObject(Protocol):
+    """Something that was given up."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def error(self) -> Exception: ...
+
+
+def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
+    """What the bar shows of a run over shards; ``actions`` names its phases."""
+    nbytes, total = (progress.nbytes, progress.total_nbytes) if progress.total_nbytes else (None, None)
+    return Step(actions[progress.phase], progress.shards, progress.total_shards, nbytes, total, progress.failed, "shards")
+
+
 def end_with(failed: Listed[FailedShard], damaged: int) -> None:
     """Say what was not done, and end with an exit code that tells; nothing where all was done."""
-    for failure in failed.first:
+    for failure in failed.first[:_MOST_SAID]:
         complain("error", f"{failure.key}: {message(failure.error)}")
+    if failed.count > _MOST_SAID:
+        complain("error", f"and {failed.count - _MOST_SAID:,} more: --failures FILE writes their keys")
     if failed.count:
         complain("error", f"{plural(failed.count, 'shard')} could not be dealt with; the same command tries again")
         raise typer.Exit(exit_code(failed.first[0].error))

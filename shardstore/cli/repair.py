@@ -7,11 +7,31 @@ from typing import Annotated, Any
 import typer
 
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
-from shardstore.cli.execution import Exclusive, PartOption, Scheduler, Workers, cluster, end_with
-from shardstore.cli.output import complain, plural, print_json, progress_bar
+from shardstore.cli.execution import (
+    FULL_MEMORY,
+    Exclusive,
+    Failures,
+    LocksOption,
+    MaxMemory,
+    OnlyFailed,
+    PartOption,
+    Retries,
+    Scheduler,
+    Workers,
+    check_writable,
+    end_with,
+    parse_locks,
+    shard_step,
+    work,
+    write_failures,
+)
+from shardstore.cli.output import complain, plural, print_json
 from shardstore.cli.target import Target, resolve
+from shardstore.cli.transfer import transfer_bar
 from shardstore.maintenance.repair import Finding, RepairReport
 from shardstore.maintenance.repair import repair as repair_store
+
+_ACTIONS = {"looking": "looking at indices", "working": "repairing"}
 
 
 def repair(
@@ -29,7 +49,12 @@ def repair(
     part: PartOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    retries: Retries = 2,
+    max_memory: MaxMemory = FULL_MEMORY,
+    failures: Failures = None,
+    only_failed: OnlyFailed = None,
     exclusive: Exclusive = False,
+    locks: LocksOption = "auto",
     as_json: AsJson = False,
     options_json: OptionsJson = None,
     options: OptionPairs = None,
@@ -51,24 +76,26 @@ def repair(
     """
     given = storage_options(options_json, options)
     target = resolve(url, given)
-    with cluster(scheduler) as executor, progress_bar("repairing" if yes else "looking", "shards") as bar:
+    check_writable("--failures", failures)
+    asked = part, workers, scheduler, retries, max_memory, only_failed
+    with work("every shard is as it was, or done: the same command goes on", *asked) as arguments, transfer_bar() as bar:
         report = repair_store(
             target.handle.recipe.target,
             path=target.path,
             yes=yes,
             quarantine=quarantine,
             older_than_hours=older_than,
-            executor=executor,
-            workers=workers,
-            part=part,
             exclusive=exclusive,
             storage_options=given or None,
-            progress=bar,
+            locks=parse_locks(locks),
+            progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
+            **arguments,
         )
     if as_json:
         print_json(_document(target, report))
     else:
         _show(report)
+    write_failures(failures, report.failed.first)
     for path in report.unreadable:
         complain("warning", f"{path or 'the root'} has metadata that cannot be read, which is never guessed: restore it")
     if report.damaged_count and report.is_dry_run:

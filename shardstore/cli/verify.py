@@ -22,11 +22,25 @@ from shardstore.cli.arguments import (
     Url,
     storage_options,
 )
-from shardstore.cli.execution import PartOption, Scheduler, Workers, execution_of
+from shardstore.cli.execution import (
+    FULL_MEMORY,
+    Failures,
+    MaxMemory,
+    OnlyFailed,
+    PartOption,
+    Retries,
+    Scheduler,
+    Workers,
+    check_writable,
+    work,
+    write_failures,
+)
 from shardstore.cli.failures import ExitCode, exit_code
-from shardstore.cli.output import complain, count, plural, print_json, progress_bar, show, size
+from shardstore.cli.output import complain, count, plural, print_json, show, size
 from shardstore.cli.target import pair_options, resolve
-from shardstore.maintenance.census_file import read_census
+from shardstore.cli.transfer import Step, transfer_bar
+from shardstore.maintenance.census_file import merged, read_census
+from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.findings import Finding
 from shardstore.maintenance.verify import ArrayVerified, Copy, VerifyReport, verify_engine
 
@@ -41,12 +55,21 @@ def verify(
         typer.Option("--against", metavar="URL", help="Compare metadata and every chunk with another copy.", show_default=False),
     ] = None,
     census: Annotated[
-        Path | None,
-        typer.Option("--census", metavar="FILE", help="Find what is gone since a census, or lies elsewhere.", show_default=False),
+        list[Path] | None,
+        typer.Option(
+            "--census",
+            metavar="FILE",
+            help="Find what is gone since a census, or lies elsewhere; repeatable, where parts have taken it.",
+            show_default=False,
+        ),
     ] = None,
     part: PartOption = None,
     workers: Workers = None,
     scheduler: Scheduler = None,
+    retries: Retries = 2,
+    max_memory: MaxMemory = FULL_MEMORY,
+    failures: Failures = None,
+    only_failed: OnlyFailed = None,
     as_json: AsJson = False,
     options_json: OptionsJson = None,
     options: OptionPairs = None,
@@ -70,7 +93,7 @@ def verify(
 
         shardstore verify --json s3://bucket/data.zarr --part 3/16
     """
-    expected = None if census is None else read_census(census)
+    expected = merged([read_census(file) for file in census]) if census else None
     given = storage_options(options_json, options)
     target = resolve(url, given)
     copy = None
@@ -78,21 +101,25 @@ def verify(
         of_copy = None if against_options is None else storage_options(against_options, None, "--against-options")
         there = resolve(against, pair_options(url, against, given, of_copy)[1])
         copy = Copy(there.engine, there.path)
-    with execution_of(part, workers, scheduler) as execution, progress_bar("verifying", "objects") as bar:
+    check_writable("--failures", failures)
+    asked = part, workers, scheduler, retries, max_memory, only_failed
+    advice = "nothing was changed, and what has been found so far is not told; --part I/N verifies in smaller pieces"
+    with work(advice, *asked) as arguments, transfer_bar() as bar:
         report = verify_engine(
             target.engine,
             target.path,
-            execution=execution,
+            execution=Execution.of(**arguments),
             decoder=decoder() if deep else None,
             census=expected,
             against=copy,
-            progress=lambda objects, nbytes: bar(objects, nbytes=nbytes),
+            progress=lambda objects, nbytes, total: bar(Step("verifying", objects, total, nbytes)),
             shown=str(target.address),
         )
     if as_json:
         print_json(_document(report))
     else:
         _show(str(target.address), report)
+    write_failures(failures, report.unread)
     _conclude(report)
 
 

@@ -15,6 +15,7 @@ Zarr v3, "Chunk key encoding".
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +35,11 @@ class ChunkKeyEncoding:
         if self.name == "default":
             return self.separator.join(("c", *map(str, coords)))
         return self.separator.join(map(str, coords)) if coords else "0"
+
+    def encode_all(self, axes: Sequence[Sequence[int]]) -> list[str]:
+        """The keys of many positions, given dimension by dimension (one at least), each of as many coordinates."""
+        head = f"c{self.separator}" if self.name == "default" else ""
+        return [head + self.separator.join(coords) for coords in zip(*(map(str, axis) for axis in axes), strict=True)]
 
     def decode(self, key: str, ndim: int) -> ChunkCoords | None:
         """The position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""

@@ -20,7 +20,8 @@ import json
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, NotFound
+from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.model.ranges import BytesLike
 
@@ -99,6 +100,14 @@ class ArrayCensus:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """An object that could not be read, so that nothing is known of it."""
+
+    key: str
+    error: ShardStoreError
+
+
+@dataclass(frozen=True, slots=True)
 class Census:
     """Which chunks exist in a store, per array, in the order of their paths."""
 
@@ -107,6 +116,8 @@ class Census:
     """Digests are of whole objects, not only of their indexes."""
     damaged: tuple[str, ...] = ()
     """Keys of shards whose index cannot be read, so that their chunks are not counted; not part of the file."""
+    failed: tuple[Unread, ...] = ()
+    """Objects that could not be read, and are not in it; not part of the file."""
 
     def array(self, path: str) -> ArrayCensus:
         """Raises ``NotFound`` where there is none."""
@@ -157,6 +168,38 @@ def read_census(path: str | os.PathLike[str]) -> Census:
         return census_from_bytes(data)
     except Corruption as exc:
         raise Corruption(f"{os.fspath(path)}: {exc}") from exc
+
+
+def merged(censuses: Sequence[Census]) -> Census:
+    """One census of censuses that parts have taken of the same store; of an object that several have, the last one's.
+
+    Raises:
+        InvalidInput: there is none, or they do not go together.
+    """
+    if not censuses:
+        raise InvalidInput("there is no census to merge: give one at least")
+    if len({census.of_contents for census in censuses}) > 1:
+        raise InvalidInput("some of the censuses are of contents, and some are not: take them all in the same way")
+    by_path: dict[str, list[ArrayCensus]] = {}
+    for census in censuses:
+        for array in census.arrays:
+            by_path.setdefault(array.path, []).append(array)
+    arrays = tuple(_merged_array(by_path[path]) for path in sorted(by_path))
+    damaged = tuple(sorted({key for census in censuses for key in census.damaged}))
+    failed = tuple(unread for census in censuses for unread in census.failed)
+    return Census(arrays, censuses[0].of_contents, damaged, failed)
+
+
+def _merged_array(parts: Sequence[ArrayCensus]) -> ArrayCensus:
+    first = parts[0]
+    if len({(array.shape, array.chunk_shape, array.chunks_per_object, array.is_sharded) for array in parts}) > 1:
+        raise InvalidInput(f"the censuses differ in how array {first.path or '/'!r} is laid out: take them of the same store")
+    coords = np.concatenate([array.coords for array in parts])
+    order = np.lexsort(coords.T[::-1]) if coords.shape[1] else np.arange(len(coords))
+    same = (coords[order][1:] == coords[order][:-1]).all(axis=1)
+    order = order[np.append(~same, True)[: len(order)]]  # of the same object the last one: the order is stable
+    columns = {name: np.concatenate([getattr(array, name) for array in parts])[order] for name in ("nbytes", "digests", "bitmaps")}
+    return replace(first, coords=coords[order], **columns)
 
 
 def census_from_bytes(data: BytesLike) -> Census:

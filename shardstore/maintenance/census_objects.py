@@ -20,7 +20,6 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 
-_WINDOW_BYTES = 8 * 2**20
 _TRIES = 4
 
 NO_DIGEST = bytes(DIGEST_NBYTES)
@@ -44,6 +43,7 @@ class CensusTask:
     plan: ArrayPlan
     objects: tuple[tuple[ChunkCoords, int], ...]
     of_contents: bool
+    window_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,10 @@ def _of_shards(task: CensusTask) -> Counted:
             except Corruption:
                 damaged.append(key)
                 break
-            digest = digest_of(encoded) if not task.of_contents else content_digest(task.place.storage, key, found.generation, found.nbytes)
+            if task.of_contents:
+                digest = content_digest(task.place.storage, key, found.generation, found.nbytes, task.window_bytes)
+            else:
+                digest = digest_of(encoded)
             if digest is not None:
                 exists = index.present() & ~index.invalid(found.nbytes) & slots_inside(layout, coords)
                 entries.append((coords, ObjectEntry(found.nbytes, digest, np.packbits(exists).tobytes())))
@@ -111,7 +114,7 @@ def _of_chunks(task: CensusTask) -> Counted:
                 if found is None:
                     break
                 nbytes = found.nbytes
-                digest = content_digest(task.place.storage, key, found.generation, nbytes)
+                digest = content_digest(task.place.storage, key, found.generation, nbytes, task.window_bytes)
                 if digest is not None:
                     break
             else:
@@ -123,11 +126,11 @@ def _of_chunks(task: CensusTask) -> Counted:
     return Counted(tuple(entries), ())
 
 
-def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int) -> bytes | None:
-    """Of all bytes of one version of an object, read piece by piece; ``None`` where it was replaced meanwhile."""
+def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
+    """Of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced meanwhile."""
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
-    for start in range(0, nbytes, _WINDOW_BYTES):
-        piece = ByteRange(start, min(nbytes, start + _WINDOW_BYTES))
+    for start in range(0, nbytes, window_bytes):
+        piece = ByteRange(start, min(nbytes, start + window_bytes))
         (outcome,) = run_sync(storage.read([Read(key, (piece,), generation)]))
         if isinstance(outcome, Failed):
             raise outcome.error

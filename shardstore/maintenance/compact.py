@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shardstore._sync import run_sync
@@ -20,10 +20,11 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
-from shardstore.maintenance.execution import Execution, Failure, Part
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
+from shardstore.maintenance.object_tasks import halved
 from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.place import Place
-from shardstore.maintenance.shard_work import FailedShard, Listed, can_delete_emptied, check_can_swap, window_bytes
+from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
 from shardstore.maintenance.survey_shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
@@ -33,8 +34,7 @@ from shardstore.storage.open import open_storage
 
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
 
-Progress = Callable[[int, int | None, int], None]
-"""Called with how many shards were dealt with, of how many (``None`` while they are looked at), and with the bytes set free."""
+Progress = Callable[[ShardProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,8 @@ class CompactTask:
 
     place: Place
     shard: StoredShard
+    nbytes: int
+    """That it had when it was looked at."""
     bound: Bound
     order: ChunkOrder
     held: frozenset[str | None]
@@ -137,6 +139,10 @@ class Compacted:
     nbytes_before: int = 0
     nbytes_after: int = 0
     reason: str = ""
+
+
+def _halves(task: LookTask) -> list[LookTask]:
+    return [replace(task, shards=tuple(some)) for some in halved(task.shards)]
 
 
 def look(task: LookTask) -> Looked:
@@ -234,6 +240,9 @@ def compact(
     workers: int | None = None,
     part: str | Part | None = None,
     dry_run: bool = False,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
@@ -256,8 +265,11 @@ def compact(
         workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for.
         dry_run: only look, and say what would be done.
+        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        max_memory: bytes of chunks that are held at once in each process.
+        only: keys of shards, such as those that failed in an earlier run: no others are looked at.
         exclusive: nobody else writes: needed where the storage has no compare-and-swap.
-        progress: called as ``Progress`` says.
+        progress: called with a ``ShardProgress`` now and then.
 
     Raises:
         InvalidInput: an argument cannot be right.
@@ -268,8 +280,7 @@ def compact(
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
     if order not in ("C", "morton"):
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
-    share = Part.parse(part) if isinstance(part, str) else part or Part()
-    execution = Execution(executor, workers, part=share)
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
     engine = Engine(place.storage)
     if not dry_run:
@@ -298,24 +309,28 @@ class _Run:
         self._progress = progress
         self._unreadable: list[Node] = []
         self._loose: list[Loose] = []
-        self._shards = self._dead = self._done = 0
+        self._shards = self._dead = 0
+        self._done = self._done_nbytes = self._loose_nbytes = 0
         self._rewritten = self._deleted = self._before = self._after = 0
         self._pinned: list[str] = []
         self._damaged: list[Damage] = []
         self._failed: list[FailedShard] = []
 
     def look(self, path: str) -> None:
-        share = self._execution.part
-        mine = (shard for shard in stored_shards(self._engine, path, self._unreadable) if share.has(shard.key, 0))
+        takes = self._execution.takes
+        mine = (shard for shard in stored_shards(self._engine, path, self._unreadable) if takes(shard.key))
         tasks = (LookTask(self._place, some, self._bound) for some in in_tasks(mine))
-        self._execution.carry_out(look, tasks, self._looked, self._look_failed)
+        self._execution.carry_out(look, tasks, self._looked, self._look_failed, _halves)
+        for key in self._execution.unmet():
+            self._failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))
 
     def _looked(self, task: LookTask, found: Looked) -> None:
         self._shards += len(task.shards)
         self._dead += found.dead_nbytes
         self._loose += found.loose
+        self._loose_nbytes += sum(loose.nbytes for loose in found.loose)
         self._damaged += found.damaged
-        self._tell(self._shards, None)
+        self._tell(ShardProgress("looking", self._shards, failed=len(self._failed)))
 
     def _look_failed(self, failure: Failure[LookTask]) -> None:
         self._failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
@@ -331,9 +346,10 @@ class _Run:
                 self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
 
     def compact(self) -> None:
-        window = window_bytes(self._execution.worker_count)
+        window = self._execution.window_bytes
         tasks = (
-            CompactTask(self._place, loose.shard, self._bound, self._order, self._pins.at(loose.shard.key), window) for loose in self._loose
+            CompactTask(self._place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window)
+            for loose in self._loose
         )
         self._execution.carry_out(compact_shard, tasks, self._compacted, self._compact_failed)
 
@@ -344,8 +360,7 @@ class _Run:
             self._damaged.append(Damage(task.shard.path, task.shard.key, outcome.reason))
         else:
             self._count(outcome)
-        self._done += 1
-        self._tell(self._done, len(self._loose))
+        self._advance(task)
 
     def _count(self, outcome: Compacted) -> None:
         self._rewritten += outcome.what == "rewritten"
@@ -355,10 +370,16 @@ class _Run:
 
     def _compact_failed(self, failure: Failure[CompactTask]) -> None:
         self._failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
+        self._advance(failure.task)
 
-    def _tell(self, done: int, total: int | None) -> None:
+    def _advance(self, task: CompactTask) -> None:
+        self._done += 1
+        self._done_nbytes += task.nbytes
+        self._tell(ShardProgress("working", self._done, len(self._loose), self._done_nbytes, self._loose_nbytes, len(self._failed)))
+
+    def _tell(self, progress: ShardProgress) -> None:
         if self._progress is not None:
-            self._progress(done, total, self._before - self._after)
+            self._progress(progress)
 
     def report(self, path: str, is_dry_run: bool) -> CompactReport:
         return CompactReport(
@@ -373,6 +394,6 @@ class _Run:
             dead_nbytes=self._dead,
             pinned=Listed.of(self._pinned),
             damaged=Listed.of(self._damaged),
-            failed=Listed.of(self._failed),
+            failed=Listed.of(self._failed, MOST_FAILED),
             unreadable=tuple(node.path for node in self._unreadable),
         )

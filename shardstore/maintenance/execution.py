@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +29,9 @@ _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _TASKS_A_WORKER = 2  # in flight: one that runs, one that waits
 _DEFAULT_WORKERS = max(4, min(32, 2 * (os.cpu_count() or 1)))
 _UNKNOWN_WORKERS = 32  # of an executor that does not tell
+_LEAST_WINDOW = 2**20
+
+DEFAULT_MAX_MEMORY = 256 * 2**20
 
 
 class Interrupted(ShardStoreError):
@@ -110,14 +113,35 @@ class Execution:
     """How often a task is tried again whose storage failed, or whose worker was lost."""
     part: Part = WHOLE
     """The share of the work that is to be done."""
+    only: frozenset[str] | None = None
+    """The keys of the objects that are to be dealt with; all, if it is not given."""
+    max_memory: int = DEFAULT_MAX_MEMORY
+    """Bytes of chunks that the tasks of one process hold together; each its share of it, and one chunk at least."""
+    _met: set[str] = field(default_factory=set, repr=False, compare=False)
     run: str = field(default_factory=lambda: uuid4().hex)
     """Names the run, for ``check_running``."""
+
+    @classmethod
+    def of(
+        cls,
+        executor: Executor | None = None,
+        workers: int | None = None,
+        part: str | Part | None = None,
+        retries: int = 2,
+        max_memory: int = DEFAULT_MAX_MEMORY,
+        only: Iterable[str] | None = None,
+    ) -> Execution:
+        """As callers ask for it; ``part`` also as ``"I/N"``. Raises ``InvalidInput``."""
+        share = Part.parse(part) if isinstance(part, str) else part or WHOLE
+        return cls(executor, workers, retries, share, None if only is None else frozenset(only), max_memory)
 
     def __post_init__(self) -> None:
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
             raise InvalidInput(f"workers {self.workers!r} is not a positive whole number")
         if type(self.retries) is not int or self.retries < 0:
             raise InvalidInput(f"retries {self.retries!r} is not a whole number, 0 or more")
+        if type(self.max_memory) is not int or self.max_memory < 1:
+            raise InvalidInput(f"max_memory {self.max_memory!r} is not a positive number of bytes")
         if self.executor is not None and not isinstance(self.executor, Executor):
             raise InvalidInput(
                 f"executor {self.executor!r} is no concurrent.futures.Executor; of a dask cluster it is Client(address).get_executor()"
@@ -133,20 +157,41 @@ class Execution:
         told = getattr(self.executor, "_max_workers", None)
         return told if isinstance(told, int) else _UNKNOWN_WORKERS
 
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes of chunks one task may hold."""
+        return max(_LEAST_WINDOW, self.max_memory // self.worker_count)
+
+    def takes(self, key: str, name: str | None = None, number: int = 0) -> bool:
+        """Whether the object at ``key`` is to be dealt with, which its own name decides, or ``number`` of what is named ``name``."""
+        if self.only is not None:
+            if key not in self.only:
+                return False
+            self._met.add(key)
+        return self.part.has(key if name is None else name, number)
+
+    def unmet(self) -> list[str]:
+        """The keys of ``only`` that ``takes`` was never asked about: there is nothing of that name."""
+        return sorted((self.only or frozenset()) - self._met)
+
     def carry_out(
         self,
         function: Callable[[Task], Result],
         tasks: Iterable[Task],
         done: Callable[[Task, Result], None],
         failed: Callable[[Failure[Task]], None],
+        halves: Callable[[Task], Sequence[Task]] | None = None,
     ) -> None:
         """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
+
+        ``halves`` cuts a task that failed into smaller ones, which are tried in its place, so that what is wrong with one thing is not
+        said of others; one task or none where it cannot be cut.
 
         No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
         interrupted, no task is begun any more, and the error is raised when all that run have ended.
         """
         with self._opened() as executor:
-            run = _Run(self, executor, function, iter(tasks), done, failed)
+            run = _Run(self, executor, function, iter(tasks), done, failed, halves)
             try:
                 run.to_the_end()
             except BaseException:
@@ -176,7 +221,9 @@ class _Run(Generic[Task, Result]):
         tasks: Iterator[Task],
         done: Callable[[Task, Result], None],
         failed: Callable[[Failure[Task]], None],
+        halves: Callable[[Task], Sequence[Task]] | None,
     ) -> None:
+        self._halves = halves
         self._execution = execution
         self._executor = executor
         self._function = function
@@ -218,6 +265,9 @@ class _Run(Generic[Task, Result]):
             raise error
         elif tries < self._execution.retries and _may_help(error):
             self._submit(task, tries + 1)
+        elif isinstance(error, ShardStoreError) and self._halves is not None and len(smaller := self._halves(task)) > 1:
+            for part in smaller:
+                self._submit(part, tries)
         else:
             self._failed(Failure(task, error))
 

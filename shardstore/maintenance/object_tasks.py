@@ -1,11 +1,15 @@
-"""How the objects of arrays are gathered into tasks: of one array each, of a size that does not matter to memory."""
+"""How work is cut to size: objects of arrays into tasks, of one array each, and what a task reads into windows of so many bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.walk import Located
+
+T = TypeVar("T")
 
 _OBJECTS_A_TASK = 256
 _INDEX_BYTES_A_TASK = 4 * 2**20
@@ -32,3 +36,49 @@ def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool])
 def _is_full(plan: ArrayPlan, objects: int, nbytes: int) -> bool:
     index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
     return objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK or nbytes >= _CONTENT_BYTES_A_TASK
+
+
+def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: int) -> Iterator[list[T]]:
+    """Items in their order, so many at once as have at most ``window_bytes`` together; one that has more comes alone."""
+    window: list[T] = []
+    held = 0
+    for item in items:
+        nbytes = nbytes_of(item)
+        if window and held + nbytes > window_bytes:
+            yield window
+            window, held = [], 0
+        window.append(item)
+        held += nbytes
+    if window:
+        yield window
+
+
+def halved(items: Sequence[T]) -> list[Sequence[T]]:
+    """Both halves of what can be cut into two."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]] if middle else [items]
+
+
+class Ahead(Generic[T]):
+    """Tasks, taken so many objects ahead of the work that their total is known early: at once where there are no more than that."""
+
+    def __init__(self, tasks: Iterable[T], objects_of: Callable[[T], int], most_objects: int = 100_000) -> None:
+        self._tasks = tasks
+        self._objects_of = objects_of
+        self._most = most_objects
+        self.total: int | None = None
+        """Objects of all tasks; ``None`` while these come."""
+
+    def __iter__(self) -> Iterator[T]:
+        waiting: deque[T] = deque()
+        held = seen = 0
+        for task in self._tasks:
+            waiting.append(task)
+            seen += self._objects_of(task)
+            held += self._objects_of(task)
+            while held > self._most:
+                held -= self._objects_of(waiting[0])
+                yield waiting.popleft()
+        self.total = seen
+        while waiting:
+            yield waiting.popleft()

@@ -6,18 +6,21 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shardstore.storage.base import Storage
 
-_opened: dict[bytes, Storage] = {}
+_MOST_OPEN = 64
 
 
-def _forget() -> None:
-    _opened.clear()
+@lru_cache(maxsize=_MOST_OPEN)
+def _opened(data: bytes) -> Storage:
+    storage: Storage = pickle.loads(data)
+    return storage
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_opened.cache_clear)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,4 @@ class Place:
 
 
 def _unpickled(data: bytes) -> Place:
-    storage = _opened.get(data)
-    if storage is None:
-        storage = _opened[data] = pickle.loads(data)
-    return Place(storage)
+    return Place(_opened(data))

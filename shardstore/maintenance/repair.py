@@ -8,9 +8,9 @@ nothing below it is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,12 +24,13 @@ from shardstore.engine.reader import StaleLayout, same_shards
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.metadata_v3 import codec_name, mentions_sharding
 from shardstore.format.presentation import present_array
-from shardstore.maintenance.execution import Execution, Failure, Part
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.leftovers import Leftovers, clear_leftovers
+from shardstore.maintenance.object_tasks import halved
 from shardstore.maintenance.place import Place
 from shardstore.maintenance.quarantine import Quarantine, open_quarantine
 from shardstore.maintenance.repair_shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
-from shardstore.maintenance.shard_work import FailedShard, Listed, can_delete_emptied, check_can_swap, window_bytes
+from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
@@ -39,8 +40,7 @@ from shardstore.storage.open import open_storage
 _ATTEMPTS = 8  # at a shard that others keep writing
 _MOST_NAMED = 1000  # chunks in a note
 
-Progress = Callable[[int, int | None], None]
-"""Called with how many shards were dealt with, of how many (``None`` while they are looked at)."""
+Progress = Callable[[ShardProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,10 @@ class MendTask:
     shard: StoredShard
     quarantine: Place | None
     window_bytes: int
+
+
+def _halves(task: LookTask) -> list[LookTask]:
+    return [replace(task, shards=tuple(some)) for some in halved(task.shards)]
 
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
@@ -209,6 +213,9 @@ def repair(
     executor: Executor | None = None,
     workers: int | None = None,
     part: str | Part | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
     exclusive: bool = False,
     storage_options: dict[str, Any] | None = None,
     locks: Locks = "auto",
@@ -231,9 +238,12 @@ def repair(
         executor: carries out the tasks, of one shard each; threads of this process by default.
         workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers go with the first.
+        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        max_memory: bytes of chunks that are held at once in each process.
+        only: keys of shards, such as those that failed in an earlier run: no others are looked at.
         exclusive: nobody else writes: needed where the storage has no compare-and-swap.
         storage_options: for the filesystem, and for that of the quarantine where it is of the same protocol.
-        progress: called as ``Progress`` says.
+        progress: called with a ``ShardProgress`` now and then.
         now: by which the age of uploads is told; the present by default.
 
     Raises:
@@ -244,8 +254,7 @@ def repair(
     """
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
-    share = Part.parse(part) if isinstance(part, str) else part or Part()
-    execution = Execution(executor, workers, part=share)
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
     engine = Engine(place.storage)
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
@@ -255,7 +264,7 @@ def repair(
     run.look(path)
     run.mend()
     leftovers = Leftovers()
-    if share.number == 1:
+    if execution.part.number == 1 and execution.only is None:
         moment = now or datetime.now(UTC)
         leftovers = run_sync(clear_leftovers(engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
     return RepairReport(
@@ -268,7 +277,7 @@ def repair(
         damaged_count=sum(finding.remedy != "emptied" for finding in run.findings),
         lost_count=sum(finding.lost_count for finding in run.findings),
         leftovers=leftovers,
-        failed=Listed.of(run.failed),
+        failed=Listed.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
     )
 
@@ -299,20 +308,22 @@ class _Run:
         self.unreadable: list[Node] = []
 
     def look(self, path: str) -> None:
-        share = self._execution.part
-        mine = (shard for shard in stored_shards(self._engine, path, self.unreadable) if share.has(shard.key, 0))
-        self._execution.carry_out(look, (LookTask(self._place, some) for some in in_tasks(mine)), self._looked, self._look_failed)
+        takes = self._execution.takes
+        mine = (shard for shard in stored_shards(self._engine, path, self.unreadable) if takes(shard.key))
+        self._execution.carry_out(look, (LookTask(self._place, some) for some in in_tasks(mine)), self._looked, self._look_failed, _halves)
+        for key in self._execution.unmet():
+            self.failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))
 
     def _looked(self, task: LookTask, found: tuple[StoredShard, ...]) -> None:
         self.shards += len(task.shards)
         self._suspects += found
-        self._tell(self.shards, None)
+        self._tell(ShardProgress("looking", self.shards, failed=len(self.failed)))
 
     def _look_failed(self, failure: Failure[LookTask]) -> None:
         self.failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
 
     def mend(self) -> None:
-        window = window_bytes(self._execution.worker_count)
+        window = self._execution.window_bytes
         tasks = (MendTask(self._place, shard, self._quarantine, window) for shard in self._suspects)
         self._execution.carry_out(mend, tasks, self._mended, self._mend_failed)
         self.findings.sort(key=lambda finding: finding.key)
@@ -320,12 +331,16 @@ class _Run:
     def _mended(self, task: MendTask, finding: Finding | None) -> None:
         if finding is not None:
             self.findings.append(finding)
-        self._done += 1
-        self._tell(self._done, len(self._suspects))
+        self._advance()
 
     def _mend_failed(self, failure: Failure[MendTask]) -> None:
         self.failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
+        self._advance()
 
-    def _tell(self, done: int, total: int | None) -> None:
+    def _advance(self) -> None:
+        self._done += 1
+        self._tell(ShardProgress("working", self._done, len(self._suspects), failed=len(self.failed)))
+
+    def _tell(self, progress: ShardProgress) -> None:
         if self._progress is not None:
-            self._progress(done, total)
+            self._progress(progress)

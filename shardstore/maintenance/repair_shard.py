@@ -5,7 +5,6 @@ Runs in a thread of its own, which searches and computes; only requests run on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +19,7 @@ from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.format.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, without_checksum
 from shardstore.format.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.stored_shards import LookedAt
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, WriteShard, slot_order
@@ -154,26 +154,12 @@ class Diagnosing:
         """The entries of a damaged index whose bytes are a chunk, by its own checksum."""
         claimed = claims(self._format, damaged, self._nbytes)
         slots = np.zeros(len(claimed.flat), dtype=np.bool_)
-        for some in self._in_windows(_slots(claimed.present()), claimed):
+        for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), _WINDOW_BYTES):
             ranges = [ByteRange(int(o), int(o) + int(n)) for o, n in (claimed.flat[slot].tolist() for slot in some)]
             found = run_sync(self._plans.read_pinned(self._key, ranges, self._seen.generation))
             for slot, data in zip(some, found, strict=True):
                 slots[slot] = self._is_chunk(data)
         return only(damaged, slots)
-
-    def _in_windows(self, slots: tuple[int, ...], index: ShardIndex) -> Iterator[list[int]]:
-        """Slots whose chunks are read together."""
-        some: list[int] = []
-        nbytes = 0
-        for slot in slots:
-            length = int(index.flat[slot, 1])
-            if some and nbytes + length > _WINDOW_BYTES:
-                yield some
-                some, nbytes = [], 0
-            some.append(slot)
-            nbytes += length
-        if some:
-            yield some
 
     def _is_chunk(self, data: memoryview) -> bool:
         expected = self._layout.encoded_chunk_nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from shardstore.errors import Unsupported
 from shardstore.storage.base import Storage
@@ -13,22 +13,19 @@ from shardstore.storage.capabilities import Capabilities
 
 T = TypeVar("T")
 
-MAX_MEMORY = 256 * 2**20  # bytes of kept chunks that the tasks of one process hold together
-_LEAST_WINDOW = 2**20
-
-_MOST_LISTED = 1000
+MOST_FAILED = 100_000  # that are listed, so that they can be tried again
 
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[T]):
-    """How many there are, and the first thousand of them."""
+    """How many there are, and the first of them."""
 
     count: int = 0
     first: tuple[T, ...] = ()
 
     @classmethod
-    def of(cls, items: Sequence[T]) -> Listed[T]:
-        return cls(len(items), tuple(items[:_MOST_LISTED]))
+    def of(cls, items: Sequence[T], most: int = 1000) -> Listed[T]:
+        return cls(len(items), tuple(items[:most]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +38,20 @@ class FailedShard:
     error: Exception
 
 
-def window_bytes(workers: int) -> int:
-    """How many bytes one of so many tasks that run at once may hold."""
-    return max(_LEAST_WINDOW, MAX_MEMORY // workers)
+@dataclass(frozen=True, slots=True)
+class ShardProgress:
+    """How far a run has come."""
+
+    phase: Literal["looking", "working"]
+    """First the indices of all shards are looked at, then what has to be done about some is done."""
+    shards: int
+    """That were dealt with in this phase."""
+    total_shards: int | None = None
+    """``None`` while the listing goes on."""
+    nbytes: int | None = None
+    """Of these shards, where that is known."""
+    total_nbytes: int | None = None
+    failed: int = 0
 
 
 def can_delete_emptied(capabilities: Capabilities) -> bool:

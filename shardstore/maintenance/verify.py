@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from shardstore._sync import run_sync
@@ -18,28 +18,29 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors
 from shardstore.errors import NotFound, ShardStoreError
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.census_file import Census
+from shardstore.maintenance.census_file import Census, Unread
 from shardstore.maintenance.census_objects import ObjectEntry
 from shardstore.maintenance.detectable import Detectable, Thoroughness, detectable
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.findings import ERRORS, Finding
-from shardstore.maintenance.object_tasks import gathered
+from shardstore.maintenance.object_tasks import Ahead, gathered, halved
 from shardstore.maintenance.place import Place
 from shardstore.maintenance.verify_against import compare_with_copy
 from shardstore.maintenance.verify_census import CensusComparison
-from shardstore.maintenance.verify_chunks import Decoder
+from shardstore.maintenance.verify_chunks import WINDOW_BYTES, Decoder
 from shardstore.maintenance.verify_documents import DocumentCheck
-from shardstore.maintenance.verify_objects import ListedObject, Unread, Verified, VerifyTask, verify_objects
+from shardstore.maintenance.verify_objects import ListedObject, Verified, VerifyTask, verify_objects
 from shardstore.maintenance.walk import Located, Walk
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.leftovers import Leftover, leftovers_of
 from shardstore.stored.detect import is_draft
 
-Progress = Callable[[int, int], None]
-"""Called with the number of objects, and of bytes, that have been looked at."""
+Progress = Callable[[int, int, int | None], None]
+"""Called with the number of objects, and of bytes, that have been looked at, and of how many objects (``None`` while they are listed)."""
 
 _MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
+_MOST_UNREAD = 100_000  # that are listed
 _STATS_AT_ONCE = 64
 
 
@@ -80,7 +81,7 @@ class VerifyReport:
     """That were listed; those of other parts too."""
     nbytes_read: int
     unread: tuple[Unread, ...]
-    """What could not be read: nothing is known of it. At most 1,000."""
+    """What could not be read: nothing is known of it. At most 100,000."""
 
     @property
     def errors(self) -> int:
@@ -119,6 +120,10 @@ def verify_engine(
     return _Verification(engine, path, execution or Execution(), decoder, census, against, progress, shown).run()
 
 
+def _halves(task: VerifyTask) -> list[VerifyTask]:
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+
+
 class _Sums:
     """Of one array."""
 
@@ -150,7 +155,7 @@ class _Verification:
         self._progress = progress
         self._shown = shown
         self._place = Place(engine.storage)
-        self._census = None if census is None else CensusComparison(census, self._walk.path, execution.part)
+        self._census = None if census is None else CensusComparison(census, self._walk.path, execution)
         self._of_contents = census is not None and census.of_contents
         self._against = against
         self._how = Thoroughness(decoder is not None, against is not None, census is not None, self._of_contents)
@@ -158,7 +163,7 @@ class _Verification:
         self._errors: list[Finding] = []
         self._notes: list[Finding] = []
         self._counts: Counter[str] = Counter()
-        self._unread: list[Unread] = []
+        self._unread: dict[str, Unread] = {}
         self._strays: list[ObjectInfo] = []
         self._objects = 0
         self._done_objects = 0
@@ -166,7 +171,8 @@ class _Verification:
 
     def run(self) -> VerifyReport:
         left = run_sync(self._leftovers())
-        self._execution.carry_out(verify_objects, self._tasks(), self._take, self._give_up)
+        self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
+        self._execution.carry_out(verify_objects, self._ahead, self._take, self._give_up, _halves)
         if not self._objects and not self._walk.nodes.records(self._walk.path):
             where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
             raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
@@ -177,12 +183,14 @@ class _Verification:
             run_sync(self._compare_with(self._census))
         if self._against is not None:
             self._compare_with_copy(self._against)
+        absent = (Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
+        self._note_unread(tuple(absent))
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
         return self._report()
 
     def _is_mine(self, key: str) -> bool:
-        return self._execution.part.has(key, 0)
+        return self._execution.takes(key)
 
     def _add(self, finding: Finding) -> None:
         self._counts[finding.kind] += 1
@@ -199,10 +207,11 @@ class _Verification:
 
     def _tasks(self) -> Iterator[VerifyTask]:
         mine = (located for located in self._walk.located() if self._is_to_verify(located))
+        window = min(WINDOW_BYTES, self._execution.window_bytes)
         reads_everything = self._decoder is not None or self._of_contents
         for plan, some in gathered(mine, lambda plan: plan.coding.has_checksum or reads_everything):
             objects = tuple(ListedObject(located.coords, located.info.nbytes, self._expected(plan, located.coords)) for located in some)
-            yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents)
+            yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents, window)
 
     def _expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
         return None if self._census is None else self._census.expected(plan, coords)
@@ -210,9 +219,9 @@ class _Verification:
     def _is_to_verify(self, located: Located) -> bool:
         """Whether it is an object of an array, of this part; others are remembered as what they are."""
         self._objects += 1
-        if located.plan is not None:
-            return self._execution.part.has(located.plan.path, located.plan.number(located.coords))
         key = located.info.key
+        if located.plan is not None:
+            return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
             self._documents.list_v2([key])
         elif located.role == "stray" and self._is_mine(key):
@@ -236,7 +245,7 @@ class _Verification:
         self._note_unread(verified.unread)
         self._done_objects += len(task.objects)
         if self._progress is not None:
-            self._progress(self._done_objects, self._nbytes_read)
+            self._progress(self._done_objects, self._nbytes_read, self._ahead.total)
 
     def _give_up(self, failure: Failure[VerifyTask]) -> None:
         if not isinstance(failure.error, ShardStoreError):
@@ -244,7 +253,9 @@ class _Verification:
         self._note_unread(tuple(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects))
 
     def _note_unread(self, unread: tuple[Unread, ...]) -> None:
-        self._unread += unread[: max(0, _MOST_FINDINGS - len(self._unread))]
+        for one in unread:
+            if len(self._unread) < _MOST_UNREAD:
+                self._unread.setdefault(one.key, one)
 
     async def _compare_with(self, census: CensusComparison) -> None:
         """What the census has, and is not there; looked for once more, since the listing is some time ago."""
@@ -264,7 +275,7 @@ class _Verification:
             self._done_objects += objects
             self._nbytes_read += nbytes
             if self._progress is not None:
-                self._progress(self._done_objects, self._nbytes_read)
+                self._progress(self._done_objects, self._nbytes_read, None)  # of both copies
 
         def failed(key: str, error: ShardStoreError) -> None:
             self._note_unread((Unread(key, error),))
@@ -311,7 +322,7 @@ class _Verification:
             counts=dict(sorted(self._counts.items())),
             objects=self._objects,
             nbytes_read=self._nbytes_read,
-            unread=tuple(self._unread),
+            unread=tuple(self._unread.values()),
         )
 
     def _array(self, plan: ArrayPlan) -> ArrayVerified:

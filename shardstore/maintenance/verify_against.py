@@ -7,7 +7,7 @@ Copies of Zarr v2 are compared as well. Where the chunks of only one of the two 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from shardstore._sync import run_sync
@@ -21,12 +21,12 @@ from shardstore.maintenance.chunk_reading import Moved, StoredChunk, object_of, 
 from shardstore.maintenance.copies import Side, checksums, differing_members
 from shardstore.maintenance.execution import Execution, Failure, check_running
 from shardstore.maintenance.findings import Finding
-from shardstore.maintenance.object_tasks import gathered
+from shardstore.maintenance.object_tasks import gathered, halved, in_windows
 from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify_chunks import WINDOW_BYTES
 from shardstore.maintenance.walk import Located, Walk
 from shardstore.model.chunks import ChunkCoords
 
-_WINDOW_BYTES = 4 * 2**20  # of each copy's chunks at once in memory, a task
 _CHUNKS_AT_ONCE = 4096
 _LOOKS = 3
 
@@ -44,6 +44,8 @@ class CompareTask:
     of_copy: bool
     cut: tuple[int, int]
     """Bytes at the end of each chunk that are not compared, here and there."""
+    window_bytes: int
+    """Of chunks of both copies at once in memory; one chunk of each at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,9 @@ class _Comparison:
 
     def run(self) -> None:
         for finding in self._compare_nodes():
-            if self._execution.part.has(finding.key, 0):
+            if self._execution.takes(finding.key):
                 self._found(finding)
-        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up)
+        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, _halves)
 
     def _compare_nodes(self) -> list[Finding]:
         paths, paths_there = self._here.paths(), self._there.paths()
@@ -143,18 +145,19 @@ class _Comparison:
         return findings
 
     def _tasks(self) -> Iterator[CompareTask]:
+        window = min(WINDOW_BYTES, self._execution.window_bytes)
         for of_copy, side in ((False, self._here), (True, self._there)):
             objects = (located for located in Walk(side.engine, side.walk.path).located() if self._is_mine(side, located))
-            for plan, some in gathered(objects, reads_all=lambda plan, of_copy=of_copy: not of_copy):  # type: ignore[misc]
+            for plan, some in gathered(objects, reads_all=lambda plan, of_copy=of_copy: not of_copy):  # type: ignore[misc]  # mypy cannot infer a default
                 here, there, cut = self._pairs[side.relative(plan.path)]
                 coords = tuple(located.coords for located in some)
                 places = Place(self._here.engine.storage), Place(self._there.engine.storage)
-                yield CompareTask(self._execution.run, places[0], here, places[1], there, coords, of_copy, cut)
+                yield CompareTask(self._execution.run, places[0], here, places[1], there, coords, of_copy, cut, window)
 
     def _is_mine(self, side: Side, located: Located) -> bool:
         if located.plan is None or side.relative(located.plan.path) not in self._pairs or not located.plan.holds(located.coords):
             return False
-        return self._execution.part.has(located.plan.path, located.plan.number(located.coords))
+        return self._execution.takes(located.info.key, located.plan.path, located.plan.number(located.coords))
 
     def _take(self, task: CompareTask, compared: Compared) -> None:
         for finding in compared.findings:
@@ -167,6 +170,10 @@ class _Comparison:
         plan = failure.task.plan_there if failure.task.of_copy else failure.task.plan
         for coords in failure.task.objects:
             self._failed(plan.key(coords), failure.error)
+
+
+def _halves(task: CompareTask) -> list[CompareTask]:
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -204,10 +211,20 @@ def _chunk_key(task: CompareTask, chunk: ChunkCoords) -> str:
     return join(task.plan.path, task.plan.key_encoding.encode(chunk))
 
 
-def _there(task: CompareTask, chunks: Sequence[ChunkCoords]) -> Mapping[ChunkCoords, StoredChunk]:
-    """Where chunks lie in the copy. Raises ``Corruption``."""
+def _there(task: CompareTask, chunks: Sequence[ChunkCoords]) -> tuple[Mapping[ChunkCoords, StoredChunk], dict[ChunkCoords, Corruption]]:
+    """Where chunks lie in the copy, and what is wrong with those of its objects that are damaged."""
     objects = list(dict.fromkeys(object_of(task.plan_there, chunk) for chunk in chunks))
-    return stored_chunks(task.there.storage, task.plan_there, objects)
+    try:
+        return stored_chunks(task.there.storage, task.plan_there, objects), {}
+    except Corruption:
+        found: dict[ChunkCoords, StoredChunk] = {}
+        damaged: dict[ChunkCoords, Corruption] = {}
+        for coords in objects:
+            try:
+                found |= stored_chunks(task.there.storage, task.plan_there, [coords])
+            except Corruption as exc:
+                damaged[coords] = exc
+        return found, damaged
 
 
 def _missing_here(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[ChunkCoords, Finding]) -> int:
@@ -217,6 +234,8 @@ def _missing_here(task: CompareTask, objects: Sequence[ChunkCoords], found: dict
         wanted = list(dict.fromkeys(object_of(task.plan, chunk) for chunk in theirs))
         mine = stored_chunks(task.here.storage, task.plan, wanted)
     except Corruption:
+        if len(objects) > 1:  # the others can be looked at
+            return sum(_missing_here(task, [coords], found) for coords in objects)
         return 0  # of the copy: told where its chunks are compared; here: told by the rest of verification
     for chunk in theirs:
         if chunk not in mine:
@@ -237,17 +256,15 @@ def _differing(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[Ch
         if len(objects) > 1:  # the others can be compared
             return sum(_differing(task, [coords], found) for coords in objects)
         return 0  # told by the rest of verification
-    try:
-        theirs = _there(task, list(mine))
-    except Corruption as exc:
-        for chunk in mine:
-            found[chunk] = Finding("not-checked", task.plan.path, _chunk_key(task, chunk), f"the other copy is damaged: {exc}")
-        return 0
+    theirs, damaged = _there(task, list(mine))
     nbytes = 0
     for chunk in mine:
-        if chunk not in theirs:
+        if (exc := damaged.get(object_of(task.plan_there, chunk))) is not None:
+            found[chunk] = Finding("not-checked", task.plan.path, _chunk_key(task, chunk), f"the other copy is damaged: {exc}")
+        elif chunk not in theirs:
             found[chunk] = Finding("surplus", task.plan.path, _chunk_key(task, chunk), "the other copy has no such chunk")
-    for window in _windows([(chunk, mine[chunk], theirs[chunk]) for chunk in mine if chunk in theirs]):
+    both = [(chunk, mine[chunk], theirs[chunk]) for chunk in mine if chunk in theirs]
+    for window in in_windows(both, lambda pair: pair[1].nbytes + pair[2].nbytes, task.window_bytes):
         here = read_chunks(task.here.storage, [one for _, one, _ in window])
         there = read_chunks(task.there.storage, [other for _, _, other in window])
         nbytes += sum(map(len, here))
@@ -265,18 +282,3 @@ def _difference(one: memoryview, other: memoryview) -> str | None:
         return f"it has {len(one)} bytes, the other copy's has {len(other)}"
     first = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     return f"its {len(one)} bytes differ from the other copy's, from byte {first} on"
-
-
-def _windows(
-    chunks: Sequence[tuple[ChunkCoords, StoredChunk, StoredChunk]],
-) -> Iterator[list[tuple[ChunkCoords, StoredChunk, StoredChunk]]]:
-    window: list[tuple[ChunkCoords, StoredChunk, StoredChunk]] = []
-    nbytes = 0
-    for chunk in chunks:
-        if window and nbytes + chunk[1].nbytes > _WINDOW_BYTES:
-            yield window
-            window, nbytes = [], 0
-        window.append(chunk)
-        nbytes += chunk[1].nbytes
-    if window:
-        yield window

@@ -12,7 +12,7 @@ from shardstore.engine.keys import metadata_key
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census_file import ArrayCensus, Census
 from shardstore.maintenance.census_objects import NO_DIGEST, ObjectEntry
-from shardstore.maintenance.execution import Part
+from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.findings import Finding
 from shardstore.maintenance.verify_objects import ListedObject
 from shardstore.model.chunks import ChunkCoords
@@ -23,10 +23,10 @@ _TELLING_CHUNKS = 2  # of sizes that vary: an index of so many is taken for a sh
 class CensusComparison:
     """What the census has, and which of it has been seen."""
 
-    def __init__(self, census: Census, path: str, part: Part) -> None:
+    def __init__(self, census: Census, path: str, execution: Execution) -> None:
         inside = path + "/" if path else ""
         self._arrays = {a.path: _Expected(a) for a in census.arrays if a.path == path or a.path.startswith(inside)}
-        self._part = part
+        self._execution = execution
         self._places: dict[bytes, list[tuple[str, int]]] | None = None
         self.of_contents = census.of_contents
 
@@ -53,13 +53,13 @@ class CensusComparison:
                 yield Finding("differs", path, metadata_key(path), f"the census has {was}; the metadata says {is_now}")
 
     def unseen(self, plans: Sequence[ArrayPlan]) -> Iterator[tuple[ArrayPlan, ChunkCoords]]:
-        """Objects of this part that the census has, and that were not listed."""
+        """Objects of this run that the census has, and that were not listed."""
         for plan in plans:
             array = self._arrays.get(plan.path)
             if array is None or not array.fits(plan):
                 continue
             for coords in array.unseen():
-                if plan.holds(coords) and self._part.has(plan.path, plan.number(coords)):
+                if plan.holds(coords) and self._execution.takes(plan.key(coords), plan.path, plan.number(coords)):
                     yield plan, coords
 
     def change(self, plan: ArrayPlan, listed: ListedObject, digest: bytes) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,6 +11,7 @@ from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
 from shardstore.maintenance.chunk_reading import Moved
 from shardstore.maintenance.findings import Fault
+from shardstore.maintenance.object_tasks import in_windows
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.reads import ReadLimits, coalesce
@@ -25,10 +26,10 @@ Decoder: TypeAlias = Callable[[bytes], Decode]
 Raises ``Unsupported`` where a codec or data type is not installed.
 """
 
-_WINDOW_BYTES = 8 * 2**20
-"""Of a shard's chunks at once in memory, a task; one chunk that is longer is read alone."""
+WINDOW_BYTES = 8 * 2**20
+"""Of chunks at once in memory, a task, at most; one chunk that is longer is read alone."""
 
-_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=_WINDOW_BYTES)
+_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=WINDOW_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class ChunkLook:
 
     coding: ChunkCoding
     decode: Decode | None = None
+    window_bytes: int = WINDOW_BYTES
 
     @property
     def reads_all(self) -> bool:
@@ -77,7 +79,8 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     """
     faults: list[Fault] = []
     nbytes = 0
-    for window in _windows(chunks):
+    in_order = sorted(chunks, key=lambda chunk: (chunk.bytes.start, chunk.bytes.end))
+    for window in in_windows(in_order, lambda chunk: chunk.bytes.end - chunk.bytes.start, look.window_bytes):
         plan = coalesce([chunk.bytes for chunk in window], _LIMITS)
         buffers = _pinned(run_sync(storage.read([Read(key, plan.requests, generation)]))[0])
         nbytes += sum(map(len, buffers))
@@ -87,20 +90,6 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
             if (fault := look.fault(chunk.name, data)) is not None:
                 faults.append(fault)
     return faults, nbytes
-
-
-def _windows(chunks: Sequence[ChunkBytes]) -> Iterator[list[ChunkBytes]]:
-    window: list[ChunkBytes] = []
-    nbytes = 0
-    for chunk in sorted(chunks, key=lambda chunk: (chunk.bytes.start, chunk.bytes.end)):
-        length = chunk.bytes.end - chunk.bytes.start
-        if window and nbytes + length > _WINDOW_BYTES:
-            yield window
-            window, nbytes = [], 0
-        window.append(chunk)
-        nbytes += length
-    if window:
-        yield window
 
 
 def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:

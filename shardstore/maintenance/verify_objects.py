@@ -19,14 +19,16 @@ from shardstore.errors import Corruption, ShardStoreError, Unsupported
 from shardstore.format.shard_index import ShardIndex
 from shardstore.format.v2_keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
+from shardstore.maintenance.census_file import Unread
 from shardstore.maintenance.census_objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
 from shardstore.maintenance.chunk_reading import Moved
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.findings import Fault, Finding
+from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.place import Place
 from shardstore.maintenance.survey_shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
-from shardstore.maintenance.verify_chunks import ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
+from shardstore.maintenance.verify_chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
 from shardstore.maintenance.verify_index import check_index
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
@@ -34,7 +36,6 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage
 
 _LOOKS = 4
-_WINDOW_BYTES = 8 * 2**20  # of whole objects at once in memory, a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,7 @@ class VerifyTask:
     decoder: Decoder | None = None
     of_contents: bool = False
     """What the census has are digests of whole objects."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """An object that could not be read, so that nothing is known of it."""
-
-    key: str
-    error: ShardStoreError
+    window_bytes: int = WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +106,7 @@ def verify_objects(task: VerifyTask) -> Verified:
     """Look at the objects of the task. Runs in a thread that is not the IO loop's."""
     storage = task.place.storage
     plan = task.plan
-    eye = _Eye(storage, plan, task.decoder, task.of_contents)
+    eye = _Eye(storage, plan, task)
     looks = {look.listed: look for look in eye.look(task.objects)}
     doubtful = [look for look in looks.values() if look.is_doubtful]
     for _ in range(_LOOKS - 1):
@@ -124,7 +118,7 @@ def verify_objects(task: VerifyTask) -> Verified:
             return Verified((), 0, 0, sum(look.nbytes_read for look in looks.values()), ())
         if now != plan:
             plan = now
-            eye = _Eye(storage, plan, task.decoder, task.of_contents)
+            eye = _Eye(storage, plan, task)
             looks = {look.listed: look for look in eye.look([o for o in task.objects if len(o.coords) == len(plan.shape)], fresh=True)}
             doubtful = [look for look in looks.values() if look.is_doubtful]
             continue
@@ -176,18 +170,18 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
 class _Eye:
     """Looks at objects of one array, under one version of its metadata."""
 
-    def __init__(self, storage: Storage, plan: ArrayPlan, decoder: Decoder | None, of_contents: bool) -> None:
+    def __init__(self, storage: Storage, plan: ArrayPlan, task: VerifyTask) -> None:
         self._storage = storage
         self._plan = plan
-        self._of_contents = of_contents
+        self._of_contents = task.of_contents
         decode: Decode | None = None
         self._hindrance: Fault | None = None
-        if decoder is not None:
+        if task.decoder is not None:
             try:
-                decode = decoder(plan.document)
+                decode = task.decoder(plan.document)
             except Unsupported as exc:
                 self._hindrance = Fault("not-checked", f"its chunks are not decoded: {exc}")
-        self._chunk_look = ChunkLook(plan.coding, decode)
+        self._chunk_look = ChunkLook(plan.coding, decode, task.window_bytes)
 
     def look(self, objects: Sequence[ListedObject], *, fresh: bool = False) -> list[Look]:
         """One look at each; with ``fresh`` nothing of the listing is believed."""
@@ -283,7 +277,8 @@ class _Eye:
         assert look.generation is not None
         assert look.listed.expected is not None
         try:
-            digest = content_digest(self._storage, self._plan.key(look.listed.coords), look.generation, nbytes)
+            window = self._chunk_look.window_bytes
+            digest = content_digest(self._storage, self._plan.key(look.listed.coords), look.generation, nbytes, window)
         except ShardStoreError as exc:
             look.error = exc
             return
@@ -299,7 +294,7 @@ class _Eye:
         if reads_nothing and not fresh:
             return [self._sized(Look(listed, is_there=True, chunks=1), listed.nbytes) for listed in objects]
         looks: list[Look] = []
-        for some in _windows(objects):
+        for some in in_windows(objects, lambda listed: listed.nbytes, self._chunk_look.window_bytes):
             ranges = (EVERYTHING,) if self._chunk_look.reads_all else ()
             outcomes = run_sync(self._storage.read([Read(self._plan.key(o.coords), ranges) for o in some]))
             for listed, outcome in zip(some, outcomes, strict=True):
@@ -325,19 +320,6 @@ class _Eye:
         if expected is not None and not self._of_contents and nbytes not in (expected.nbytes, UNKNOWN_NBYTES):
             look.digest = NO_DIGEST
         return look
-
-
-def _windows(objects: Sequence[ListedObject]) -> Iterable[list[ListedObject]]:
-    window: list[ListedObject] = []
-    nbytes = 0
-    for listed in objects:
-        if window and nbytes + listed.nbytes > _WINDOW_BYTES:
-            yield window
-            window, nbytes = [], 0
-        window.append(listed)
-        nbytes += listed.nbytes
-    if window:
-        yield window
 
 
 def _begun(listed: ListedObject, outcome: ReadOutcome) -> Look:

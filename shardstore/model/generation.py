@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
+import google_crc32c
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """Names one version of an object: an ETag, a generation number, a file's identity.
 
@@ -13,6 +16,20 @@ class Generation:
     """
 
     token: str
+
+    def __eq__(self, other: object) -> bool:
+        return self.token == other.token if isinstance(other, Generation) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    @property
+    def digest(self) -> int:
+        """64 bits of it, the same in every process, to compare with those of generations of the same storage; 0 where it names nothing
+        that can come again.
+        """
+        data = self.token.encode(errors="surrogatepass")
+        return (google_crc32c.value(data) << 32 | zlib.crc32(data)) or 1
 
 
 @dataclass(frozen=True, slots=True)

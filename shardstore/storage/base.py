@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import Condition, Generation
@@ -82,8 +82,7 @@ UNKNOWN_NBYTES = 2**63 - 1
 """The size of an object of which a listing, or a read of a part, does not tell it; more than any object has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """One object as a listing or ``stat`` shows it; ``generation`` where that costs nothing more."""
 
     key: str

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import AsyncIterator, Sequence
 
 from shardstore.errors import InvalidInput
 from shardstore.model.ranges import BytesLike
+
+_WAITING_BYTES = 1 << 20  # of small pieces, until they are worth while
 
 Body = Sequence[BytesLike] | AsyncIterator[BytesLike]
 
@@ -68,20 +71,19 @@ async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIt
 
 
 async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIterator[bytes]:
-    """The bytes of ``body`` in pieces of exactly ``part_bytes``, the last one excepted."""
-    part = bytearray()
-    async for group in groups(body, nbytes, part_bytes, key):
+    """The bytes of ``body`` in pieces of exactly ``part_bytes``, the last one excepted. Nothing of the next is held meanwhile."""
+    part = io.BytesIO()  # gives what it holds away without a copy
+    async for group in groups(body, nbytes, min(part_bytes, _WAITING_BYTES), key):
         for view in group:
             taken = 0
             while taken < len(view):
-                piece = view[taken : taken + part_bytes - len(part)]
-                part += piece
-                taken += len(piece)
-                if len(part) == part_bytes:
-                    yield bytes(part)
-                    part = bytearray()
-    if part:
-        yield bytes(part)
+                taken += part.write(view[taken : taken + part_bytes - part.tell()])
+                if part.tell() == part_bytes:
+                    whole, part = part.getvalue(), io.BytesIO()
+                    yield whole
+                    del whole
+    if part.tell():
+        yield part.getvalue()
 
 
 async def joined(body: Body, nbytes: int, key: str) -> bytes:
@@ -92,11 +94,11 @@ async def joined(body: Body, nbytes: int, key: str) -> bytes:
                 raise wrong_length(key, nbytes, len(body[0]))
             return body[0]
         return b"".join(checked_views(body, nbytes, key))
-    whole = bytearray()
+    whole = io.BytesIO()  # gives what it holds away without a copy
     async for piece in body:
-        whole += byte_view(piece)
-        if len(whole) > nbytes:
-            raise wrong_length(key, nbytes, len(whole))
-    if len(whole) != nbytes:
-        raise wrong_length(key, nbytes, len(whole))
-    return bytes(whole)
+        whole.write(byte_view(piece))
+        if whole.tell() > nbytes:
+            raise wrong_length(key, nbytes, whole.tell())
+    if whole.tell() != nbytes:
+        raise wrong_length(key, nbytes, whole.tell())
+    return whole.getvalue()

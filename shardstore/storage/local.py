@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import stat as stat_modes
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
@@ -41,7 +42,7 @@ from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated, use_exactly
+from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
@@ -54,6 +55,11 @@ _WRITE_WORKERS = 16
 _READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
 _GROUP_BYTES = 1 << 20
 _LISTED_A_HOP = 1000
+_FILES_A_LOOK = 256
+
+# What makes a key peculiar, in a text of one key a line: a segment that is empty or begins with a dot, or a NUL.
+_PECULIAR = re.compile(r"[/\n][./\n]|/\n|\0")
+
 _COPY_ATTEMPTS = 3
 
 
@@ -163,6 +169,12 @@ class LocalStorage:
             return None
         return os.path.join(self.root, *segments)
 
+    def _paths(self, keys: Sequence[str]) -> list[str | None]:
+        """As ``_path``, of many keys, which are looked at all together first."""
+        if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
+            return [f"{self.root}/{key}" for key in keys]
+        return [self._path(key) for key in keys]
+
     def _path_to_write(self, key: str) -> str:
         path = self._path(key)
         if path is None:
@@ -231,31 +243,30 @@ class LocalStorage:
         self,
         key: str,
         source: LocalStorage,
-        files: Sequence[tuple[str, int]],
-        is_right: Callable[[int, Generation], bool],
+        files: Sequence[tuple[str, int, int]],
+        look: Callable[[], object],
         before: bytes,
         after: bytes,
         condition: Condition,
     ) -> Generation | None:
-        """Store whole objects of ``source``, each given by key and size, one behind the other between ``before`` and ``after``.
+        """Store whole objects of ``source``, each given by key, size and ``Generation.digest``, one behind the other between ``before`` and
+        ``after``.
 
         In the calling thread, their bytes inside the kernel where it can. ``None``, and nothing was stored, where one of them is not
-        there, is not of that size, changes, or ``is_right`` says of its number and version that it is not.
+        what was given. ``look`` is called now and then; what it raises ends this, and nothing was stored.
         """
         path = self._path_to_write(key)
         try:
             with closing(TemporaryFile(path, key, self._rules)) as file:
                 file.append([memoryview(before)])
-                for number, (name, nbytes) in enumerate(files):
-                    where = source._path(name)
-                    copy = partial(file.copy_data, offset=0, nbytes=nbytes)
-                    generation = None if where is None else use_exactly(where, nbytes, copy)
-                    if generation is None or not is_right(number, generation):
-                        return None
+                for start in range(0, len(files), _FILES_A_LOOK):
+                    look()
+                    some = files[start : start + _FILES_A_LOOK]
+                    for where, (_, nbytes, version) in zip(source._paths([name for name, _, _ in some]), some, strict=True):
+                        if where is None or not file.append_file(where, nbytes, version):
+                            return None
                 file.append([memoryview(after)])
                 return file.publish(condition)
-        except EOFError:
-            return None
         except OSError as exc:
             if isinstance(exc, ShardStoreError):
                 raise

@@ -7,6 +7,7 @@ import os
 import stat as stat_modes
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local_files import fsync_directory, generation_of, is_reserved
@@ -28,7 +29,7 @@ def _entries(directory: str, name_prefix: str) -> list[tuple[str, os.DirEntry[st
     except (FileNotFoundError, NotADirectoryError):
         return []
     # "a.b" comes before "a/c": the slash takes part in the order of keys.
-    entries.sort(key=lambda pair: pair[0])
+    entries.sort(key=itemgetter(0))
     return entries
 
 

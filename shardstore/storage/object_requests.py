@@ -8,10 +8,10 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
 
 WRITE_ID = "shardstore-write-id"
+"""Name, in an object's user metadata, of the id of the write that made it."""
 
 PROBE_PREFIX = ".shardstore-probe-"
 """With which the names of the empty objects begin that find out what a server honours; one is left where its process died meanwhile."""
-"""Name, in an object's user metadata, of the id of the write that made it."""
 
 
 class RequestFailed(StorageError):

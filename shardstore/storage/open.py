@@ -24,7 +24,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs import GCSStorage
 from shardstore.storage.generic import GenericStorage
-from shardstore.storage.generic_links import is_any, is_one, without_dirs
+from shardstore.storage.generic_links import REFERENCES, is_any, is_one, without_dirs
 from shardstore.storage.http import HTTPStorage
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_rules import Locks, check_locks
@@ -175,14 +175,29 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         open_options.check(shown, protocol, cls, options, chain)
     try:
+        if chain[0] in REFERENCES and (of_parquet := _parquet_references(url, options_by_link)) is not None:
+            return of_parquet, url.partition("::")[0].partition("://")[2]
         # All options by link: of those at the top fsspec drops some, "mode" among them, without a word.
         fs, path = fsspec.core.url_to_fs(url, **{protocol: dict(options) for protocol, options in options_by_link.items()})
     except ImportError as exc:
         raise Unsupported(f"{shown!r} needs a package that is not installed: {exc}") from exc
+    except ShardStoreError:
+        raise
     except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a secret
         raise _cannot_be_opened(shown, chain, options_by_link, exc) from shown_cause(exc)
     # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
     return fs, "" if url.startswith("dir::") else str(path)
+
+
+def _parquet_references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem | None:
+    """The filesystem of a URL of references where these, or the chain behind it, are a set in Parquet."""
+    from shardstore.storage.parquet_references import ParquetReferences, is_parquet_set  # seldom needed
+
+    (_, options), *below = options_by_link.items()
+    given = dict(options)
+    if below:
+        given |= {"fo": url.partition("::")[2], "target_options": {name: dict(of_link) for name, of_link in below}}
+    return ParquetReferences(**given) if is_parquet_set(**{"fo": None, **given}) else None
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:

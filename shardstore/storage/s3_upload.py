@@ -18,9 +18,9 @@ from shardstore.storage.s3_probe import facts_of, probe_multipart
 
 logger = logging.getLogger(__name__)
 
-_MIN_PART_BYTES = 16 << 20
+_MIN_PART_BYTES = 8 << 20
 _MAX_PARTS = 10_000
-_PARTS_AT_ONCE = 4  # an upload holds this many parts, and the one that is being filled, in memory
+_PARTS_AT_ONCE = 6  # that an upload holds, with the one that is being filled; of each that is under way aiohttp makes a copy
 _MAX_PUT_BYTES = 5 << 30
 
 
@@ -148,10 +148,14 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
     try:
         async with asyncio.TaskGroup() as uploads:
             number = 0
-            async for part in parts(body, nbytes, part_bytes_for(nbytes), key):
+            pieces = parts(body, nbytes, part_bytes_for(nbytes), key)
+            while True:
+                await free.acquire()  # before the next part is gathered, which is one of those that are held
+                if (part := await anext(pieces, None)) is None:
+                    break
                 number += 1
-                await free.acquire()
                 uploads.create_task(upload(number, part))
+                del part
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None  # the first; the others are consequences
     return etags

@@ -155,7 +155,7 @@ class DraftStorage(StorageWrapper):
         if path is None and not _may_be_scalar(key):
             stored = _stored_key(key)
             info = None if stored is None else await self.inner.stat(stored)
-            return None if info is None else replace(info, key=key)
+            return None if info is None else info._replace(key=key)
         (outcome,) = await self.read([Read(key, () if path is None else (EVERYTHING,))])
         found = sought(outcome, key)
         return None if found is None else ObjectInfo(key, found.nbytes, found.generation)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
 
 from shardstore.format.draft2022_keys import (
     ARRAY_SUFFIX,
@@ -49,11 +48,11 @@ class DraftListing:
         """Below ``VERBATIM``: documents, and what has no canonical key."""
         async for found in self._inner.list(prefix.removeprefix(VERBATIM)):
             if found.key.startswith(META_ROOT) or canonical_key(found.key) is None:
-                yield replace(found, key=verbatim_key(found.key))
+                yield found._replace(key=verbatim_key(found.key))
 
     async def verbatim_directory(self, prefix: str) -> DirListing:
         listed = await self._inner.list_dir(prefix.removeprefix(VERBATIM))
-        objects = tuple(replace(found, key=verbatim_key(found.key)) for found in listed.objects)
+        objects = tuple(found._replace(key=verbatim_key(found.key)) for found in listed.objects)
         return DirListing(objects, tuple(VERBATIM + below for below in listed.prefixes))
 
     # -- all keys that start with a prefix -----------------------------------------------------------------------------
@@ -72,7 +71,7 @@ class DraftListing:
                 if waiting or found.key.endswith(("/c", "/c0")):
                     waiting.append(found)
                 else:
-                    yield replace(found, key=key)
+                    yield found._replace(key=key)
                 if len(waiting) >= KEYS_A_REQUEST:
                     for info in await self._decided(waiting, scalars):
                         if info.key.startswith(prefix):
@@ -97,9 +96,9 @@ class DraftListing:
         for found in waiting:
             scalar = scalars[paths[found.key]] if found.key in paths else None
             if scalar is None:
-                decided.append(replace(found, key=canonical_key(found.key) or found.key))
+                decided.append(found._replace(key=canonical_key(found.key) or found.key))
             elif found.key == scalar[0] or await self._inner.stat(scalar[0]) is None:
-                decided.append(replace(found, key=scalar_key(paths[found.key])))
+                decided.append(found._replace(key=scalar_key(paths[found.key])))
         return decided
 
     async def _nodes(self, prefix: str, stored: Iterable[str]) -> AsyncIterator[ObjectInfo]:
@@ -110,7 +109,7 @@ class DraftListing:
                 key = canonical_key(found.key)
                 path = None if key is None else document_path(key)
                 if key is not None and path is not None and (path not in paths or found.key.endswith(ARRAY_SUFFIX)):
-                    paths[path] = replace(found, key=key)
+                    paths[path] = found._replace(key=key)
         for info in paths.values():
             if info.key.startswith(prefix):
                 yield info
@@ -188,7 +187,7 @@ class _Directory:
         keys = [(canonical_key(found.key), found) for found in nodes.objects]
         for key, found in keys:
             if key is not None:
-                self._add(replace(found, key=key))
+                self._add(found._replace(key=key))
         below = (prefix[len(META_ROOT) + 1 :] for prefix in nodes.prefixes)
         self._prefixes.update(prefix for prefix in below if stored_prefixes(prefix))
         return any(key is not None for key, _ in keys)
@@ -205,7 +204,7 @@ class _Directory:
             if found.key in scalar_data_keys(path):
                 doubtful[found.key] = found
             elif (key := canonical_key(found.key)) is not None:
-                self._add(replace(found, key=key))
+                self._add(found._replace(key=key))
         for info in _under_canonical_keys(path, doubtful, scalar_keys(path, array)):
             self._add(info)
         has_rows = _has_rows(parsed(array))
@@ -268,9 +267,9 @@ def _above(path: str) -> Iterable[str]:
 def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tuple[str, str] | None) -> list[ObjectInfo]:
     """The objects ``c`` and ``c0`` of one path; ``scalar`` are both keys, the one that counts first, where the path is a 0-d array's."""
     if scalar is None:
-        return [replace(info, key=canonical_key(key) or key) for key, info in objects.items()]
+        return [info._replace(key=canonical_key(key) or key) for key, info in objects.items()]
     counts = objects.get(scalar[0]) or objects.get(scalar[1])
-    return [] if counts is None else [replace(counts, key=scalar_key(path))]
+    return [] if counts is None else [counts._replace(key=scalar_key(path))]
 
 
 def _has_rows(document: JsonObject | None) -> bool:

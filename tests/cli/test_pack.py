@@ -176,10 +176,40 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     lines(Step("ending", 1))
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "copying: 0 of 100 objects, 0 B of 100.0 MiB",
-        "copying: 10 of 100 objects, 10.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.5 min left",
-        "copying: 20 of 100 objects, 20.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.3 min left",
+        "copying: 2 of 100 objects, 2.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.6 min left",
+        "copying: 12 of 100 objects, 12.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.5 min left",
+        "copying: 22 of 100 objects, 22.0 MiB of 100.0 MiB, 1.0 MiB/s, about 1.3 min left",
         "ending: 1 objects",
+    ]
+
+
+def test_what_is_done_at_once_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    lines = _Lines(lambda: now)
+    for _ in range(18):
+        lines(Step("looking", 1))
+        now += 0.1
+    assert capsys.readouterr().err == ""
+
+
+def test_lines_of_work_whose_bytes_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = _Lines(lambda: now)
+    for second in range(13):
+        now = float(second)
+        lines(Step("repairing", second, 100, noun="shards"))
+    assert capsys.readouterr().err.splitlines()[-1] == "repairing: 12 of 100 shards, 1 shards/s, about 1.5 min left"
+
+
+def test_lines_of_work_of_which_only_the_objects_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = _Lines(lambda: now)
+    for second in range(13):
+        now = float(second)
+        lines(Step("verifying", 2 * second, None if second < 5 else 100, nbytes=second * 2**20))
+    assert capsys.readouterr().err.splitlines() == [
+        "verifying: 4 objects, 2.0 MiB, 1.0 MiB/s",
+        "verifying: 24 of 100 objects, 12.0 MiB, 1.0 MiB/s, about 38 s left",
     ]
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 
+import shardstore
 from shardstore.cli import census_picture
-from tests.cli.running import Place, run, succeed
-from tests.stored import document
+from shardstore.cli.execution import write_failures
+from shardstore.errors import StorageError
+from shardstore.maintenance.census_file import Unread
+from shardstore.storage.base import Failed
+from shardstore.storage.local import LocalStorage
+from tests.cli.running import PLAIN, Place, run, succeed
+from tests.stored import LocalObjects, document, snapshot
 
 
 def test_a_sound_store(place: Place) -> None:
@@ -153,3 +164,119 @@ def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("share", "shade"), [(0.0, " "), (1e-9, "░"), (0.5, "▒"), (0.999, "▓"), (1.0, "█")])
 def test_anything_that_exists_is_seen(share: float, shade: str) -> None:
     assert census_picture._shade(share) == shade
+
+
+def test_a_census_in_parts(local: Place, tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{i}.census") for i in (1, 2)]
+    for i, file in enumerate(files, 1):
+        succeed("census", local.url, "--part", f"{i}/2", "--output", file)
+    local.objects.delete("ct/c/0/1")
+    local.objects.delete("ct/c/1/2")
+    found = run("verify", local.url, "--json", *(word for file in files for word in ("--census", file))).json["findings"]
+    assert [(finding["kind"], finding["key"]) for finding in found] == [("missing", "ct/c/0/1"), ("missing", "ct/c/1/2")]
+
+
+@pytest.mark.parametrize("command", ["verify", "census", "compact", "repair"])
+def test_what_failed_is_written_and_can_be_fed_back(command: str, local: Place, tmp_path: Path) -> None:
+    failures = tmp_path / "failures"
+    succeed(command, local.url, "--failures", str(failures))
+    assert failures.read_text() == ""
+    write_failures(failures, [Unread("ct/c/0/1", StorageError("the server is tired")), Unread("ct/c/1/2", StorageError("as before"))])
+    assert json.loads(failures.read_text().splitlines()[0]) == {"key": "ct/c/0/1", "error": "the server is tired"}
+    found = succeed(command, local.url, "--only-failed", str(failures), "--json").json
+    looked_at = found["shards"] if "shards" in found else sum(array["objects"] for array in found["arrays"])
+    assert looked_at == 2
+    failures.write_text("what is this")
+    refused = run(command, local.url, "--only-failed", str(failures))
+    assert (refused.code, "is not what --failures has written" in refused.error) == (2, True)
+    assert run(command, local.url, "--only-failed", str(tmp_path / "nowhere")).code == 2
+    before = snapshot(local.objects)
+    assert run(command, local.url, "--failures", str(tmp_path / "nowhere/failures")).code == 2
+    failures.write_text('{"key": "nonsense/c/0", "error": ""}\n')
+    absent = run(command, local.url, "--only-failed", str(failures))
+    assert (absent.code, "nonsense/c/0" in absent.err) == (3, True)
+    failures.write_text('{"key": 5}\n')
+    assert run(command, local.url, "--only-failed", str(failures)).code == 2
+    assert snapshot(local.objects) == before
+
+
+@pytest.mark.parametrize("command", [["verify"], ["census"], ["compact"], ["repair", "--yes"]])
+def test_one_object_that_cannot_be_read_concerns_no_other(
+    command: list[str], local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = local.objects.get("ct/c/1/2")
+    assert shard is not None
+    local.objects.put("ct/c/1/2", shard[:-1] + bytes([shard[-1] ^ 1]))
+    failures = tmp_path / "failures"
+    read_some = LocalStorage._read_some
+
+    def breaks(storage: LocalStorage, reads: Any) -> Any:
+        outcomes = read_some(storage, reads)
+        broken = Failed(StorageError("the disk is tired"))
+        return [broken if read.key == "ct/c/0/1" else outcome for read, outcome in zip(reads, outcomes, strict=True)]
+
+    monkeypatch.setattr(LocalStorage, "_read_some", breaks)
+    outcome = run(*command, local.url, "--retries", "0", "--failures", str(failures))
+    assert outcome.code != 0
+    assert [json.loads(line)["key"] for line in failures.read_text().splitlines()] == ["ct/c/0/1"]
+    if command == ["repair", "--yes"]:
+        assert local.objects.get("ct/c/1/2") == shard
+    monkeypatch.undo()
+    assert run(*command, local.url, "--only-failed", str(failures)).code == 0
+
+
+def test_results_that_cannot_be_written_are_refused_before_the_work(local: Place, tmp_path: Path) -> None:
+    for option in ("--output", "--picture"):
+        outcome = run("census", local.url, option, str(tmp_path / "nowhere/file.png"))
+        assert (outcome.code, option in outcome.error) == (2, True)
+    failures, output = tmp_path / "failures", tmp_path / "all.census"
+    failures.write_text('{"key": "ct/c/0/1", "error": ""}\n')
+    succeed("census", local.url, "--output", str(output))
+    before = output.read_bytes()
+    assert run("census", local.url, "--only-failed", str(failures), "--output", str(output)).code == 2
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["verify", "census", "compact", "repair"])
+def test_options_of_long_work(command: str, local: Place) -> None:
+    succeed(command, local.url, "--workers", "2", "--retries", "0", "--max-memory", "1MiB")
+    assert run(command, local.url, "--max-memory", "much").code == 2
+    assert run(command, local.url, "--max-memory", "0").code == 2
+    assert run(command, local.url, "--workers", "0").code == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is not sent to one process there")
+@pytest.mark.parametrize("command", [["verify", "--deep"], ["census"], ["compact"], ["repair", "--yes"]])
+def test_interrupted_it_ends_cleanly(command: list[str], tmp_path: Path) -> None:
+    store = shardstore.open(str(tmp_path / "a.zarr"), chunks_per_shard=(1,), fsync=False)
+    zarr.create_array(store, shape=(1_000,), chunks=(1,), dtype="u1", compressors=None, fill_value=0)[...] = 1
+    before = snapshot(LocalObjects(tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *command, "--workers", "1", str(tmp_path / "a.zarr")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | PLAIN,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b"warning: " in said
+    assert b"Traceback" not in said
+    assert out == b""
+    assert snapshot(LocalObjects(tmp_path)) == before
+
+
+INTERRUPTED = """
+import os, signal
+import shardstore.maintenance.execution as execution
+from shardstore.cli.app import main
+
+take = execution._Run._take
+
+def take_and_interrupt(run, future):
+    take(run, future)
+    os.kill(os.getpid(), signal.SIGINT)
+
+execution._Run._take = take_and_interrupt
+main()
+"""

@@ -6,6 +6,7 @@ import json
 import random
 import uuid
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,16 @@ from hypothesis import given
 
 import shardstore
 from shardstore.engine.engine import Engine
-from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_density import density
-from shardstore.maintenance.census_file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, read_census
-from shardstore.maintenance.execution import Execution
+from shardstore.maintenance.census_file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census
+from shardstore.maintenance.execution import Execution, Part
 from shardstore.maintenance.verify import verify_engine
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
+from tests.engine.hooked import HookedStorage
 from tests.golden import golden_cases
 from tests.maintenance.damaging import make_healthy
 from tests.shards import shard_chunks, sharded_arrays
@@ -340,3 +342,56 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Unsupported, match=r"shardstore\[plot\]"):
         picture_saver()
+
+
+# -- by parts, and what could not be read ------------------------------------------------------------------------------
+
+
+def two_arrays() -> MemoryStorage:
+    storage = MemoryStorage(f"/census-{uuid.uuid4().hex}")
+    store = shardstore.open(storage, chunks_per_shard={"sharded": (3,), "*": None})
+    for name in ("sharded", "plain"):
+        zarr.create_array(store, name=name, shape=(40,), chunks=(2,), dtype="u1")[...] = 1
+    return storage
+
+
+def test_parts_together_are_the_whole() -> None:
+    storage = two_arrays()
+    whole = taken(storage)
+    parts = [take_census(Engine(storage), execution=Execution(workers=1, part=Part(i + 1, 3))) for i in range(3)]
+    assert all(0 < sum(array.objects for array in part.arrays) < sum(array.objects for array in whole.arrays) for part in parts)
+    assert merged(parts).to_bytes() == whole.to_bytes()
+    assert merged([whole, *parts]).to_bytes() == whole.to_bytes()
+
+
+def test_censuses_that_do_not_go_together() -> None:
+    storage = two_arrays()
+    whole = taken(storage)
+    with pytest.raises(InvalidInput, match="in the same way"):
+        merged([whole, taken(storage, of_contents=True)])
+    array = whole.arrays[0]
+    other = replace(whole, arrays=(replace(array, chunk_shape=tuple(2 * n for n in array.chunk_shape)),))
+    with pytest.raises(InvalidInput, match="laid out"):
+        merged([whole, other])
+    with pytest.raises(InvalidInput, match="no census"):
+        merged([])
+
+
+def test_what_could_not_be_read_is_told_and_can_be_counted_later() -> None:
+    storage = two_arrays()
+    whole = taken(storage)
+    broken = HookedStorage(storage)
+
+    async def breaks(operation: str, key: str) -> None:
+        if operation == "read" and key == key_that_fails:
+            raise StorageError("the server is tired")
+
+    key_that_fails = "sharded/c/2"
+    broken.before = breaks
+    first = take_census(Engine(broken), execution=Execution(workers=1, retries=0))
+    failed = {unread.key for unread in first.failed}
+    assert failed == {key_that_fails}
+    assert first.to_bytes() != whole.to_bytes()
+    rest = take_census(Engine(storage), execution=Execution(only=frozenset(failed)))
+    assert sum(array.objects for array in rest.arrays) == len(failed)
+    assert merged([first, rest]).to_bytes() == whole.to_bytes()

@@ -329,8 +329,7 @@ def test_requests_and_bytes(storage: Any) -> None:
     assert working.summary().bytes_written == layout.index_nbytes + (0 if can_compose else 80)
 
 
-def test_large_shards_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.maintenance.compact.window_bytes", lambda workers: 2**20)
+def test_large_shards_are_streamed() -> None:
     inner = fresh_memory()
     objects = StorageObjects(inner)
     layout = put_array(objects, "a", array_document())
@@ -341,7 +340,7 @@ def test_large_shards_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked.capabilities_override = SWAPS
     traced = TraceStorage(hooked)
     with traced.count() as block:
-        assert compact(traced).rewritten == 1
+        assert compact(traced, max_memory=2**20).rewritten == 1
     assert presented(objects) == values
     assert max(event.nbytes for event in block.events if event.op == "read") <= 2**20
 

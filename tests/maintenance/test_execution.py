@@ -11,6 +11,7 @@ import pytest
 
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
 from shardstore.maintenance.execution import Execution, Failure, Interrupted, Part, check_running
+from shardstore.maintenance.object_tasks import Ahead, halved
 
 
 def double(task: int) -> int:
@@ -75,6 +76,40 @@ def test_one_failure_does_not_end_the_others() -> None:
     Execution(workers=2).carry_out(fails, range(6), lambda task, result: results.append(result), lambda f: failures.append(f.task))
     assert sorted(results) == [0, 1, 2, 4, 5]
     assert failures == [3]
+
+
+def test_tasks_are_taken_ahead_until_their_total_is_known() -> None:
+    taken: list[int] = []
+
+    def tasks() -> Iterator[tuple[int, ...]]:
+        for i in range(6):
+            taken.append(i)
+            yield (i,) * 10
+
+    ahead = Ahead(tasks(), len, most_objects=30)
+    found = [(task[0], len(taken), ahead.total) for task in ahead]
+    assert found == [(0, 4, None), (1, 5, None), (2, 6, None), (3, 6, 60), (4, 6, 60), (5, 6, 60)]
+    assert [task[0] for task in Ahead(tasks(), len)] == list(range(6))
+
+
+def test_what_fails_is_halved_until_it_is_alone() -> None:
+    def fails(task: tuple[int, ...]) -> int:
+        if 3 in task or 9 in task:
+            raise Corruption("damaged")
+        return sum(task)
+
+    results: list[int] = []
+    failures: list[tuple[int, ...]] = []
+    tasks = [tuple(range(8)), tuple(range(8, 16))]
+    Execution(workers=2, retries=0).carry_out(
+        fails,
+        tasks,
+        lambda task, result: results.append(result),
+        lambda f: failures.append(f.task),
+        lambda task: [tuple(half) for half in halved(task)],
+    )
+    assert sorted(failures) == [(3,), (9,)]
+    assert sum(results) == sum(range(16)) - 12
 
 
 def test_an_interruption_ends_what_runs_and_keeps_what_was_done() -> None:

@@ -18,8 +18,10 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 import shardstore
+from shardstore.adapters.verification import decoder
 from shardstore.engine.engine import Engine
 from shardstore.errors import AccessDenied, InvalidInput, NotFound
+from shardstore.maintenance.census import take_census
 from shardstore.maintenance.execution import Execution, Part
 from shardstore.maintenance.findings import ERRORS, NOTES, ErrorKind, Finding, NoteKind
 from shardstore.maintenance.verify import VerifyReport, verify_engine
@@ -315,6 +317,50 @@ def test_parts_together_are_the_whole(storage: MemoryStorage, objects: StorageOb
     assert sorted(kinds_at(whole)) == sorted(pair for part in parts for pair in kinds_at(part))
     assert sum(array.objects for part in parts for array in part.arrays) == sum(array.objects for array in whole.arrays)
     assert sum(any(array.objects for array in part.arrays) for part in parts) > 1
+
+
+def test_what_could_not_be_read_can_be_looked_at_later(storage: MemoryStorage, objects: StorageObjects) -> None:
+    make(storage)
+    objects.put("ct/c/1/2", b"short")
+    objects.put("notes.txt", b"")
+    refusing = Refusing(storage, frozenset({"ct/c/0/1"}))
+    first = verify_engine(Engine(refusing), execution=Execution(workers=1, retries=0))
+    failed = frozenset(unread.key for unread in first.unread)
+    assert failed == {"ct/c/0/1"}
+    assert kinds_at(first) == {("stray", "notes.txt"), ("index", "ct/c/1/2")}
+    rest = verify_engine(Engine(storage), execution=Execution(only=failed | {"ct/c/1/2"}))
+    assert kinds_at(rest) == {("index", "ct/c/1/2")}
+    assert [array.objects for array in rest.arrays] == [2, 0]
+
+
+def test_progress_tells_of_how_many(storage: MemoryStorage) -> None:
+    make(storage)
+    for function, kind in ((verify_engine, "verify"), (take_census, "census")):
+        seen: list[tuple[int, int, int | None]] = []
+        function(Engine(storage), execution=Execution(workers=1), progress=lambda *told, seen=seen: seen.append(told))
+        assert len(seen) == 2, kind
+        assert (seen[-1][0], [total for _, _, total in seen]) == (9, [9, 9]), kind
+
+
+def test_keys_that_are_nowhere_are_told(storage: MemoryStorage) -> None:
+    make(storage)
+    report = verify_engine(Engine(storage), execution=Execution(only=frozenset({"ct/c/0/1", "nonsense/c/0"})))
+    assert [(unread.key, type(unread.error)) for unread in report.unread] == [("nonsense/c/0", NotFound)]
+    assert not report.is_sound
+
+
+@pytest.mark.parametrize("max_memory", [1, 2**30])
+def test_memory_is_shared_by_the_tasks(storage: MemoryStorage, max_memory: int) -> None:
+    """Windows of a MiB at least, of 8 at most."""
+    array = zarr.create_array(
+        shardstore.open(storage, chunks_per_shard=(16,)), name="big", shape=(16 * 2**20,), chunks=(2**20,), dtype="u1", compressors=None
+    )
+    array[...] = 1
+    traced = TraceStorage(storage)
+    with traced.count() as block:
+        assert verify_engine(Engine(traced), execution=Execution(workers=2, max_memory=max_memory), decoder=decoder()).is_sound
+    longest = max(event.nbytes for event in block.events if event.op == "read")
+    assert longest == (2**20 if max_memory == 1 else 8 * 2**20)
 
 
 def test_it_runs_on_other_executors(tmp_path: Path) -> None:

@@ -67,6 +67,20 @@ def test_chunks_that_differ_are_named(other: tuple[int, ...] | None) -> None:
     assert compared(one, copy, "g").errors == 3
 
 
+def test_damage_in_the_copy_hides_nothing_else() -> None:
+    one, copy = make(None), make((2, 2))
+    objects, there = StorageObjects(one), StorageObjects(copy)
+    objects.delete("g/ct/c/3/3")
+    objects.put("g/ct/c/3/2", b"other")
+    assert kinds_at(compared(one, copy)) >= {("missing", "g/ct/c/3/3"), ("differs", "g/ct/c/3/2")}
+    shard = there.get("g/ct/c/0/0")
+    assert shard is not None
+    there.put("g/ct/c/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
+    found = kinds_at(compared(one, copy))
+    assert found >= {("missing", "g/ct/c/3/3"), ("differs", "g/ct/c/3/2")}
+    assert {key for kind, key in found if kind == "not-checked"} == {f"g/ct/c/{i}/{j}" for i in range(2) for j in range(2)}
+
+
 def test_metadata_that_differs(tmp_path: Path) -> None:
     one, copy = make((2, 3)), make((2, 3))
     objects = StorageObjects(copy)

@@ -108,3 +108,14 @@ def test_shards_that_are_longer_than_the_memory(large: Path, tmp_path: Path) -> 
     assert found["complete"]
     assert found["written"] > 220 * 2**20
     assert found["peak"] - found["before"] < max_memory + 40 * 2**20
+
+
+def test_uploads_stay_within_the_memory(large: Path, s3_url: tuple[str, dict[str, Any]]) -> None:
+    """Of shards that are uploaded in parts; the client makes a copy of each part that is under way."""
+    url, options = s3_url
+    max_memory = 160 * 2**20
+    given: dict[str, Any] = {"chunks_per_shard": [256], "max_memory": max_memory, "target_options": options}
+    found = run(PACK, str(large), url, json.dumps(given))
+    assert found["complete"]
+    assert found["written"] > 220 * 2**20
+    assert found["peak"] - found["before"] < max_memory + 70 * 2**20

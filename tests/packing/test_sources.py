@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import shutil
+import sys
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,8 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
-from shardstore.errors import Corruption, InvalidInput, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.storage.open import open_storage
 from tests.golden import golden_cases, handmade_cases
 from tests.packing.sources import cases, expected, read_by_zarr, references, stored
 from tests.shards import presented, sharded_arrays
@@ -27,8 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of data types and codecs th
 
 GOLDEN = golden_cases()
 DRAFTS = cases("transformer2022")
-# fsspec itself cannot list sets in Parquet that have nested groups, nor any with pandas 3.
-REFERENCES = [folder for folder in cases("kerchunk") if (folder / "targets").is_dir() and "parquet" not in folder.name]
+REFERENCES = [folder for folder in cases("kerchunk") if (folder / "targets").is_dir()]
 
 
 def chunks(root: Path) -> dict[str, bytes]:
@@ -112,6 +118,126 @@ def test_references(folder: Path, tmp_path: Path) -> None:
     assert shardstore.pack(url, target, chunks_per_shard=some_counts, storage_options=options).complete
     for path, values in expected(folder).items():
         np.testing.assert_array_equal(read_by_zarr(target, path), values)
+    assert shardstore.unpack(target, tmp_path / "plain.zarr").complete
+    assert chunks(tmp_path / "plain.zarr") == referred_chunks(folder)
+
+
+def referred_chunks(folder: Path) -> dict[str, bytes]:
+    """What the fixture says that each chunk is, by the key that it has in Zarr v3."""
+    found: dict[str, bytes] = {}
+    expanded = json.loads((folder / "expected_refs.json").read_text())
+    for key, reference in expanded.items():
+        above, _, name = key.rpartition("/")
+        if "json" in reference:
+            continue
+        if "data_b64" in reference:
+            data = base64.b64decode(reference["data_b64"])
+        else:
+            target = (folder / "targets" / reference["url"].rpartition("fx/")[2]).read_bytes()
+            start = reference.get("offset", 0)
+            data = target[start : start + reference.get("length", len(target))]
+        array = expanded.get(f"{above}/.zarray" if above else ".zarray", {"json": None})["json"]
+        if array is not None:
+            separator = array.get("dimension_separator", ".")
+            name = f"c{separator}{name.replace('.', separator)}" if array["shape"] else "c"
+        found[f"{above}/{name}" if above else name] = data
+    return found
+
+
+@pytest.fixture
+def parquet_set() -> tuple[Path, dict[str, Any]]:
+    """A set in Parquet, and the options of its references."""
+    folder = next(folder for folder in REFERENCES if folder.name == "k_parquet_pyarrow")
+    found = references(folder)
+    assert found is not None
+    return folder, {"remote_protocol": "memory"}
+
+
+def test_a_chain_to_a_set_in_parquet(parquet_set: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, options = parquet_set
+    url = f"reference::file://{folder}/refs.parquet"
+    assert shardstore.pack(url, tmp_path / "packed.zarr", chunks_per_shard=some_counts, storage_options=options).complete
+    np.testing.assert_array_equal(read_by_zarr(tmp_path / "packed.zarr", "name"), expected(folder)["name"])
+    # In what a pickle holds there are no references: the set is read again.
+    storage = open_storage(url, options)
+    assert len(pickle.dumps(storage)) < 1000
+
+
+def test_a_set_in_parquet_on_a_server_that_does_not_list(parquet_set: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, options = parquet_set
+
+    class Silent(SimpleHTTPRequestHandler):
+        def list_directory(self, path: Any) -> None:
+            self.send_error(404)
+
+        def log_message(self, *arguments: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"reference::http://127.0.0.1:{server.server_port}/refs.parquet"
+        try:
+            report = shardstore.pack(url, tmp_path / "packed.zarr", chunks_per_shard=some_counts, storage_options=options)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert report.chunks == len(referred_chunks(folder))
+    for path, values in expected(folder).items():
+        np.testing.assert_array_equal(read_by_zarr(tmp_path / "packed.zarr", path), values)
+
+
+def test_names_in_a_set_in_parquet_are_no_patterns(parquet_set: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, options = parquet_set
+    root = shutil.copytree(folder / "refs.parquet", tmp_path / "set[1]")
+    (root / "name").rename(root / "name[x]")
+    document = json.loads((root / ".zmetadata").read_text())
+    document["metadata"] = {("name[x]" + key[4:] if key.startswith("name/") else key): value for key, value in document["metadata"].items()}
+    (root / ".zmetadata").write_text(json.dumps(document))
+    given = options | {"fo": str(root)}
+    assert shardstore.pack("reference://", tmp_path / "packed.zarr", chunks_per_shard=some_counts, storage_options=given).complete
+    np.testing.assert_array_equal(read_by_zarr(tmp_path / "packed.zarr", "name[x]"), expected(folder)["name"])
+
+
+@pytest.mark.parametrize("fault", ["a file", "its metadata", "a document", "the size of records", "another schema"])
+def test_damaged_sets_in_parquet(fault: str, parquet_set: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder, options = parquet_set
+    root = shutil.copytree(folder / "refs.parquet", tmp_path / "set")
+    metadata = json.loads((root / ".zmetadata").read_text())
+    match fault:
+        case "a file":
+            (root / "name/refs.1.parq").write_bytes(b"PAR1")
+        case "its metadata":
+            (root / ".zmetadata").write_text("{")
+        case "a document":
+            del metadata["metadata"]["name/.zarray"]["chunks"]
+        case "the size of records":
+            metadata["record_size"] = 0
+        case "another schema":
+            pq.write_table(pa.table({"path": ["a"]}), root / "name/refs.1.parq")
+    if fault in ("a document", "the size of records"):
+        (root / ".zmetadata").write_text(json.dumps(metadata))
+    with pytest.raises(Corruption, match=r"zmetadata|zarray|refs\.1\.parq"):
+        shardstore.pack("reference://", tmp_path / "packed.zarr", storage_options=options | {"fo": str(root)})
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_sets_in_parquet_need_pyarrow(parquet_set: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, options = parquet_set
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(Unsupported, match=r"shardstore\[parquet\]"):
+        shardstore.pack("reference://", tmp_path / "packed.zarr", storage_options=options | {"fo": str(folder / "refs.parquet")})
+
+
+def test_references_to_no_zarr(tmp_path: Path) -> None:
+    """The specification's own example."""
+    (folder,) = (folder for folder in cases("kerchunk") if folder not in REFERENCES)
+    options = {"fo": str(folder / "refs.json"), "simple_templates": False, "remote_protocol": "memory"}
+    with pytest.raises(NotFound, match="no Zarr node"):
+        shardstore.pack("reference://", tmp_path / "packed.zarr", storage_options=options)
+    assert not list(tmp_path.iterdir())
 
 
 # -- Zarr v2, zip, mappings ----------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def unfinished_uploads(storage: S3Storage) -> int:
 def test_part_sizes() -> None:
     for nbytes in (1, 64 << 20, 16 * 10_000 << 20, (16 * 10_000 << 20) + 1, 5 << 40):
         size = s3_upload.part_bytes_for(nbytes)
-        assert size >= 16 << 20
+        assert size >= 8 << 20
         assert -(-nbytes // size) <= 10_000
         assert size % (1 << 20) == 0
 

@@ -58,16 +58,16 @@ class AsData(StorageWrapper):
 
     async def stat(self, key: str) -> ObjectInfo | None:
         info = await self.inner.stat(_inside(key))
-        return None if info is None else replace(info, key=key)
+        return None if info is None else info._replace(key=key)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in self.inner.list(f"s/{prefix}"):
-            yield replace(info, key=_outside(info.key))
+            yield info._replace(key=_outside(info.key))
 
     async def list_dir(self, prefix: str) -> DirListing:
         # Without a slash it names no directory, which the storage itself has to say.
         listed = await self.inner.list_dir(f"s/{prefix}")
-        objects = tuple(replace(info, key=_outside(info.key)) for info in listed.objects)
+        objects = tuple(info._replace(key=_outside(info.key)) for info in listed.objects)
         return DirListing(objects, tuple(below.removeprefix("s/") for below in listed.prefixes))
 
 

@@ -98,11 +98,11 @@ class ChunksByName(StorageWrapper):
 
     async def stat(self, key: str) -> ObjectInfo | None:
         found = await self.inner.stat(self._key(key))
-        return None if found is None else replace(found, key=key)
+        return None if found is None else found._replace(key=key)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         names = self._names
-        found = [replace(info, key=names[info.key]) async for info in self.inner.list("x/c/")]
+        found = [info._replace(key=names[info.key]) async for info in self.inner.list("x/c/")]
         for info in sorted(found, key=lambda info: info.key):
             if info.key.startswith(prefix):
                 yield info

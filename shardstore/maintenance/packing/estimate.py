@@ -11,7 +11,8 @@ from shardstore.maintenance.packing.report import Requests
 from shardstore.maintenance.packing.units import ArrayUnits
 
 _KEYS_A_PAGE = 1000
-_PUT_BYTES = 16 << 20  # objects above this are uploaded in parts of this size
+_PUT_BYTES = 64 << 20  # objects above this are uploaded in parts
+_PART_BYTES = 8 << 20
 _REQUEST_BYTES = 16 << 20
 
 
@@ -53,5 +54,5 @@ def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_
         if job.target_layout.index_format is None:
             puts += estimated_objects(units)
         else:
-            puts += int(np.where(sizes <= _PUT_BYTES, 1, 2 + -(-sizes // _PUT_BYTES)).sum())
+            puts += int(np.where(sizes <= _PUT_BYTES, 1, 2 + -(-sizes // _PART_BYTES)).sum())
     return Requests(lists=-(-max(1, listed) // _KEYS_A_PAGE), gets=gets, puts=puts)

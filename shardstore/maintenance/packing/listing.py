@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from shardstore.engine.keys import join, metadata_key, metadata_path
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
@@ -36,6 +38,9 @@ _MOST_WAITING = 1_000_000  # keys that nothing is known of yet
 # The key of a chunk in the default encoding: the path of its array, and the coordinates.
 _DEFAULT_KEY = re.compile(r"(?:(.*)/)?c(?:(?:/[0-9]+)*|(?:\.[0-9]+)+)", re.DOTALL)
 
+_Listed: TypeAlias = tuple[str, int, int]
+"""Key, size and version of an object, as ``OtherObject`` has them."""
+
 _V2_KEY = re.compile(r"(?:.*/)?[0-9]+(?:\.[0-9]+)*", re.DOTALL)
 
 
@@ -56,8 +61,7 @@ class SourceArray:
     """The size of every chunk, where the codecs give all of them the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherObject:
+class OtherObject(NamedTuple):
     """An object that is neither a document nor one of an array that is known."""
 
     key: str
@@ -129,41 +133,40 @@ class _Listing:
         self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
         self._v3: set[str] = set()  # paths
         self._directories: dict[str, tuple[SourceArray, int | None] | None] = {}
-        self._waiting: list[OtherObject] = []
+        self._waiting: defaultdict[str, list[_Listed]] = defaultdict(list)  # by directory
+        self._n_waiting = 0
         self._of_unknown_size: list[tuple[SourceArray, int]] = []
 
     # -- a page --------------------------------------------------------------------------------------------------------
 
     async def take(self, page: list[ObjectInfo]) -> None:
         documents: list[str] = []
-        objects: list[ObjectInfo] = []
+        objects: defaultdict[str, list[_Listed]] = defaultdict(list)  # by directory
         self.nodes.objects += len(page)
         self.nodes.nbytes += sum(info.nbytes for info in page if info.nbytes != UNKNOWN_NBYTES)
         directories: dict[str, str] = {}  # a key of each that is new
-        for info in page:
-            directory, _, name = info.key.rpartition("/")
+        for key, nbytes, generation in page:
+            directory, _, name = key.rpartition("/")
             if name in _DOCUMENT_NAMES:
                 self.nodes.documents += 1
-                documents.append(info.key)
+                documents.append(key)
             else:
-                objects.append(info)
+                objects[directory].append((key, nbytes, version_digest(generation)))
                 if directory not in self._directories:
-                    directories.setdefault(directory, info.key)
+                    directories.setdefault(directory, key)
                     if "." in name:
-                        directories[info.key] = info.key
+                        directories[key] = key
         speculative = {self._candidate(key) for key in directories.values()} - {None}
         await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
-        unknown: list[OtherObject] = []
-        for info in objects:
-            version = version_digest(info.generation)
-            if not self._assign(info.key, info.nbytes, version):
-                unknown.append(OtherObject(info.key, info.nbytes, version))
-        if unknown and await self._look_above(found.key for found in unknown):
-            unknown = [found for found in unknown if not self._assign(found.key, found.nbytes, found.version)]
-        self._waiting += unknown
-        if len(self._waiting) > _MOST_WAITING:
+        unknown = self._assign(objects)
+        if unknown and await self._look_above(key for of_directory in unknown.values() for key, _, _ in of_directory):
+            unknown = self._assign(unknown)
+        for directory, of_directory in unknown.items():
+            self._waiting[directory] += of_directory
+            self._n_waiting += len(of_directory)
+        if self._n_waiting > _MOST_WAITING:
             raise InvalidInput(
-                f"{self._waiting[-1].key!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose "
+                f"{of_directory[-1][0]!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose "
                 "document had been listed by then: name the node that is to be packed"
             )
 
@@ -194,11 +197,10 @@ class _Listing:
     async def settle(self) -> None:
         """The end of the listing: what waits belongs to arrays that are known by now, or to none."""
         self._settle_groups()
-        waiting, self._waiting = self._waiting, []
         self._directories.clear()
-        for found in waiting:
-            if not self._assign(found.key, found.nbytes, found.version):
-                self.nodes.others.append(found)
+        for others in self._assign(self._waiting).values():
+            self.nodes.others += [OtherObject(*found) for found in others]
+        self._waiting.clear()
         for array in self.nodes.arrays.values():
             array.layout.check(array.path)
         for start in range(0, len(self._of_unknown_size), _SIZES_AT_ONCE):
@@ -214,36 +216,48 @@ class _Listing:
 
     # -- whose an object is --------------------------------------------------------------------------------------------
 
-    def _assign(self, key: str, nbytes: int, version: int) -> bool:
-        """Count an object to its array; ``False`` where it is none's, as far as is known."""
-        directory, _, name = key.rpartition("/")
-        if directory not in self._directories:
-            if len(self._directories) >= _MOST_DIRECTORIES:
-                self._directories.clear()
-            self._directories[directory] = self._meaning(directory)
-        meaning = self._directories[directory]
-        if meaning is None:
-            return False
-        array, base = meaning
+    def _assign(self, objects: Mapping[str, list[_Listed]]) -> dict[str, list[_Listed]]:
+        """Count objects, by directory, to their arrays; returns those that are none's, as far as is known."""
+        unknown: dict[str, list[_Listed]] = {}
+        for directory, of_directory in objects.items():
+            if directory not in self._directories:
+                if len(self._directories) >= _MOST_DIRECTORIES:
+                    self._directories.clear()
+                self._directories[directory] = self._meaning(directory)
+            meaning = self._directories[directory]
+            others = of_directory if meaning is None else self._count(*meaning, len(directory) + 1 if directory else 0, of_directory)
+            if others:
+                unknown[directory] = others
+        return unknown
+
+    def _count(self, array: SourceArray, base: int | None, start: int, objects: list[_Listed]) -> list[_Listed]:
+        """Count the objects of a directory to ``array``; returns those that are not its. The names in their keys begin at ``start``."""
         layout = array.layout
-        number: int | None
-        if base is None:
-            coords = layout.key_encoding.decode(name, layout.ndim)
-            if coords is None:
-                return False
-            number = layout.number_of(coords)
-        elif not (name.isascii() and name.isdecimal()) or (name[0] == "0" and len(name) > 1):
-            return False
-        else:
-            last = int(name)
-            number = base + last if base >= 0 and last < layout.object_grid[-1] else None
-        if number is None:
-            array.outside += 1
-            return True
-        if nbytes == UNKNOWN_NBYTES:
-            self._of_unknown_size.append((array, number))
-        array.table.add(number, nbytes, version)
-        return True
+        others: list[_Listed] = []
+        add = array.table.add
+        for found in objects:
+            key, nbytes, version = found
+            name = key[start:]
+            number: int | None
+            if base is None:
+                coords = layout.key_encoding.decode(name, layout.ndim)
+                if coords is None:
+                    others.append(found)
+                    continue
+                number = layout.number_of(coords)
+            elif not (name.isascii() and name.isdecimal()) or (name[0] == "0" and len(name) > 1):
+                others.append(found)
+                continue
+            else:
+                last = int(name)
+                number = base + last if base >= 0 and last < layout.object_grid[-1] else None
+            if number is None:
+                array.outside += 1
+            else:
+                add(number, nbytes, version)
+                if nbytes == UNKNOWN_NBYTES:
+                    self._of_unknown_size.append((array, number))
+        return others
 
     def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:
         """Of which array objects are in a directory. With a number: that of the first, if the name of each is its last coordinate, or

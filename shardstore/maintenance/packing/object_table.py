@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +15,6 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.shard_index import IndexFormat
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
-from shardstore.storage.inferred_versions import is_unversioned
 
 _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
 
@@ -68,9 +65,7 @@ class ObjectLayout:
         """The keys of many objects, relative to the array."""
         if not self.ndim:
             return [self.key_encoding.encode(()) for _ in range(len(numbers))]
-        encode = self.key_encoding.encode
-        columns = [axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)]
-        return [encode(coords) for coords in zip(*columns, strict=True)]
+        return self.key_encoding.encode_all([axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)])
 
     def check(self, path: str) -> None:
         """Raises ``InvalidInput`` where the array has more objects than can be numbered."""
@@ -79,11 +74,8 @@ class ObjectLayout:
 
 
 def version_digest(generation: Generation | None) -> int:
-    """64 bits of what names a version; 0 where the storage's listing tells none. Two checksums: it is asked for every object."""
-    if generation is None or is_unversioned(generation):
-        return 0
-    token = generation.token.encode(errors="surrogatepass")
-    return (google_crc32c.value(token) << 32 | zlib.crc32(token)) or 1
+    """``Generation.digest`` of a version; 0 where the storage's listing tells none."""
+    return 0 if generation is None else generation.digest
 
 
 ROW = np.dtype([("number", "<i8"), ("nbytes", "<i8"), ("version", "<u8")])

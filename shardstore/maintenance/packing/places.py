@@ -22,7 +22,6 @@ from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.open import open_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrap_check import CheckedStorage
-from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import DetectedStorage
 from shardstore.stored.draft2022 import DraftStorage
 
@@ -95,10 +94,8 @@ def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] 
     if record is not None:
         takes_options = isinstance(record, str) and _protocol(record) == _protocol(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""
-    if isinstance(innermost(written), LocalStorage) and written is innermost(written):
-        local = written
-        assert isinstance(local, LocalStorage)
-        return LocalStorage(local.root + SUFFIX, fsync=fsync, locks=local.locks), ""
+    if isinstance(written, LocalStorage):
+        return LocalStorage(written.root + SUFFIX, fsync=fsync, locks=written.locks), ""
     if isinstance(target, str | os.PathLike):
         beside = Address.parse(os.fsdecode(target)).beside(SUFFIX)
         if beside is not None:

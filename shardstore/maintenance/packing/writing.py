@@ -23,7 +23,7 @@ from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.listing import OtherObject
 from shardstore.maintenance.packing.object_table import Rows, version_digest
-from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, is_listed, stream_here
+from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
 from shardstore.maintenance.packing.units import ArrayJob, Unit
 from shardstore.maintenance.place import Place
 from shardstore.model.chunks import ShardGrid
@@ -34,9 +34,9 @@ from shardstore.storage.base import Read, ReadOutcome
 from shardstore.storage.local import LocalStorage
 
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
-_UPLOAD_BYTES = 96 << 20  # what the upload of a long object holds: six parts of 16 MiB
+_UPLOAD_BYTES = 128 << 20  # what the upload of a long object holds at most: 64 MiB by one request, of which the client makes a copy
+_COPIES_HELD = 3  # of a short one: its pieces, those together, and the client's
 _OBJECTS_AT_ONCE = 64
-_FILES_A_LOOK = 256  # between looks whether the run goes on
 _OF_WRITERS = 0.6  # the share of the memory that is granted to what is being written
 
 
@@ -201,15 +201,12 @@ def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorag
     """The shard as files one behind the other, without a look at their bytes; ``None`` where one is not what was listed, which reading it
     tells.
     """
-    objects = [chunks.objects[number] for number in chunks.of_object.tolist()]
+    files = [chunks.objects[number][:3] for number in chunks.of_object.tolist()]  # key, size and version
 
-    def is_right(number: int, generation: Generation) -> bool:
-        if number % _FILES_A_LOOK == 0:
-            check_running(unit.job.run)
-        return is_listed(objects[number], generation)
+    def look() -> None:
+        check_running(unit.job.run)
 
-    files = [(found.key, found.nbytes) for found in objects]
-    return target.concatenate_here(shard.key, source, files, is_right, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
+    return target.concatenate_here(shard.key, source, files, look, b"".join(shard.before), b"".join(shard.after), UNCONDITIONAL)
 
 
 async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> UnitDone:
@@ -218,7 +215,7 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
     storage, memory = unit.job.target.storage, _memory(unit.job.max_memory)
     shard = _Shard.of(unit, index_format, slots, chunks)
     is_short = shard.nbytes <= _WHOLE_BYTES
-    async with memory.writers.hold(shard.nbytes if is_short else min(2 * shard.nbytes, _UPLOAD_BYTES)):
+    async with memory.writers.hold(min(_COPIES_HELD * shard.nbytes, _UPLOAD_BYTES)):
         pieces = _pieces(unit.job, chunks, memory)
         if is_short:
             body = [piece async for some in pieces for piece in some]
@@ -300,7 +297,7 @@ async def _write_objects(unit: Unit, slots: npt.NDArray[np.int64], chunks: Chunk
                 writes.create_task(write(keys[i], list(pieces[start : start + per_chunk]), int(sizes[i])))
                 at += 1
     for i in long:
-        async with memory.writers.hold(min(2 * int(sizes[i]), _UPLOAD_BYTES)):
+        async with memory.writers.hold(min(_COPIES_HELD * int(sizes[i]), _UPLOAD_BYTES)):
             alone = _some(chunks, np.array([i]))
             await storage.write(keys[i], _joined([], _pieces(job, alone, memory), []), int(sizes[i]), UNCONDITIONAL)
     check = digest_of(np.stack([numbers, sizes]).astype("<i8").tobytes()) if len(numbers) else ""
@@ -325,9 +322,10 @@ def _chunk_numbers(job: ArrayJob, number: int, slots: npt.NDArray[np.int64]) -> 
 
 
 def _objects_of(unit: Unit) -> list[SourceObject]:
-    keys = [join(unit.job.path, key) for key in unit.job.source_layout.keys(unit.rows["number"])]
+    keys = unit.job.source_layout.keys(unit.rows["number"])
+    above = f"{unit.job.path}/" if unit.job.path else ""
     sizes, versions = unit.rows["nbytes"].tolist(), unit.rows["version"].tolist()
-    return [SourceObject(key, nbytes, version) for key, nbytes, version in zip(keys, sizes, versions, strict=True)]
+    return [SourceObject(above + key, nbytes, version) for key, nbytes, version in zip(keys, sizes, versions, strict=True)]
 
 
 def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOutcome]) -> tuple[Chunks, npt.NDArray[np.int64]]:
@@ -431,7 +429,7 @@ async def _do_others(unit: OthersUnit) -> UnitDone:
         whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
         fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
         stream = ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
-        async with free, memory.writers.hold(min(2 * found.nbytes, _UPLOAD_BYTES)):
+        async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
             await job.target.storage.write(found.key, _of_stream(stream), found.nbytes, UNCONDITIONAL)
 
     async with asyncio.TaskGroup() as copies:

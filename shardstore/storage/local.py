@@ -42,8 +42,9 @@ from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, read_file, same_bytes, stat_file, translated
+from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
+from shardstore.storage.local_reading import read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
 from shardstore.storage.local_temporary import TemporaryFile

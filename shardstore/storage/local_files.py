@@ -1,7 +1,4 @@
-"""Looking at and reading one local file, in the thread that calls: what ``LocalStorage`` runs in its pools.
-
-A reader opens a file once, so that all it reads is one inode.
-"""
+"""Names, status and versions of local files, and what the system's errors about them mean; in the thread that calls."""
 
 from __future__ import annotations
 
@@ -13,13 +10,9 @@ from contextlib import suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import resolve
-from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local_locks import LOCK_SUFFIX
 
 TEMP_SUFFIX = ".shardstore-tmp"
-
-_READ_ATTEMPTS = 3
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 
@@ -88,7 +81,7 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     return StorageError(f"{action} {key!r} failed: {reason}{where}")
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- one file ----------------------------------------------------------------------------------------------------------
 
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
@@ -113,54 +106,6 @@ def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
     if before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
         return False
     return before.st_ctime_ns == after.st_ctime_ns or before.st_nlink != after.st_nlink
-
-
-def _read_once(path: str, read: Read) -> ReadOutcome:
-    fd = os.open(path, READ_FLAGS)
-    try:
-        status = os.fstat(fd)
-        if not stat_modes.S_ISREG(status.st_mode):
-            return ABSENT
-        generation = generation_of(status)
-        if read.generation is not None and read.generation != generation:
-            return CHANGED
-        buffers = []
-        for request in read.ranges:
-            wanted = resolve(request, status.st_size)
-            nbytes = wanted.end - wanted.start
-            data = pread(fd, nbytes, wanted.start) if nbytes else b""
-            if len(data) != nbytes:
-                return CHANGED
-            buffers.append(memoryview(data))
-        # Our own writers replace files; but others may write in place, and that shows here.
-        if not same_bytes(status, os.fstat(fd)):
-            return CHANGED
-        return Found(generation, status.st_size, tuple(buffers))
-    finally:
-        os.close(fd)
-
-
-def read_file(path: str, read: Read) -> ReadOutcome:
-    """All ranges of ``read`` from one open file, whose path is ``path``."""
-    try:
-        for _ in range(_READ_ATTEMPTS):
-            try:
-                outcome = _read_once(path, read)
-            except OSError as exc:
-                if exc.errno != errno.ESTALE:
-                    raise
-                outcome = CHANGED  # another machine replaced it, on a network file system: the open file is gone
-            if outcome is not CHANGED or read.generation is not None:
-                break
-        return outcome
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return ABSENT
-    except OSError as exc:
-        if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
-            return ABSENT
-        error = translated(exc, read.key, "reading")
-        error.__cause__ = exc
-        return Failed(error)
 
 
 def stat_file(path: str) -> os.stat_result | None:

@@ -40,6 +40,7 @@ _CAPABILITIES = {
     "conditional_delete": "delete only the version that was read",
     "reads_beside": "look at an array's metadata in the same step as at its chunks",
     "compose": "copy ranges of an object into its new version",
+    "appends_in_place": "append to an object without copying it",
     "durable": "what was acknowledged survives the loss of power",
     "across_machines": "all this between the writers of all machines that reach it",
 }

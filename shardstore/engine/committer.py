@@ -26,8 +26,9 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
-from shardstore.storage.base import ConditionFailed, Storage
+from shardstore.plan.appending import Room, can_append, plan_append
+from shardstore.plan.commits import CommitPlan, CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
+from shardstore.storage.base import APPEND_ROOM_NBYTES, APPEND_TAIL_NBYTES, ConditionFailed, Storage
 
 _DAMAGED = Generation("damaged")
 
@@ -89,6 +90,11 @@ class Committer:
             Conflict: others were faster too many times in a row; nothing was written.
         """
         await self._check_capabilities()
+        if self._options.strategy == "append" and not can_append(shard.layout.index_format):
+            raise Unsupported(
+                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy='append' needs an index at the end of the "
+                "shard with a checksum, which this array has not; open the store with strategy='rewrite'"
+            )
         turn = self._contention.turn(shard.key)
         await turn.start()
         refused: Refused = {}
@@ -187,13 +193,7 @@ class Committer:
                 updates = await self._resolve(shard, cached, actions, swaps, refused)
                 if not updates and not from_cache:
                     return refused
-                plan = plan_rewrite(
-                    shard.layout.index_format,
-                    cached.index if cached else None,
-                    cached.object_nbytes if cached else 0,
-                    updates,
-                    self._options.chunk_order,
-                )
+                plan = self._plan(shard, cached, updates)
                 if isinstance(plan, NothingToDo) and not from_cache:
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
@@ -208,6 +208,15 @@ class Committer:
                 if not from_cache:
                     raise self._damaged(shard, exc) from exc
             from_cache = False
+
+    def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
+        index_format, order, capabilities = shard.layout.index_format, self._options.chunk_order, self._storage.capabilities
+        if cached is None:
+            return plan_rewrite(index_format, None, 0, updates, order)
+        if self._options.strategy == "append" and capabilities.compose and cached.object_nbytes >= capabilities.copy_pays_nbytes:
+            room = Room(APPEND_ROOM_NBYTES, APPEND_TAIL_NBYTES) if capabilities.appends_in_place else None
+            return plan_append(index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room)
+        return plan_rewrite(index_format, cached.index, cached.object_nbytes, updates, order)
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
         """The index as it is now, verified; without one, the layout is confirmed where another writer was faster just now.

@@ -88,6 +88,11 @@ class Engine:
         rng: random.Random | None = None,
     ) -> None:
         self.options = options or EngineOptions()
+        if self.options.strategy == "append" and not storage.capabilities.compose:
+            raise Unsupported(
+                f"{storage.url} ({storage.kind}) cannot copy a part of an object into its new version, which strategy='append' needs: "
+                "use strategy='rewrite' there"
+            )
         self.counters = Counters()
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 

@@ -20,6 +20,9 @@ transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is ther
 Present = Literal["v3", "v2", "draft"]
 """What clients see: final Zarr v3, Zarr v2, or the 2022 draft."""
 
+Strategy = Literal["rewrite", "append"]
+"""How a shard is updated."""
+
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
 _PRESENT: tuple[Present, ...] = get_args(Present)
@@ -43,8 +46,11 @@ class EngineOptions:
     """Whether new arrays protect the shard index by ``crc32c``."""
     chunk_order: ChunkOrder = "C"
     """The order of the chunks inside the shards that are written."""
-    strategy: Literal["rewrite"] = "rewrite"
-    """How a shard is updated."""
+    strategy: Strategy = "rewrite"
+    """How a shard is updated: ``"rewrite"`` makes a new object without dead bytes; ``"append"`` puts new chunks and a new index behind
+    what is there, which is copied by the storage, or stays in place."""
+    max_dead_fraction: float = 0.5
+    """With ``"append"``: of the bytes of a shard, those that nothing refers to any more; past that it is rewritten."""
     metadata_ttl: float = 1.0
     """Before a write, array metadata older than this is read again."""
     require_atomic: bool = False
@@ -80,8 +86,7 @@ class EngineOptions:
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
         if self.chunk_order not in ("C", "morton"):
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
-        if self.strategy != "rewrite":
-            raise InvalidInput(f"strategy {self.strategy!r} is not known: this version has 'rewrite'")
+        self._check_strategy()
         lost: object = self.lost_transformers
         if not isinstance(lost, Mapping) or not all(isinstance(k, str) and _are_counts(v) for k, v in lost.items()):
             raise InvalidInput(f"lost_transformers {lost!r} is not a mapping from paths of arrays to tuples of positive whole numbers")
@@ -95,6 +100,18 @@ class EngineOptions:
             _check_count("gap_bytes", self.gap_bytes, 0)
         for name in ("index_checksum", "require_atomic"):
             check_flag(name, getattr(self, name))
+
+    def _check_strategy(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise InvalidInput(f"strategy {self.strategy!r} is neither 'rewrite' nor 'append'")
+        fraction: object = self.max_dead_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+            raise InvalidInput(f"max_dead_fraction {fraction!r} is not a number from 0 to less than 1")
+        if self.strategy == "append" and (self.index_location != "end" or not self.index_checksum or self.stored in _BY_TRANSFORMER):
+            raise InvalidInput(
+                "strategy='append' needs shards whose index is at the end and carries a checksum, so that a reader can tell one that is "
+                "half written: leave index_location, index_checksum and stored as they are by default, or use strategy='rewrite'"
+            )
 
     def shards_by_transformer(self, *, is_draft: bool) -> bool:
         """Whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""

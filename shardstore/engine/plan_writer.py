@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from shardstore.engine.memory_budget import MemoryBudget
-from shardstore.errors import Corruption
+from shardstore.errors import Corruption, Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.commits import CopyOld, NewBytes, PlannedSegment, WriteShard
-from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Storage
+from shardstore.plan.commits import CopyOld, NewBytes, PlannedSegment, Unused, WriteShard
+from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Room, Segment, Storage
 
 
 class PlanWriter:
@@ -29,12 +29,21 @@ class PlanWriter:
         Raises:
             ConditionFailed: the condition does not hold, or ``source`` is gone. Nothing was written.
         """
-        if self._storage.capabilities.compose:
-            segments = [Copy(s.offset, s.nbytes) if isinstance(s, CopyOld) else New(s.data) for s in plan.segments]
-            return await self._storage.compose(key, source, segments, condition)
+        if self._can_compose(plan):
+            try:
+                return await self._storage.compose(key, source, [_segment(s) for s in plan.segments], condition)
+            except Unsupported:
+                if self._storage.capabilities.compose:
+                    raise
         pieces = self.pieces(key, source, plan.segments)
         async with self._windows.hold(min(plan.nbytes, self._window_bytes)):
             return await self._storage.write(key, pieces, plan.nbytes, condition)
+
+    def _can_compose(self, plan: WriteShard) -> bool:
+        """Whether the storage can put the plan together, and the longest range that is copied is worth a request of its own."""
+        capabilities = self._storage.capabilities
+        longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopyOld)), default=0)
+        return capabilities.compose and longest >= capabilities.copy_pays_nbytes
 
     async def pieces(self, key: str, generation: Generation, segments: Sequence[PlannedSegment]) -> AsyncIterator[BytesLike]:
         """The bytes of a plan, kept ones read a window at a time, of one version.
@@ -45,8 +54,8 @@ class PlanWriter:
         at = 0
         while at < len(segments):
             segment = segments[at]
-            if isinstance(segment, NewBytes):
-                yield segment.data
+            if not isinstance(segment, CopyOld):
+                yield _sent(segment)
                 at += 1
                 continue
             if segment.nbytes > self._window_bytes:
@@ -65,8 +74,8 @@ class PlanWriter:
                 end += 1
             (window,) = await self.read_pinned(key, [ByteRange(low, high)], generation)
             for planned in segments[at:end]:
-                if isinstance(planned, NewBytes):
-                    yield planned.data
+                if not isinstance(planned, CopyOld):
+                    yield _sent(planned)
                 else:
                     yield window[planned.offset - low : planned.offset - low + planned.nbytes]
             at = end
@@ -92,3 +101,18 @@ class PlanWriter:
         if isinstance(outcome, Failed):
             raise outcome.error
         raise ConditionFailed(f"{key!r} changed while it was being rewritten")
+
+
+def _segment(planned: PlannedSegment) -> Segment:
+    match planned:
+        case CopyOld(offset, nbytes):
+            return Copy(offset, nbytes)
+        case NewBytes(data):
+            return New(data)
+        case Unused(nbytes):
+            return Room(nbytes)
+
+
+def _sent(planned: NewBytes | Unused) -> BytesLike:
+    """The bytes where they are sent."""
+    return planned.data if isinstance(planned, NewBytes) else bytes(planned.nbytes)

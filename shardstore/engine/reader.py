@@ -63,6 +63,7 @@ class _First:
 
     shard: ShardRead
     outcome: ReadOutcome
+    index: CachedIndex | ShardStoreError | None
     is_guarded: bool
     """The array's document was checked after the shard was read, in the same step."""
 
@@ -129,7 +130,7 @@ class Reader:
             asked = [shards[i] for i in pending]
             first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
             for i, one in zip(pending, first, strict=True):
-                indices[i] = self._decode_first(one)
+                indices[i] = one.index
             pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, Outdated)]
             if not pending:
                 return indices
@@ -318,6 +319,7 @@ class Reader:
         *,
         with_metadata: Sequence[ShardRead] = (),
         others: _Others | None = None,
+        is_second: bool = False,
     ) -> list[_First]:
         """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
 
@@ -330,13 +332,20 @@ class Reader:
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
-        return [_First(s, outcome, guard is not None) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
+        found = [self._first(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
+        if self._storage.capabilities.appends_in_place and not is_second:
+            # An index is overwritten in its last bytes at the end of an append: reading it in that very moment looks like damage.
+            again = [i for i, first in enumerate(found) if isinstance(first.index, Corruption)]
+            seconds = await self._read_first([shards[i] for i in again], [requests[i] for i in again], is_second=True) if again else []
+            for i, second in zip(again, seconds, strict=True):
+                found[i] = second
+        return found
 
-    def _decode_first(self, first: _First) -> CachedIndex | ShardStoreError | None:
-        index = self.decode_index(first.shard, first.outcome)
-        if first.is_guarded and isinstance(index, CachedIndex):
-            return self._indices.verify(first.shard.key, index)
-        return index
+    def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Beside | None) -> _First:
+        index = None if isinstance(outcome, Outdated) else self.decode_index(shard, outcome)
+        if guard is not None and isinstance(index, CachedIndex):
+            index = self._indices.verify(shard.key, index)
+        return _First(shard, outcome, index, guard is not None)
 
     def _guard(self, shard: ShardRead) -> Beside | None:
         """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
@@ -362,7 +371,7 @@ class Reader:
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
                 continue
-            index = self._decode_first(first)
+            index = first.index
             if shard.wants_everything and not first.is_guarded:
                 unchecked.append(first)
             if not isinstance(index, CachedIndex):

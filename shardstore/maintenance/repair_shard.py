@@ -178,7 +178,7 @@ class Diagnosing:
             return None
         left = self._encoded() if is_exact else self._bytes(body, self._nbytes)
         everything = np.ones(nslots, dtype=np.bool_)
-        orders = [np.array(slot_order(self._format.chunks_per_shard, order, everything)) for order in ("C", "morton")]
+        orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
         return contiguous(self._format, chunk_nbytes, left, orders)
 
     # -- what takes its place ------------------------------------------------------------------------------------------

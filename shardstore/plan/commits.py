@@ -1,12 +1,13 @@
 """What a shard consists of after a commit: segments of the old version and new bytes, and the new index.
 
-Strategy ``rewrite``: a new object that holds the chunks in C or Morton order and nothing else.
+Strategy ``rewrite``: a new object that holds the chunks in C or Morton order and nothing else. The other one has a module of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -36,7 +37,14 @@ class NewBytes:
         return len(self.data)
 
 
-PlannedSegment = CopyOld | NewBytes
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """``nbytes`` bytes to which nothing refers, whatever they are."""
+
+    nbytes: int
+
+
+PlannedSegment = CopyOld | NewBytes | Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +81,34 @@ def plan_rewrite(
     Raises:
         Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
     """
-    slots = np.fromiter(updates, dtype=np.intp, count=len(updates))
-    if old is None:
-        old = ShardIndex.empty(index_format.chunks_per_shard)
-        existed = False
-    else:
-        existed = True
-    present = old.present()
+    kept = kept_slots(index_format, old, old_nbytes, updates)
+    if isinstance(kept, DeleteShard | NothingToDo):
+        return kept
+    return write_anew(index_format, old if old is not None else ShardIndex.empty(index_format.chunks_per_shard), kept, updates, order)
+
+
+def kept_slots(
+    index_format: IndexFormat, old: ShardIndex | None, old_nbytes: int, updates: Mapping[int, BytesLike | None]
+) -> npt.NDArray[np.bool_] | DeleteShard | NothingToDo:
+    """``(nslots,)``: the chunks of ``old`` that stay; or what is to be done where nothing has to be written.
+
+    Raises:
+        Corruption: an entry that would have to be kept cannot be right.
+    """
+    present = old.present() if old is not None else np.zeros(prod(index_format.chunks_per_shard), dtype=np.bool_)
     kept = present.copy()
-    kept[slots] = False
+    kept[np.fromiter(updates, dtype=np.intp, count=len(updates))] = False
     if not kept.any() and all(value is None for value in updates.values()):
-        return DeleteShard() if existed else NothingToDo()
+        return DeleteShard() if old is not None else NothingToDo()
     if all(value is None and not present[slot] for slot, value in updates.items()):
         return NothingToDo()
-    damaged = kept & old.invalid(old_nbytes)
-    if damaged.any():
-        slot = int(np.flatnonzero(damaged)[0])
-        old.location(slot, old_nbytes)  # raises, naming the entry
-        raise Corruption(f"index entry {slot} cannot be kept")
-    return _write(index_format, old, kept, updates, order)
+    if old is not None:
+        damaged = kept & old.invalid(old_nbytes)
+        if damaged.any():
+            slot = int(np.flatnonzero(damaged)[0])
+            old.location(slot, old_nbytes)  # raises, naming the entry
+            raise Corruption(f"index entry {slot} cannot be kept")
+    return kept
 
 
 def plan_empty(index_format: IndexFormat) -> WriteShard:
@@ -101,57 +118,66 @@ def plan_empty(index_format: IndexFormat) -> WriteShard:
     return WriteShard((encoded,), encoded.nbytes, index)
 
 
-def _write(
+def write_anew(
     index_format: IndexFormat,
     old: ShardIndex,
     kept: npt.NDArray[np.bool_],
     updates: Mapping[int, BytesLike | None],
     order: ChunkOrder,
 ) -> WriteShard:
-    flat = old.flat
-    entries = np.full_like(flat, EMPTY)
-    header = index_format.nbytes if index_format.location == "start" else 0
-    position = header
-    segments: list[PlannedSegment] = []
-    run: CopyOld | None = None
-    present = kept.copy()
+    """The shard of the chunks of ``old`` in the slots that are ``kept``, and of the updates."""
+    is_new = np.zeros_like(kept)
+    lengths = old.flat[:, 1].copy()
     for slot, value in updates.items():
-        present[slot] = value is not None
-    for slot in slot_order(index_format.chunks_per_shard, order, present):
-        value = updates.get(slot)
         if value is not None:
-            nbytes = len(value)
-            if run is not None:
-                segments.append(run)
-                run = None
-            segments.append(NewBytes(value))
-        else:
-            offset, nbytes = int(flat[slot, 0]), int(flat[slot, 1])
-            if run is not None and run.offset + run.nbytes == offset:
-                run = CopyOld(run.offset, run.nbytes + nbytes)
-            else:
-                if run is not None:
-                    segments.append(run)
-                run = CopyOld(offset, nbytes)
-        entries[slot] = position, nbytes
-        position += nbytes
-    if run is not None:
-        segments.append(run)
+            is_new[slot] = True
+            lengths[slot] = len(value)
+    slots = slot_order(index_format.chunks_per_shard, order, kept | is_new)
+    sizes, is_new = lengths[slots].astype(np.int64), is_new[slots]
+    header = index_format.nbytes if index_format.location == "start" else 0
+    positions = header + np.cumsum(sizes) - sizes
+    entries = np.full_like(old.flat, EMPTY)
+    entries[slots, 0] = positions
+    entries[slots, 1] = sizes
     entries.flags.writeable = False
     index = ShardIndex(entries.reshape(old.entries.shape))
     encoded = NewBytes(index_format.encode(index))
+    segments = _segments(slots, is_new, old.flat[slots, 0].astype(np.int64), sizes, updates)
+    nbytes = int(sizes.sum()) + encoded.nbytes
     if index_format.location == "start":
-        return WriteShard((encoded, *segments), position, index)
-    return WriteShard((*segments, encoded), position + encoded.nbytes, index)
+        return WriteShard((encoded, *segments), nbytes, index)
+    return WriteShard((*segments, encoded), nbytes, index)
 
 
-def slot_order(chunks_per_shard: tuple[int, ...], order: ChunkOrder, present: npt.NDArray[np.bool_]) -> list[int]:
+def _segments(
+    slots: npt.NDArray[np.intp],
+    is_new: npt.NDArray[np.bool_],
+    offsets: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    updates: Mapping[int, BytesLike | None],
+) -> list[PlannedSegment]:
+    """What is written for chunks that are stored in this order: kept ones that follow on each other are one copy."""
+    if not len(slots):
+        return []
+    begins = np.ones(len(slots), dtype=np.bool_)
+    begins[1:] = is_new[1:] | is_new[:-1] | (offsets[1:] != offsets[:-1] + sizes[:-1])
+    firsts = np.flatnonzero(begins)
+    nbytes = np.add.reduceat(sizes, firsts)
+    segments: list[PlannedSegment] = []
+    for slot, brings, offset, size in zip(
+        slots[firsts].tolist(), is_new[firsts].tolist(), offsets[firsts].tolist(), nbytes.tolist(), strict=True
+    ):
+        value = updates[slot] if brings else None
+        segments.append(CopyOld(offset, size) if value is None else NewBytes(value))
+    return segments
+
+
+def slot_order(chunks_per_shard: tuple[int, ...], order: ChunkOrder, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     """The slots where ``present``, in the order in which their chunks are stored."""
     slots = np.flatnonzero(present)
     if order == "morton" and len(chunks_per_shard) > 1:
         slots = slots[np.argsort(_morton_codes(slots, chunks_per_shard), kind="stable")]
-    ordered: list[int] = slots.tolist()
-    return ordered
+    return slots
 
 
 def _morton_codes(slots: npt.NDArray[np.intp], shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:

@@ -20,7 +20,7 @@ def plan_compaction(index_format: IndexFormat, old: ShardIndex, old_nbytes: int,
     Raises:
         Corruption: an entry cannot be right.
     """
-    slots = np.array(slot_order(index_format.chunks_per_shard, order, old.present()), dtype=np.intp)
+    slots = slot_order(index_format.chunks_per_shard, order, old.present())
     if not len(slots):
         return DeleteShard()
     if (wrong := np.flatnonzero(old.invalid(old_nbytes))).size:

@@ -117,7 +117,19 @@ class New:
         return len(self.data)
 
 
-Segment = Copy | New
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``nbytes`` bytes that nobody will read, whatever they are: for the storage's own use while it writes."""
+
+    nbytes: int
+
+
+Segment = Copy | New | Room
+
+APPEND_ROOM_NBYTES = 64
+"""The room that a storage which appends in place needs behind the old bytes."""
+APPEND_TAIL_NBYTES = 127
+"""The last bytes of what is appended in place: readers that do not go through this protocol may see them half written."""
 
 
 class ConditionFailed(ShardStoreError):
@@ -170,7 +182,12 @@ class Storage(Protocol):
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         """Replace the object by ``segments``, its copies taken from version ``source`` of the same key.
 
-        Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone.
+        Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone, and
+        ``Unsupported``, with nothing written, where the server turned out not to be able to; then the capability is gone too.
+
+        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Room(APPEND_ROOM_NBYTES)``, and what is
+        new may be carried out behind the old bytes, which stay as they are. The caller sees to it that the last
+        ``APPEND_TAIL_NBYTES`` are room or protected by a checksum of their own.
         """
         ...
 

@@ -19,6 +19,10 @@ class Capabilities:
     """``delete`` honours ``IfGeneration`` atomically."""
     compose: bool = False
     """``compose`` copies ranges of the old version without sending them through this process's requests."""
+    copy_pays_nbytes: int = 0
+    """A range of fewer bytes takes longer to copy by a request of its own than to read and write."""
+    appends_in_place: bool = False
+    """``compose`` carries out what only appends behind the old bytes, which it neither reads nor writes."""
     durable: bool = False
     """A write that returned survives the loss of power."""
     reads_beside: bool = False

@@ -31,9 +31,11 @@ from shardstore.storage.base import (
     Copy,
     DirListing,
     Found,
+    New,
     ObjectInfo,
     Read,
     ReadOutcome,
+    Room,
     Segment,
 )
 from shardstore.storage.body import byte_view, checked_views, groups, wrong_length
@@ -41,6 +43,8 @@ from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
+from shardstore.storage.local_append import APPENDS_IN_PLACE, append_to
+from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
@@ -117,6 +121,7 @@ class LocalStorage:
             compare_and_swap=True,
             conditional_delete=True,
             compose=True,
+            appends_in_place=APPENDS_IN_PLACE and not self._rules.is_network,  # other machines may see half of it
             durable=self.fsync,
             reads_beside=not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,
@@ -300,29 +305,35 @@ class LocalStorage:
         return await self._write_hop(key, "rewriting", lambda: self._compose(path, key, source, segments, condition))
 
     def _compose(self, path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        if self.capabilities.appends_in_place and any(isinstance(segment, Room) for segment in segments):
+            appended = append_to(path, key, source, segments, condition, self._rules)
+            if appended is not None:
+                return appended
         try:
             old = os.open(path, READ_FLAGS)
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise ConditionFailed(f"{key!r}, to copy from, is gone") from exc
         try:
             status = os.fstat(old)
-            if generation_of(status) != source:
+            version = version_of(old, status)
+            if version.generation != source:
                 raise ConditionFailed(f"{key!r} is not the version to copy from")
             extents = Extents(old, status)
             file = TemporaryFile(path, key, self._rules)
             try:
                 for segment in segments:
                     if not isinstance(segment, Copy):
-                        file.append([byte_view(segment.data)])
+                        file.append([byte_view(segment.data if isinstance(segment, New) else bytes(segment.nbytes))])
                         continue
                     end = segment.offset + segment.nbytes
-                    if end > status.st_size:
-                        raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {status.st_size}")
+                    if end > version.nbytes:
+                        raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {version.nbytes}")
                     try:
                         file.copy(extents, segment.offset, segment.nbytes)
                     except EOFError as exc:
                         raise ConditionFailed(str(exc)) from exc
-                if not same_bytes(status, os.fstat(old)):
+                after = os.fstat(old)
+                if not same_bytes(status, after) and not was_appended_to(old, version, after):
                     raise ConditionFailed(f"{key!r} was changed in place while it was being copied")
                 return file.publish(condition)
             finally:
@@ -353,12 +364,14 @@ class LocalStorage:
                 status = os.fstat(fd)
                 if not stat_modes.S_ISREG(status.st_mode):
                     return None
+                version = version_of(fd, status)
                 with closing(TemporaryFile(new, target, self._rules)) as file:
                     try:
-                        file.copy(Extents(fd, status), 0, status.st_size)
+                        file.copy(Extents(fd, status), 0, version.nbytes)
                     except EOFError:
                         continue
-                    if same_bytes(status, os.fstat(fd)):
+                    after = os.fstat(fd)
+                    if same_bytes(status, after) or was_appended_to(fd, version, after):
                         return file.publish(UNCONDITIONAL)
             except OSError as exc:
                 if exc.errno != errno.ESTALE:  # replaced on another machine

@@ -11,6 +11,7 @@ import stat as stat_modes
 
 from shardstore.model.ranges import resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
+from shardstore.storage.local_append_record import FileVersion, version_of, was_appended_to
 from shardstore.storage.local_files import READ_FLAGS, generation_of, pread, same_bytes, translated
 
 _READ_ATTEMPTS = 3
@@ -22,21 +23,25 @@ def _read_once(path: str, read: Read) -> ReadOutcome:
         status = os.fstat(fd)
         if not stat_modes.S_ISREG(status.st_mode):
             return ABSENT
-        generation = generation_of(status)
-        if read.generation is not None and read.generation != generation:
-            return CHANGED
+        if read.generation is not None and read.generation == generation_of(status):
+            version = FileVersion(status.st_size, read.generation)
+        else:
+            version = version_of(fd, status)
+            if read.generation is not None and read.generation != version.generation:
+                return CHANGED
         buffers = []
         for request in read.ranges:
-            wanted = resolve(request, status.st_size)
+            wanted = resolve(request, version.nbytes)
             nbytes = wanted.end - wanted.start
             data = pread(fd, nbytes, wanted.start) if nbytes else b""
             if len(data) != nbytes:
                 return CHANGED
             buffers.append(memoryview(data))
-        # Our own writers replace files; but others may write in place, and that shows here.
-        if not same_bytes(status, os.fstat(fd)):
+        # Our own writers replace files, or leave the bytes that were there; but others may write in place, and that shows here.
+        after = os.fstat(fd)
+        if not same_bytes(status, after) and not was_appended_to(fd, version, after):
             return CHANGED
-        return Found(generation, status.st_size, tuple(buffers))
+        return Found(version.generation, version.nbytes, tuple(buffers))
     finally:
         os.close(fd)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.model.generation import Condition, IfAbsent, IfGeneration
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local_files import fresh_status, fsync_directory, generation_of, stat_file
+from shardstore.storage.local_append_record import generation_at
+from shardstore.storage.local_files import READ_FLAGS, fresh_status, fsync_directory, generation_of, stat_file
 from shardstore.storage.local_locks import locked
 from shardstore.storage.local_range_locks import give_up, locked_range
 from shardstore.storage.local_sweep import sweep_once
@@ -79,7 +80,7 @@ class WriteRules:
                 raise ConditionFailed(f"{key!r} exists")
             if os.path.lexists(path):
                 raise StorageError(f"{key!r} cannot be created: there is a directory, or something else that is no object, of this name")
-        if isinstance(condition, IfGeneration) and (status is None or generation_of(status) != condition.generation):
+        if isinstance(condition, IfGeneration) and (status is None or not _is_version(path, status, condition.generation)):
             raise ConditionFailed(f"{key!r} is not the version that was asked for")
         return status is not None
 
@@ -124,3 +125,8 @@ class WriteRules:
                 return False
             return True
         return False
+
+
+def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
+    """Whether the object is this version; it may have been left with a tail that is none of it."""
+    return generation_of(status) == generation or generation_at(path, READ_FLAGS, status) == generation

@@ -6,7 +6,6 @@ import errno
 import os
 import secrets
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -14,7 +13,7 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, TEMP_SUFFIX, fsync_directory, generation_of, pread, status_digest
+from shardstore.storage.local_files import READ_FLAGS, TEMP_SUFFIX, fsync_directory, generation_of, pread, stamp_mtime, status_digest
 from shardstore.storage.local_locks import close_locked, lock_whole, open_to_lock
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
 from shardstore.storage.local_sweep import host_token
@@ -162,22 +161,11 @@ class TemporaryFile:
 
     # -- publishing ----------------------------------------------------------------------------------------------------
 
-    def _stamp_mtime(self) -> None:
-        """Give this version a modification time of its own.
-
-        An inode number is used again as soon as a file is gone, and the kernel's clock for timestamps ticks every few
-        milliseconds: two versions of equal length, written one after the other, can agree in everything that ``stat``
-        shows. So the nanoseconds below a millisecond are drawn at random.
-        """
-        now = time.time_ns()
-        mtime = now - now % 1_000_000 + secrets.randbelow(1_000_000)
-        os.utime(self._fd if os.utime in os.supports_fd else self._temp, ns=(now, mtime))
-
     def publish(self, condition: Condition) -> Generation:
         """Make this the object. Raises ``ConditionFailed``, and leaves the old one, where ``condition`` does not hold."""
         if self._has_holes:  # the last of which may be at its end
             os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
-        self._stamp_mtime()
+        stamp_mtime(self._fd if os.utime in os.supports_fd else self._temp)
         if self._rules.fsync:
             os.fsync(self._fd)
         if self._rules.is_network:

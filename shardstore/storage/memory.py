@@ -26,6 +26,7 @@ from shardstore.storage.base import (
     DirListing,
     Failed,
     Found,
+    New,
     ObjectInfo,
     Read,
     ReadOutcome,
@@ -188,7 +189,7 @@ class MemoryStorage:
                     )
                 pieces.append(old[segment.offset : segment.offset + segment.nbytes])
             else:
-                pieces.append(byte_view(segment.data))
+                pieces.append(byte_view(segment.data if isinstance(segment, New) else bytes(segment.nbytes)))
         return self._replace(key, b"".join(pieces), condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:

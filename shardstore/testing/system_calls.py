@@ -21,12 +21,15 @@ _OPEN_FILES = (
     "readv",
     "write",
     "writev",
+    "pwrite",
+    "pwritev",
     "copy_file_range",
     "lseek",
     "ftruncate",
     "fchmod",
     "utime",
     "fsync",
+    "fdatasync",
     "fstat",
 )
 _NAMES = ("stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "rename", "replace", "link", "unlink")

@@ -35,6 +35,7 @@ from shardstore.storage.wrap_trace import TraceStorage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
+from tests.plan.carrying_out import sent
 from tests.shards import Sharding, encode_index, index_entries, presented, sharded_arrays
 from tests.stored import Objects, StorageObjects, on_io_loop, snapshot
 
@@ -184,7 +185,7 @@ def test_plans_keep_every_chunk_and_nothing_else(data: st.DataObject) -> None:
     if isinstance(plan, DeleteShard):
         assert not old.present().any()
         return
-    new = b"".join(content[s.offset : s.offset + s.nbytes] if isinstance(s, CopyOld) else bytes(s.data) for s in plan.segments)
+    new = b"".join(content[s.offset : s.offset + s.nbytes] if isinstance(s, CopyOld) else sent(s) for s in plan.segments)
     assert len(new) == plan.nbytes == total - dead_nbytes(index_format, old, total)
     index = index_format.decode(index_format.slice_from(memoryview(new), len(new)))
     assert np.array_equal(index.entries, plan.index.entries)

@@ -77,7 +77,10 @@ def allocated(path: Path) -> int:
 
 
 def composed(segments: list[Segment], old: bytes) -> bytes:
-    return b"".join(old[s.offset : s.offset + s.nbytes] if isinstance(s, Copy) else bytes(s.data) for s in segments)
+    return b"".join(
+        old[s.offset : s.offset + s.nbytes] if isinstance(s, Copy) else bytes(s.data) if isinstance(s, New) else bytes(s.nbytes)
+        for s in segments
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

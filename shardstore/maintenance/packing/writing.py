@@ -340,7 +340,7 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
     present = np.zeros(ShardGrid(job.unit_chunks).nslots, dtype=np.bool_)
     present[slots] = True
     order = job.order if job.target_layout.index_format is not None else "C"
-    wanted = np.array(slot_order(job.unit_chunks, order, present), dtype=np.int64)
+    wanted = slot_order(job.unit_chunks, order, present)
     by_slot = np.empty(len(present), dtype=np.int64)
     by_slot[slots] = np.arange(len(slots))
     return _some(chunks, by_slot[wanted]), wanted

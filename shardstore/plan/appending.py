@@ -1,0 +1,104 @@
+"""Strategy ``append``: what a shard holds stays where it is, new chunks and a new index go behind it.
+
+::
+
+    in place:   | old shard, its index too | room | new chunks | room | index |
+    elsewhere:  | old shard to its index   | new chunks               | index |
+
+The first room is the storage's own; the second one only keeps chunks out of the last bytes of what is appended, see
+``Storage.compose``. What is no longer referred to is dead: replaced chunks, room, in place the old index. Past a bound the shard is
+rewritten instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.model.ranges import BytesLike
+from shardstore.plan.commits import (
+    ChunkOrder,
+    CommitPlan,
+    CopyOld,
+    DeleteShard,
+    NewBytes,
+    NothingToDo,
+    PlannedSegment,
+    Unused,
+    WriteShard,
+    kept_slots,
+    write_anew,
+)
+
+_DEAD_BYTES_ALWAYS_KEPT = 1 << 20
+"""Of fewer dead bytes nobody is rid by writing the rest again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a storage needs of what is appended to an object in place."""
+
+    before_nbytes: int
+    """Bytes of no use to anybody behind the old ones."""
+    tail_nbytes: int
+    """The last bytes, in which no chunk may lie."""
+
+
+def can_append(index_format: IndexFormat) -> bool:
+    """Whether a reader that meets a shard half appended to can tell: its index is at the end and carries a checksum."""
+    return index_format.location == "end" and index_format.codecs.checksum
+
+
+def plan_append(
+    index_format: IndexFormat,
+    old: ShardIndex,
+    old_nbytes: int,
+    updates: Mapping[int, BytesLike | None],
+    order: ChunkOrder,
+    max_dead_fraction: float,
+    room: Room | None,
+) -> CommitPlan:
+    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``; ``room``: in place.
+
+    As ``plan_rewrite`` plans it where no chunk stays, or more than ``max_dead_fraction`` of the object would be dead.
+
+    Raises:
+        Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
+    """
+    kept = kept_slots(index_format, old, old_nbytes, updates)
+    if isinstance(kept, DeleteShard | NothingToDo):
+        return kept
+    if not kept.any():
+        return write_anew(index_format, old, kept, updates, order)
+    chunks = [(slot, updates[slot]) for slot in sorted(updates)]
+    entries = np.where(kept[:, np.newaxis], old.flat, np.uint64(EMPTY))
+    live_nbytes = int(entries[kept, 1].sum()) + index_format.nbytes
+    kept_nbytes = old_nbytes if room is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
+    segments: list[PlannedSegment] = [CopyOld(0, kept_nbytes)]
+    if room is not None:
+        segments.append(Unused(room.before_nbytes))
+    position = sum(segment.nbytes for segment in segments)
+    for slot, value in chunks:
+        if value is not None:
+            entries[slot] = position, len(value)
+            segments.append(NewBytes(value))
+            position += len(value)
+            live_nbytes += len(value)
+    if room is not None and (missing := room.tail_nbytes - index_format.nbytes) > 0:
+        segments.append(Unused(missing))
+        position += missing
+    nbytes = position + index_format.nbytes
+    if nbytes - live_nbytes > max(_DEAD_BYTES_ALWAYS_KEPT, max_dead_fraction * nbytes):
+        return write_anew(index_format, old, kept, updates, order)
+    entries.flags.writeable = False
+    index = ShardIndex(entries.reshape(old.entries.shape))
+    return WriteShard((*segments, NewBytes(index_format.encode(index))), nbytes, index)
+
+
+def _end_of_chunks(index_format: IndexFormat, kept: npt.NDArray[np.uint64], old_nbytes: int) -> int:
+    """Where what has to be kept ends: with the index, unless a chunk lies on it."""
+    return max(old_nbytes - index_format.nbytes, int((kept[:, 0] + kept[:, 1]).max()))

@@ -1,0 +1,401 @@
+"""Appending to a file in place: at every step a reader sees the old version or the new one, and what dies leaves the old one."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
+from shardstore.storage import local_locks
+from shardstore.storage.base import (
+    APPEND_ROOM_NBYTES,
+    CHANGED,
+    Changed,
+    ConditionFailed,
+    Copy,
+    Found,
+    New,
+    ObjectInfo,
+    Read,
+    Room,
+    Segment,
+)
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_mounts import Mount
+from shardstore.testing.crash import AtCall, Child, Crasher
+from shardstore.testing.storage_suite import SyncStorage, values
+from shardstore.testing.system_calls import SystemCalls, fail
+from tests.storage.on_disk import mount_everything
+from tests.torture.crew import ROOT
+
+OLD = bytes(range(256)) * 40
+NEW = b"new" * 3000
+TAIL = b"the index, by its checksum" * 6
+
+
+def segments(old_nbytes: int, new: bytes = NEW) -> list[Segment]:
+    return [Copy(0, old_nbytes), Room(APPEND_ROOM_NBYTES), New(new[:1000]), New(memoryview(new)[1000:]), New(TAIL)]
+
+
+def append(s: SyncStorage, old: Generation, old_nbytes: int = len(OLD), new: bytes = NEW) -> Generation:
+    return s.compose("d/a", old, segments(old_nbytes, new), IfGeneration(old))
+
+
+@pytest.fixture
+def s(tmp_path: Path) -> SyncStorage:
+    return SyncStorage(LocalStorage(tmp_path))
+
+
+def is_appended(data: bytes | None, old: bytes = OLD, new: bytes = NEW) -> bool:
+    """The room may hold anything."""
+    return data is not None and data[: len(old)] == old and data[len(old) + APPEND_ROOM_NBYTES :] == new + TAIL
+
+
+def test_in_place(s: SyncStorage, tmp_path: Path) -> None:
+    old = s.put("d/a", OLD)
+    inode = (tmp_path / "d/a").stat().st_ino
+    new = append(s, old)
+    assert is_appended(s.get("d/a"))
+    assert is_appended((tmp_path / "d/a").read_bytes())
+    assert (tmp_path / "d/a").stat().st_ino == inode
+    assert s.infos() == [ObjectInfo("d/a", len(OLD) + APPEND_ROOM_NBYTES + len(NEW + TAIL), new)]
+    assert s.read("d/a", EVERYTHING, generation=old) == CHANGED
+    again = append(s, new, s.infos()[0].nbytes)
+    assert again != new
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_what_it_costs(s: SyncStorage) -> None:
+    """The old bytes are neither read nor written, and nothing is renamed."""
+    old = s.put("d/a", OLD)
+    with SystemCalls(threads="shardstore-write") as counted:
+        append(s, old)
+    lock = ["open", "flock", "fstat", "stat"]
+    unlock = ["unlink", "flock", "close"]
+    look = ["fstat", "stat", "pread"]
+    write = ["pwritev", "pwritev", "fdatasync", "pwrite", "fdatasync"]
+    assert counted.calls == ["open", *lock, *look, *write, "utime", "fstat", *unlock, "close"]
+
+
+@pytest.mark.parametrize("tail", [127, 128, 190, 191, 192, 4096, 70_000])
+@pytest.mark.parametrize("old_nbytes", [0, 1, 63, 64, 4095, 4096, 5000])
+def test_of_any_size(s: SyncStorage, old_nbytes: int, tail: int) -> None:
+    data = os.urandom(old_nbytes)
+    old = s.put("d/a", data)
+    last = os.urandom(tail)
+    s.compose("d/a", old, [Copy(0, old_nbytes), Room(APPEND_ROOM_NBYTES), New(last)], IfGeneration(old))
+    found = s.get("d/a")
+    assert found is not None
+    assert found[:old_nbytes] == data
+    assert found[old_nbytes + APPEND_ROOM_NBYTES :] == last
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [Room(APPEND_ROOM_NBYTES), New(NEW)],
+        [Copy(0, len(OLD)), Room(1), New(NEW)],
+        [Copy(0, len(OLD) - 1), Room(APPEND_ROOM_NBYTES), New(NEW)],
+        [Copy(0, len(OLD)), New(NEW)],
+        [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(b"short")],
+        [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(NEW), Copy(0, 1)],
+    ],
+    ids=str,
+)
+def test_what_is_not_appending_is_a_new_file(s: SyncStorage, tmp_path: Path, made: list[Segment]) -> None:
+    old = s.put("d/a", OLD)
+    inode = (tmp_path / "d/a").stat().st_ino
+    s.compose("d/a", old, made, IfGeneration(old))
+    expected = b"".join(
+        OLD[m.offset : m.offset + m.nbytes] if isinstance(m, Copy) else bytes(m.data) if isinstance(m, New) else bytes(m.nbytes)
+        for m in made
+    )
+    assert s.get("d/a") == expected
+    assert (tmp_path / "d/a").stat().st_ino != inode
+
+
+def test_a_file_with_two_names_is_copied(s: SyncStorage, tmp_path: Path) -> None:
+    s.put("d/a", OLD)
+    os.link(tmp_path / "d/a", tmp_path / "d/backup")
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    append(s, found.generation)
+    assert is_appended(s.get("d/a"))
+    assert s.get("d/backup") == OLD
+
+
+def test_a_link_is_replaced(s: SyncStorage, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(OLD)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/a").symlink_to(tmp_path / "elsewhere")
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    append(s, found.generation)
+    assert is_appended(s.get("d/a"))
+    assert (tmp_path / "elsewhere").read_bytes() == OLD
+
+
+def test_a_file_of_somebody_else_is_replaced(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = s.put("d/a", OLD)
+    inode = (tmp_path / "d/a").stat().st_ino
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    append(s, old)
+    assert is_appended(s.get("d/a"))
+    assert (tmp_path / "d/a").stat().st_ino != inode
+
+
+def test_on_a_network_file_system_it_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount_everything(monkeypatch, Mount("/", "nfs4"))
+    s = SyncStorage(LocalStorage(tmp_path))
+    assert not s.storage.capabilities.appends_in_place
+    old = s.put("d/a", OLD)
+    inode = (tmp_path / "d/a").stat().st_ino
+    append(s, old)
+    assert is_appended(s.get("d/a"))
+    assert (tmp_path / "d/a").stat().st_ino != inode
+
+
+@pytest.mark.parametrize("condition", [IF_ABSENT, IfGeneration(Generation("another"))], ids=["absent", "another"])
+def test_conditions(s: SyncStorage, condition: Condition) -> None:
+    old = s.put("d/a", OLD)
+    with pytest.raises(ConditionFailed):
+        s.compose("d/a", old, segments(len(OLD)), condition)
+    assert s.get("d/a") == OLD
+    s.compose("d/a", old, segments(len(OLD)), UNCONDITIONAL)
+    with pytest.raises(ConditionFailed):
+        append(s, old)
+    s.delete("d/a")
+    with pytest.raises(ConditionFailed):
+        append(s, old)
+
+
+# -- readers in the middle ----------------------------------------------------------------------------------------------
+
+
+def number_of_calls(root: Path) -> int:
+    s = SyncStorage(LocalStorage(root))
+    old = s.put("d/a", OLD)
+    with SystemCalls(threads="shardstore-write") as counted:
+        append(s, old)
+    return len(counted.calls)
+
+
+def looking_at_each_call(root: Path, look: Callable[[SyncStorage, Generation], None]) -> Iterator[tuple[SyncStorage, Generation]]:
+    """Append once for each of its system calls, with ``look`` before that call; the storage and the old version, after it."""
+    for at in range(1, number_of_calls(root / "0") + 1):
+        s = SyncStorage(LocalStorage(root / str(at)))
+        old = s.put("d/a", OLD)
+
+        def strike(name: str, s: SyncStorage = s, old: Generation = old) -> None:
+            look(s, old)
+
+        with SystemCalls(at, strike, threads="shardstore-write") as counted:
+            new = append(s, old)
+        assert counted.has_struck
+        assert is_appended(s.get("d/a"))
+        yield s, new
+
+
+def test_a_reader_in_the_middle_sees_one_version(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(s: SyncStorage, old: Generation) -> None:
+        assert isinstance(s.storage, LocalStorage)
+        last = ByteSuffix(100)
+        everything, pinned = s.storage.read_here([Read("d/a", (EVERYTHING, last)), Read("d/a", (ByteRange(5, 70), last), old)])
+        assert isinstance(everything, Found)
+        whole, end = values(everything)
+        assert whole.endswith(end)
+        seen.append(whole == OLD)
+        if whole == OLD:
+            assert everything.generation == old
+            assert everything.nbytes == len(OLD)
+            assert isinstance(pinned, Found)
+            assert values(pinned) == [OLD[5:70], OLD[-100:]]
+        else:
+            assert is_appended(whole)
+            assert isinstance(pinned, Changed)
+
+    list(looking_at_each_call(tmp_path, look))
+    assert seen == sorted(seen, reverse=True)  # old, then new
+    assert seen.count(True) > 10
+    assert seen.count(False) > 4
+
+
+def test_a_reader_that_was_overtaken_has_read_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins before the append, or in the middle, and looks at the file again when it is through."""
+    real = os.fstat
+    for at in range(1, number_of_calls(tmp_path / "0") + 1):
+        s = SyncStorage(LocalStorage(tmp_path / str(at)))
+        storage = s.storage
+        assert isinstance(storage, LocalStorage)
+        old = s.put("d/a", OLD)
+        begun: list[os.stat_result] = []
+
+        def strike(name: str, path: Path = tmp_path / str(at) / "d/a", begun: list[os.stat_result] = begun) -> None:
+            begun.append(os.stat(path))
+
+        with SystemCalls(at, strike, threads="shardstore-write"):
+            append(s, old)
+        # The reader looked at the file when the call was made, and reads now: the first answer of fstat is the earlier one.
+        answers = iter(begun)
+        with monkeypatch.context() as patching:
+            patching.setattr(os, "fstat", lambda fd, answers=answers: next(answers, None) or real(fd))
+            (outcome,) = storage.read_here([Read("d/a", (ByteRange(0, len(OLD)),), old)])
+        assert isinstance(outcome, Found | Changed)
+        if isinstance(outcome, Found):
+            assert values(outcome) == [OLD]
+        if at == 1:
+            assert isinstance(outcome, Found)  # nothing but an append came in between, and the record proves it
+
+
+def test_what_was_written_in_place_by_others_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    s = SyncStorage(storage)
+    old = s.put("d/a", OLD)
+    real, answers = os.fstat, iter([os.stat(tmp_path / "d/a")])
+    with (tmp_path / "d/a").open("ab") as file:
+        file.write(b"more")
+    with monkeypatch.context() as patching:
+        patching.setattr(os, "fstat", lambda fd: next(answers, None) or real(fd))
+        assert storage.read_here([Read("d/a", (ByteRange(0, 10),), old)]) == [CHANGED]
+
+
+# -- writers that fail or die -------------------------------------------------------------------------------------------
+
+
+def check_old_or_new(s: SyncStorage, old: Generation, root: Path) -> bool:
+    """Whether it is the new version; and the next writer finds everything in order."""
+    raw = (root / "d/a").read_bytes()
+    assert raw.startswith(OLD)
+    found = s.read("d/a", EVERYTHING, ByteSuffix(50))
+    assert isinstance(found, Found)
+    data, end = values(found)
+    assert data.endswith(end)
+    is_new = data != OLD
+    assert not is_new or is_appended(data)
+    next_one = append(s, found.generation, len(data), b"next" * 1000)
+    assert is_appended(s.get("d/a"), data, b"next" * 1000)
+    s.put("d/a", b"replaced", IfGeneration(next_one))
+    assert not local_locks._held
+    return is_new
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
+def test_every_call_fails_once(tmp_path: Path, number: int) -> None:
+    outcomes: list[bool] = []
+    for at in itertools.count(1):
+        root = tmp_path / str(at)
+        s = SyncStorage(LocalStorage(root))
+        old = s.put("d/a", OLD)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        with SystemCalls(at, fail(number), threads="shardstore-write") as counted:
+            try:
+                append(s, old)
+            except StorageError as exc:
+                assert counted.has_struck
+                assert not isinstance(exc, ConditionFailed)  # noqa: PT017  # nobody else is writing
+                done = False
+            else:
+                done = True
+        assert len(os.listdir("/proc/self/fd")) <= descriptors, counted.calls
+        is_new = check_old_or_new(s, old, root)
+        assert is_new or not done
+        outcomes.append(is_new)
+        if not counted.has_struck:
+            break
+    assert outcomes.count(False) > 5
+    assert not list(tmp_path.rglob(".*"))
+
+
+def append_once(child: Child, root: str) -> None:
+    s = SyncStorage(LocalStorage(root))
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    with child.counted():
+        append(s, found.generation)
+    child.acknowledge("appended")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_every_call(tmp_path: Path, after: bool) -> None:
+    outcomes: list[bool] = []
+    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+        for at in itertools.count(1):
+            root = tmp_path / str(at)
+            s = SyncStorage(LocalStorage(root))
+            old = s.put("d/a", OLD)
+            ended = crasher.run(append_once, str(root), at=AtCall(at, after))
+            found = s.read("d/a", EVERYTHING)
+            assert isinstance(found, Found)
+            assert found.generation == old or is_appended(values(found)[0])
+            is_new = check_old_or_new(s, old, root)
+            assert is_new or not ended.acknowledged
+            outcomes.append(is_new)
+            if not ended.was_killed:
+                break
+    assert outcomes == sorted(outcomes)
+    assert 5 < outcomes.count(False) < len(outcomes) - 3
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> tuple[SyncStorage, Generation, Path]:
+    """A file that a writer left who died just before the last write; the version that it still is."""
+    s = SyncStorage(LocalStorage(tmp_path))
+    old = s.put("d/a", OLD)
+    with SystemCalls(threads="shardstore-write") as counted:
+        append(s, old)
+    s.delete("d/a")
+    old = s.put("d/a", OLD)
+    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+        assert crasher.run(append_once, str(tmp_path), at=AtCall(_last_write(tmp_path, crasher))).was_killed
+    assert counted.calls
+    return s, old, tmp_path / "d/a"
+
+
+def _last_write(root: Path, crasher: Crasher) -> int:
+    other = root.parent / f"{root.name}-counted"
+    SyncStorage(LocalStorage(other)).put("d/a", OLD)
+    calls = crasher.run(append_once, str(other)).calls
+    return calls.index("pwrite") + 1
+
+
+def test_what_was_left_is_the_old_version_to_everybody(left: tuple[SyncStorage, Generation, Path]) -> None:
+    s, old, path = left
+    assert len(path.read_bytes()) > len(OLD) + len(NEW)
+    assert s.get("d/a") == OLD
+    s.copy("d/a", "d/copy")
+    assert s.get("d/copy") == OLD
+    assert (path.parent / "copy").read_bytes() == OLD
+    with pytest.raises(ConditionFailed):
+        s.delete("d/a", IfGeneration(Generation("another")))
+    new = s.compose("d/a", old, [New(b"<"), Copy(0, len(OLD))], IfGeneration(old))
+    assert s.get("d/a") == b"<" + OLD
+    assert s.delete("d/a", IfGeneration(new))
+
+
+def test_what_was_left_is_replaced_and_removed_on_condition(left: tuple[SyncStorage, Generation, Path]) -> None:
+    s, old, path = left
+    assert s.delete("d/a", IfGeneration(old))
+    assert not path.exists()
+
+
+def test_a_record_counts_only_where_it_was_written(left: tuple[SyncStorage, Generation, Path]) -> None:
+    s, _, path = left
+    torn = path.read_bytes()
+    path.write_bytes(torn[:-1] + b"?")  # behind the record: it counts
+    assert s.get("d/a") == OLD
+    for shifted in (b"." * 64 + torn, torn[64:], torn[: len(torn) // 64 * 64 - 70]):
+        path.write_bytes(shifted)
+        assert s.get("d/a") == shifted
+    at = torn.rindex(bytes.fromhex("b7d05c3e"))
+    damaged = torn[: at + 20] + bytes([torn[at + 20] ^ 1]) + torn[at + 21 :]
+    path.write_bytes(damaged)
+    assert s.get("d/a") == damaged

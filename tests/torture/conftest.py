@@ -68,6 +68,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     match request.param:
         case "local":
             return Place("local", str(tmp_path / "root"))
+        case "append":
+            return Place("local", str(tmp_path / "root"), strategy="append")
         case "gcs":
             return Place("gcs", *request.getfixturevalue("gcs_url"))
         case kind:

@@ -55,10 +55,13 @@ def _be_on_a_network() -> None:
 
 
 def opened(root: str, mode: str, **options: Any) -> shardstore.ShardedMap:
-    """The store, as ``mode`` says: ``auto``, ``cluster`` or ``network``."""
+    """The store, as ``mode`` says: ``auto``, ``append``, ``cluster`` or ``network``."""
     if mode == "network":
         _be_on_a_network()
-    return shardstore.get_mapper(root, chunks_per_shard=(SLOTS,), locks="auto" if mode == "auto" else "cluster", **options)
+    if mode == "append":
+        options["strategy"] = "append"
+    locks = "auto" if mode in ("auto", "append") else "cluster"
+    return shardstore.get_mapper(root, chunks_per_shard=(SLOTS,), locks=locks, **options)
 
 
 def apply(store: shardstore.ShardedMap, change: Mapping[int, bytes | None]) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.filesystem import ShardedFileSystem
     from tests.stored import Objects
 
-KINDS = ("local", "moto", "ministack", "ceph", "gcs")
+KINDS = ("local", "append", "moto", "ministack", "ceph", "gcs")
 
 _START_SECONDS = 120.0
 
@@ -40,10 +40,11 @@ class Place:
     kind: str
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict)
+    strategy: str = "rewrite"
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         # A storage that turned out to have no compare-and-swap would pass many of these tests by luck.
-        return {"storage_options": self.storage_options, "require_atomic": True, **options}
+        return {"storage_options": self.storage_options, "require_atomic": True, "strategy": self.strategy, **options}
 
     def store(self, **options: Any) -> ShardedStore:
         import shardstore
@@ -61,7 +62,12 @@ class Place:
 
         protocol, _, path = self.url.rpartition("://")
         return ShardedFileSystem(
-            fo=path, target_protocol=protocol or "file", target_options=self.storage_options, require_atomic=True, **options
+            fo=path,
+            target_protocol=protocol or "file",
+            target_options=self.storage_options,
+            require_atomic=True,
+            strategy=self.strategy,
+            **options,
         )
 
     @property

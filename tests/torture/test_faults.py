@@ -64,6 +64,7 @@ IN_EVERY_RUN: dict[str, list[tuple[Effect, bool]]] = {
     "memory": [(Fail(), False), (DropReply(), True), (Truncate(3), False), (Change(), True), (Refuse(), False)],
     "plainest": [(DropReply(), False), (Fail(), True)],
     "local": [(Fail(), False), (DropReply(), True)],
+    "appending": [(Fail(), False), (DropReply(), True)],
 }
 """What goes wrong, and whether the client's caches are filled before; in ``make torture`` every effect both ways."""
 
@@ -83,6 +84,7 @@ class Kind:
 
     name: str
     make: Callable[[], Storage]
+    strategy: str = "rewrite"
 
 
 def _memory() -> MemoryStorage:
@@ -111,7 +113,7 @@ def memory() -> Iterator[Kind]:
         del MemoryFileSystem.store[path]
 
 
-@pytest.fixture(params=["memory", "plainest", "local"])
+@pytest.fixture(params=["memory", "plainest", "local", "appending"])
 def local_kind(request: pytest.FixtureRequest, memory: Kind, tmp_path: Path) -> Iterator[Kind]:
     """Kinds on which every request is struck in every run."""
     if request.param == "memory":
@@ -125,7 +127,7 @@ def local_kind(request: pytest.FixtureRequest, memory: Kind, tmp_path: Path) -> 
             made.append(LocalStorage(tmp_path / str(len(made)), fsync=False))
             return made[-1]
 
-        yield Kind("local", make)
+        yield Kind(request.param, make, "append" if request.param == "appending" else "rewrite")
         for storage in made:
             on_io_loop(storage.close())
             assert not [path for path in Path(storage.root).rglob(".*") if path.is_file()], "a lock or a temporary file is left"
@@ -152,7 +154,7 @@ def attempt(operation: Operation, kind: Kind, fault: Fault, *, warm: bool) -> bo
     inner = kind.make()
     on_io_loop(restore(inner, before()))
     storage = FaultStorage(inner, sleep=no_sleep)
-    store = client(storage)
+    store = client(storage, strategy=kind.strategy)
     if warm:
         check_view(store, before())
     storage.plan(fault)

@@ -71,6 +71,8 @@ def test_distinct_chunks_of_one_shard(place: Place, crew: Crew, record: Record) 
 @pytest.mark.parametrize(("location", "per_shard"), LAYOUTS, ids=["index at start", "many shards"][: len(LAYOUTS)])
 def test_distinct_chunks_in_other_layouts(place: Place, crew: Crew, record: Record, location: str, per_shard: int) -> None:
     words, each = 16, sized(60, 5)
+    if place.strategy == "append" and location == "start":
+        pytest.skip("what is appended to has its index at the end")
     create(place.store(chunks_per_shard=(per_shard,), index_location=location), PATH, WRITERS * each, words)
     record(f"{summary(place.kind, write_disjoint(place, crew, WRITERS, each, words))}; 0 lost")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 import zarr
 
 from tests.torture.conftest import Record
@@ -53,6 +54,8 @@ def watch_lives(place: Place, crew: Crew, record: Record, lives: Sequence[Life],
 
 
 def test_while_arrays_are_created_again_with_other_shards(place: Place, crew: Crew, record: Record) -> None:
+    if place.strategy == "append":
+        pytest.skip("some of these arrays have their indices at the start")
     watch_lives(place, crew, record, OTHER_SHARDS, ["zarr, held open", "mapper", "filesystem", "transformer"])
 
 

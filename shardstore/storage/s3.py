@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardstore.errors import StorageError, Unsupported
@@ -24,6 +25,7 @@ from shardstore.storage.lost_answers import delete_object
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
 from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of, translated
+from shardstore.storage.s3_compose import compose
 from shardstore.storage.s3_copy import copy_object
 from shardstore.storage.s3_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.s3_ranges import checked_part, range_header
@@ -82,14 +84,18 @@ class S3Storage:
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
+        facts = self._facts
+        known = facts.capabilities or CLAIMED_WITHOUT_PROBE
+        # What is conditional elsewhere has to be so when parts are put together; where nothing is, they always can be.
+        conditional = facts.multipart_conditions is not False or not known.compare_and_swap
+        return known if facts.copies_parts and conditional else replace(known, compose=False)
 
     async def probe(self) -> Capabilities:
         facts = self._facts
         if facts.capabilities is None:
             # Two that ask at once learn the same.
             facts.capabilities = await probe_server(self._client)
-        return facts.capabilities
+        return self.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -162,7 +168,12 @@ class S3Storage:
             self._client.forget_listing(key)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise Unsupported(f"composing {key!r}: on S3 the bytes to keep have to be read and written")
+        if not self.capabilities.compose:
+            raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
+        try:
+            return await compose(self._client, self, key, source, segments, condition)
+        finally:
+            self._client.forget_listing(key)
 
     async def copy(self, source: str, target: str) -> Generation | None:
         try:

@@ -7,7 +7,6 @@ which each is copied on condition that the source still has the ETag that was se
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +15,7 @@ from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Generation
 from shardstore.storage.object_requests import WRITE_ID, RequestFailed
 from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of
-
-logger = logging.getLogger(__name__)
+from shardstore.storage.s3_upload import abort
 
 _MAX_COPY_BYTES = 5 << 30  # what CopyObject takes
 _TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, others call it otherwise: the size is looked up
@@ -43,21 +41,22 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
         head = await client.head(source)
         return None if head is None else head.generation
     try:
-        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=_source(client, source))
+        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=copy_source(client, source))
     except RequestFailed as exc:
         if exc.status == 404 and exc.code != "NoSuchBucket":
             return None
         if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > _MAX_COPY_BYTES):
             return await _copy_large(client, source, target)
         raise
-    return _copied(response.get("CopyObjectResult"), source)
+    return copied_version(response.get("CopyObjectResult"), source)
 
 
-def _source(client: S3Client, key: str) -> dict[str, str]:
+def copy_source(client: S3Client, key: str) -> dict[str, str]:
+    """How a copying request names the object to copy from."""
     return {"Bucket": client.bucket, "Key": client.full_key(key)}
 
 
-def _copied(result: Mapping[str, Any] | None, source: str) -> Generation:
+def copied_version(result: Mapping[str, Any] | None, source: str) -> Generation:
     """The version that a copy made. A server that starts to answer before it has copied can report a failure only in a 200."""
     if not result or not result.get("ETag"):
         raise StorageError(f"copying {source!r}: the server's answer does not say that it was copied")
@@ -95,7 +94,7 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
             copied = await _complete(client, source, target, upload_id, etags, write_id)
     finally:
         if copied is None:
-            await asyncio.shield(asyncio.ensure_future(_abort(client, target, upload_id)))
+            await asyncio.shield(asyncio.ensure_future(abort(client, target, upload_id)))
     return copied
 
 
@@ -114,11 +113,11 @@ async def _copy_parts(
                 target,
                 UploadId=upload_id,
                 PartNumber=number,
-                CopySource=_source(client, source),
+                CopySource=copy_source(client, source),
                 CopySourceRange=f"bytes={start}-{min(start + part_bytes, nbytes) - 1}",
                 CopySourceIfMatch=version.token,
             )
-        return {"PartNumber": number, "ETag": _copied(response.get("CopyPartResult"), source).token}
+        return {"PartNumber": number, "ETag": copied_version(response.get("CopyPartResult"), source).token}
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -152,11 +151,3 @@ async def _complete(client: S3Client, source: str, target: str, upload_id: str, 
     if head is not None and head.write_id == write_id:
         return head.generation
     return Generation(f'"replaced-{write_id}"')  # stored, and replaced by another writer since: matches nothing any more
-
-
-async def _abort(client: S3Client, key: str, upload_id: str) -> None:
-    try:
-        await client.call("abort_multipart_upload", "aborting the upload of", key, UploadId=upload_id)
-    except StorageError as exc:
-        if getattr(exc, "code", "") != "NoSuchUpload":
-            logger.warning("an unfinished multipart upload of %r stays in %s: %s", key, client.url, exc)

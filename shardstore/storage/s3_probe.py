@@ -16,11 +16,12 @@ from shardstore.model.generation import Generation
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.object_requests import PROBE_PREFIX, RequestFailed
 from shardstore.storage.s3_client import S3Client
+from shardstore.storage.s3_parts import COPY_PAYS_NBYTES
 
 _REFUSED = (404, 409, 412)
 _NOT_KNOWN = (400, 405, 501)
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True)
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
 """Reads compare the ETag of the answer themselves, so they need nothing of the server but an ETag."""
 
 
@@ -31,6 +32,8 @@ class ServerFacts:
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
     """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
+    copies_parts: bool = True
+    """Whether UploadPartCopy is known; until it has been refused."""
     etag_unquoted: bool = False
     """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
@@ -100,6 +103,8 @@ async def probe_server(client: S3Client) -> Capabilities:
         compare_and_swap=swap is True,
         create_if_absent=create is True,
         conditional_delete=delete is True,
+        compose=True,
+        copy_pays_nbytes=COPY_PAYS_NBYTES,
     )
 
 

@@ -29,7 +29,7 @@ def part_bytes_for(nbytes: int) -> int:
     return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
 
 
-class _Write(ObjectWrite):
+class S3Write(ObjectWrite):
     """One write of one S3 object."""
 
     def __init__(self, client: S3Client, key: str, condition: Condition) -> None:
@@ -98,7 +98,7 @@ class _Write(ObjectWrite):
 async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
     """Store a body that fits into memory by one request."""
     data = await joined(body, nbytes, key)
-    write = _Write(client, key, condition)
+    write = S3Write(client, key, condition)
     while True:
         try:
             response = await client.call("put_object", "writing", key, Body=data, Metadata=write.metadata, **write.headers)
@@ -121,15 +121,15 @@ async def put_large(client: S3Client, key: str, body: Body, nbytes: int, conditi
 
 
 async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    write = _Write(client, key, condition)
+    write = S3Write(client, key, condition)
     created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
     upload_id: str = created["UploadId"]
     # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
     try:
         etags = await _upload_parts(client, key, upload_id, body, nbytes)
-        return await _complete(write, upload_id, etags)
+        return await complete(write, upload_id, etags)
     except BaseException:
-        await asyncio.shield(asyncio.ensure_future(_abort(client, key, upload_id)))
+        await asyncio.shield(asyncio.ensure_future(abort(client, key, upload_id)))
         raise
 
 
@@ -161,7 +161,8 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
     return etags
 
 
-async def _complete(write: _Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
+async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
+    """Make the parts, by number, the object, on the condition of ``write``."""
     listed = {"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]}
     while True:
         try:
@@ -176,7 +177,8 @@ async def _complete(write: _Write, upload_id: str, etags: Mapping[int, str]) -> 
             return await write.stored(response)
 
 
-async def _abort(client: S3Client, key: str, upload_id: str) -> None:
+async def abort(client: S3Client, key: str, upload_id: str) -> None:
+    """Give an upload up; of one that stays a warning tells."""
     try:
         await client.call("abort_multipart_upload", "aborting the upload of", key, UploadId=upload_id)
     except StorageError as exc:
@@ -191,7 +193,7 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
             f"{client.endpoint} ignores conditions on multipart uploads, and {key!r} ({nbytes} bytes) is too large for a single PUT: "
             "use smaller shards there"
         )
-    write = _Write(client, key, condition)
+    write = S3Write(client, key, condition)
     with tempfile.TemporaryFile() as file:
         async for group in groups(body, nbytes, 1 << 20, key):
             await asyncio.to_thread(file.writelines, group)
@@ -206,7 +208,7 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
                 return await write.stored(response)
 
 
-async def _put_file(write: _Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
+async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
     """Past s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own rewind it."""
     client = write.client
     async with client.bound.slot():

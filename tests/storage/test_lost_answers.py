@@ -16,7 +16,7 @@ from shardstore.storage.gcs_upload import _Write as GCSWrite
 from shardstore.storage.lost_answers import ObjectWrite, delete_object
 from shardstore.storage.object_requests import Head, RequestFailed
 from shardstore.storage.s3_probe import forget_facts
-from shardstore.storage.s3_upload import _Write as S3Write
+from shardstore.storage.s3_upload import S3Write
 
 OLD, OURS, OTHER = Generation("1"), Generation("2"), Generation("3")
 IF_OLD = IfGeneration(OLD)

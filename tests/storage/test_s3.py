@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import s3fs
 
-from shardstore.errors import AccessDenied, Conflict, StorageError, Unsupported, WriteOutcomeUnknown
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
+from shardstore.errors import AccessDenied, Conflict, StorageError, WriteOutcomeUnknown
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
 from shardstore.storage import s3_copy, s3_upload
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read
@@ -697,11 +697,6 @@ def test_denied_access(s: SyncStorage, calls: Calls) -> None:
         s.read("a", EVERYTHING)
     with pytest.raises(AccessDenied, match="'a'"):
         s.put("a", b"1")
-
-
-def test_compose_is_left_to_the_engine(s: SyncStorage) -> None:
-    with pytest.raises(Unsupported):
-        s.compose("a", Generation('"x"'), [], UNCONDITIONAL)
 
 
 def test_pickles_and_equality(storage: S3Storage, s: SyncStorage) -> None:

@@ -1,0 +1,126 @@
+"""Which parts of a multipart upload put an object together from ranges of its old version and new bytes.
+
+S3 takes parts of 5 MiB to 5 GiB, the last one of any size, at most 10,000. A long range of the old version is copied by the server.
+What lies between two such ranges is sent; where that is less than 5 MiB, the range behind it lends the bytes that are missing,
+which are read and sent too. So a range of 10 MiB or more is always worth a request: it lends at most half of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shardstore.storage.base import Copy, New, Room, Segment
+
+MIN_PART_BYTES = 5 << 20
+_MAX_PART_BYTES = 5 << 30
+_MAX_PARTS = 10_000
+_SENT_PART_BYTES = 8 << 20
+
+COPY_PAYS_NBYTES = 2 * MIN_PART_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPart:
+    """``nbytes`` bytes from ``offset`` of the old version, which the server copies."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentPart:
+    """What is sent: new bytes, and short ranges of the old version that are read before."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments)
+
+
+Part = CopiedPart | SentPart
+
+
+def plan_parts(segments: Sequence[Segment]) -> list[Part]:
+    """The parts, in order; none of them copied where no range is long enough."""
+    runs = list(_joined(segments))
+    sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
+    part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // _MAX_PARTS))
+    parts: list[Part] = []
+    waiting: list[Segment] = []
+    for run in runs:
+        if not isinstance(run, Copy) or not _is_long(run):
+            waiting.append(run)
+            continue
+        held = sum(segment.nbytes for segment in waiting)
+        lent = max(0, MIN_PART_BYTES - held) if held else 0
+        if lent:
+            waiting.append(Copy(run.offset, lent))
+        parts += _sent(waiting, part_bytes)
+        waiting = []
+        parts += _copied(run.offset + lent, run.nbytes - lent)
+    return [*parts, *_sent(waiting, part_bytes)]
+
+
+def _is_long(segment: Segment) -> bool:
+    return isinstance(segment, Copy) and segment.nbytes >= COPY_PAYS_NBYTES
+
+
+def _joined(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Copies that follow on each other as one; without what is empty."""
+    last: Copy | None = None
+    for segment in segments:
+        if not segment.nbytes:
+            continue
+        if last is not None:
+            if isinstance(segment, Copy) and segment.offset == last.offset + last.nbytes:
+                last = Copy(last.offset, last.nbytes + segment.nbytes)
+                continue
+            yield last
+            last = None
+        if isinstance(segment, Copy):
+            last = segment
+        else:
+            yield segment
+    if last is not None:
+        yield last
+
+
+def _copied(offset: int, nbytes: int) -> list[Part]:
+    count = -(-nbytes // _MAX_PART_BYTES)
+    bounds = [offset + nbytes * i // count for i in range(count + 1)]
+    return [CopiedPart(start, end - start) for start, end in pairwise(bounds)]
+
+
+def _sent(segments: Sequence[Segment], part_bytes: int) -> list[Part]:
+    """Parts of about ``part_bytes``, none smaller than the least one where there are several."""
+    nbytes = sum(segment.nbytes for segment in segments)
+    if not nbytes:
+        return []
+    count = max(1, nbytes // part_bytes)
+    bounds = [nbytes * i // count for i in range(1, count + 1)]
+    parts: list[Part] = []
+    mine: list[Segment] = []
+    at = 0
+    for segment in segments:
+        while at + segment.nbytes > bounds[0]:
+            head, segment = _split(segment, bounds.pop(0) - at)
+            parts.append(SentPart((*mine, head)))
+            mine, at = [], at + head.nbytes
+        mine.append(segment)
+        at += segment.nbytes
+    parts.append(SentPart(tuple(mine)))
+    return parts
+
+
+def _split(segment: Segment, nbytes: int) -> tuple[Segment, Segment]:
+    match segment:
+        case Copy(offset, whole):
+            return Copy(offset, nbytes), Copy(offset + nbytes, whole - nbytes)
+        case New(data):
+            view = memoryview(data)
+            return New(view[:nbytes]), New(view[nbytes:])
+        case Room(whole):
+            return Room(nbytes), Room(whole - nbytes)

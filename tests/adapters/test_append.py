@@ -1,0 +1,259 @@
+"""The strategy ``append`` through zarr: what is written, what is refused, and that everybody reads the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.storage import local_append
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.s3 import S3Storage
+from shardstore.storage.s3_probe import facts_of, forget_facts
+from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.storage_suite import on_io_loop
+from tests.shards import index_entries, sharding
+from tests.storage.test_s3 import Calls, S3Url, honour_on_completion
+
+INDEX_NBYTES = 16 * 64 + 4
+CHUNK_NBYTES = 4096
+
+
+def appending(place: Any, **options: Any) -> shardstore.ShardedStore:
+    return shardstore.open(place, chunks_per_shard=(8, 8), strategy="append", **options)
+
+
+def filled(store: shardstore.ShardedStore) -> tuple[zarr.Array[Any], np.ndarray[Any, Any]]:
+    """8 by 8 chunks of 64 by 64 bytes in one shard."""
+    array = zarr.create_array(store, name="a", shape=(512, 512), chunks=(64, 64), dtype="u1", compressors=None, fill_value=0)
+    values = np.random.default_rng(0).integers(1, 256, (512, 512), dtype="u1")
+    array[:] = values
+    return array, values
+
+
+def test_single_chunks_cost_what_they_bring(tmp_path: Path) -> None:
+    trace = TraceStorage(LocalStorage(tmp_path, fsync=False))
+    array, values = filled(appending(trace))
+    inode = (tmp_path / "a/c/0/0").stat().st_ino
+    old_nbytes = (tmp_path / "a/c/0/0").stat().st_size
+    with trace.count() as block:
+        for i in range(20):
+            new = np.full((64, 64), i + 1, dtype="u1")
+            array[64:128, 64 * (i % 8) : 64 * (i % 8 + 1)] = values[64:128, 64 * (i % 8) : 64 * (i % 8 + 1)] = new
+    written = block.summary().bytes_written
+    assert written <= 1.1 * 20 * (CHUNK_NBYTES + INDEX_NBYTES)
+    assert (tmp_path / "a/c/0/0").stat().st_size == old_nbytes + written
+    assert (tmp_path / "a/c/0/0").stat().st_ino == inode
+    np.testing.assert_array_equal(array[:], values)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(tmp_path), path="a", mode="r")[:], values)
+
+
+def test_chunks_of_a_shard_one_by_one(tmp_path: Path) -> None:
+    trace = TraceStorage(LocalStorage(tmp_path, fsync=False))
+    array = zarr.create_array(appending(trace), name="a", shape=(512, 512), chunks=(64, 64), dtype="u1", compressors=None, fill_value=0)
+    with trace.count() as block:
+        for i in range(64):
+            y, x = divmod(i, 8)
+            array[64 * y : 64 * (y + 1), 64 * x : 64 * (x + 1)] = i + 1
+    assert block.summary().bytes_written <= 1.1 * 64 * (CHUNK_NBYTES + INDEX_NBYTES)
+    native = zarr.open_array(tmp_path / "a", mode="r")
+    np.testing.assert_array_equal(native[::64, ::64], np.arange(1, 65).reshape(8, 8))
+
+
+def test_erasing(tmp_path: Path) -> None:
+    array, values = filled(appending(tmp_path))
+    array[0:64, :] = values[0:64, :] = 0  # the fill value: eight chunks less
+    layout = sharding("a", json.loads((tmp_path / "a/zarr.json").read_bytes()))
+    assert layout is not None
+    shard = (tmp_path / "a/c/0/0").read_bytes()
+    assert sum(nbytes != 2**64 - 1 for _, nbytes in index_entries(layout, shard)) == 56
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
+    array[:] = 0
+    assert not (tmp_path / "a/c/0/0").exists()
+
+
+def test_dead_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardstore.plan import appending as plan
+
+    monkeypatch.setattr(plan, "_DEAD_BYTES_ALWAYS_KEPT", 0)
+    array, values = filled(appending(tmp_path, max_dead_fraction=0.25))
+    live_nbytes = values.nbytes + INDEX_NBYTES
+    sizes = []
+    for i in range(100):
+        array[0:64, 0:64] = values[0:64, 0:64] = i % 255 + 1
+        sizes.append((tmp_path / "a/c/0/0").stat().st_size)
+        assert sizes[-1] - live_nbytes <= 0.25 * sizes[-1]
+    assert sizes.count(live_nbytes) > 2  # rewritten, without a dead byte
+    np.testing.assert_array_equal(array[:], values)
+
+
+def test_compaction_of_what_was_appended_to(tmp_path: Path) -> None:
+    array, values = filled(appending(tmp_path))
+    for i in range(100):
+        array[0:64, 0:64] = values[0:64, 0:64] = i + 1
+    assert (tmp_path / "a/c/0/0").stat().st_size > values.nbytes + 100 * CHUNK_NBYTES
+    shardstore.compact(tmp_path)
+    assert (tmp_path / "a/c/0/0").stat().st_size == values.nbytes + INDEX_NBYTES
+    np.testing.assert_array_equal(array[:], values)
+
+
+# -- a slice at a time, slices without compression, chunks that grow and shrink: the use cases of ZEP 2 -----------------------
+
+
+def test_slices_appended_to_shards(tmp_path: Path) -> None:
+    """A stream of slices: each is a chunk thick, and eight of them share a shard."""
+    trace = TraceStorage(LocalStorage(tmp_path, fsync=False))
+    store = shardstore.open(trace, chunks_per_shard=(8, 2, 2), strategy="append")
+    array = zarr.create_array(store, name="a", shape=(0, 128, 128), chunks=(1, 64, 64), dtype="u2", compressors=None)
+    planes = np.random.default_rng(0).integers(0, 2**16, (20, 128, 128), dtype="u2")
+    with trace.count() as block:
+        for plane in planes:
+            array.append(plane[np.newaxis])
+    index_nbytes = 16 * 32 + 4
+    assert sum(event.nbytes for event in block.events if "/c/" in event.key and event.op in ("write", "compose")) <= 1.1 * (
+        planes.nbytes + 20 * index_nbytes
+    )
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], planes)
+
+
+def test_chunks_that_grow_and_shrink(tmp_path: Path) -> None:
+    """Compressed sizes change with every version; nothing moves but what was written."""
+    store = shardstore.open(tmp_path, chunks_per_shard=(16,), strategy="append")
+    array = zarr.create_array(store, name="a", shape=(16 * 4096,), chunks=(4096,), dtype="u1")
+    rng = np.random.default_rng(0)
+    values = np.ones(16 * 4096, dtype="u1")
+    array[:] = values
+    for number in range(40):
+        start = 4096 * int(rng.integers(16))
+        values[start : start + 4096] = rng.integers(0, 2 ** (1 + number % 8), 4096, dtype="u1")
+        array[start : start + 4096] = values[start : start + 4096]
+        np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], values)
+
+
+# -- where it cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"index_location": "start"}, {"index_checksum": False}])
+def test_arrays_whose_shards_would_not_show_it_are_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    rewriting = shardstore.open(tmp_path, chunks_per_shard=(8, 8), **option)
+    _, values = filled(rewriting)
+    array = zarr.open_array(appending(tmp_path), path="a")
+    with pytest.raises(Unsupported, match="strategy='rewrite'"):
+        array[0:64, 0:64] = 1
+    np.testing.assert_array_equal(array[:], values)
+
+
+def test_storages_that_copy_nothing_are_refused() -> None:
+    with pytest.raises(Unsupported, match="use strategy='rewrite' there"):
+        shardstore.open("http://127.0.0.1:9/x", strategy="append")
+    with pytest.raises(InvalidInput, match="max_dead_fraction"):
+        shardstore.open("memory://x", strategy="append", max_dead_fraction=1.5)
+
+
+# -- S3 ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A storage, and its calls, of a server that makes completions conditional."""
+    from shardstore.storage.open import open_storage
+
+    storage = open_storage(*s3_url)
+    assert isinstance(storage, S3Storage)
+    on_io_loop(storage.probe())
+    calls = Calls(storage.fs, monkeypatch)
+    honour_on_completion(storage, calls)
+    facts_of(storage._client).multipart_conditions = True
+    yield storage, calls
+    forget_facts()
+
+
+def large(store: shardstore.ShardedStore) -> tuple[zarr.Array[Any], np.ndarray[Any, Any]]:
+    """A shard of 16 MiB: 64 chunks of 256 KiB."""
+    array = zarr.create_array(store, name="a", shape=(64 * 2**18,), chunks=(2**18,), dtype="u1", compressors=None, fill_value=0)
+    values = np.random.default_rng(0).integers(1, 256, 64 * 2**18, dtype="u1")
+    array[:] = values
+    return array, values
+
+
+def test_on_s3_what_is_new_is_sent_and_nothing_fetched(s3: tuple[S3Storage, Calls]) -> None:
+    storage, calls = s3
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600))
+    calls.made.clear()
+    for chunk in (5, 40):
+        array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
+    sent = sum(len(parameters.get("Body", b"")) for _, parameters in calls.made)
+    assert sent == 2 * (2**18 + INDEX_NBYTES)
+    assert "get_object" not in calls.methods
+    np.testing.assert_array_equal(array[:], values)
+
+
+def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, Calls]) -> None:
+    """As with moto: found out at the first append, which is written whole; the next one is planned otherwise."""
+    storage, calls = s3
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600))
+    facts_of(storage._client).multipart_conditions = False
+    for chunk in (5, 40):
+        array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
+    assert "create_multipart_upload" not in calls.methods
+    info = on_io_loop(storage.stat("a/c/0"))
+    assert info is not None
+    assert info.nbytes == values.nbytes + INDEX_NBYTES
+    np.testing.assert_array_equal(array[:], values)
+    with pytest.raises(Unsupported, match="use strategy='rewrite' there"):
+        shardstore.open(storage, strategy="append")
+
+
+def test_rewriting_copies_what_is_long_enough(s3: tuple[S3Storage, Calls]) -> None:
+    storage, calls = s3
+    array, values = large(shardstore.open(storage, chunks_per_shard=(64,), metadata_ttl=3600))
+    calls.made.clear()
+    array[: 2**18] = values[: 2**18] = 9
+    assert calls.methods.count("upload_part_copy") == 1
+    # What is new has to be a part of 5 MiB: the copy behind it lends the rest.
+    sent = sum(len(parameters.get("Body", b"")) for _, parameters in calls.made)
+    assert sent == 5 * 2**20 + INDEX_NBYTES
+    np.testing.assert_array_equal(array[:], values)
+    calls.made.clear()
+    for chunk in range(0, 64, 8):  # no range of 10 MiB is left
+        values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
+    array.oindex[np.concatenate([np.arange(c * 2**18, (c + 1) * 2**18) for c in range(0, 64, 8)])] = np.repeat(
+        np.arange(0, 64, 8, dtype="u1"), 2**18
+    )
+    assert "upload_part_copy" not in calls.methods
+    np.testing.assert_array_equal(array[:], values)
+
+
+# -- readers that know nothing of it -----------------------------------------------------------------------------------------
+
+
+def test_a_native_reader_in_the_middle_sees_an_error_or_the_old_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, values = filled(appending(tmp_path))
+    seen: list[bool] = []
+    real = local_append._write
+
+    def look(*arguments: Any) -> None:
+        real(*arguments)
+        for chunk in range(0, 512, 64):
+            try:
+                found = zarr.open_array(tmp_path / "a", mode="r")[:64, chunk : chunk + 64]
+            except ValueError:
+                seen.append(False)  # the index's checksum
+            else:
+                seen.append(True)
+                old = np.array_equal(found, values[:64, chunk : chunk + 64])
+                assert old or np.array_equal(found, np.full_like(found, 77))
+
+    monkeypatch.setattr(local_append, "_write", look)
+    array[:64, :64] = 77
+    assert True in seen
+    assert False in seen
+    values[:64, :64] = 77
+    np.testing.assert_array_equal(array[:], values)

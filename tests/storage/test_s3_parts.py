@@ -1,0 +1,87 @@
+"""The parts of which an object is put together: all of its bytes, in order, within the limits of S3."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardstore.storage import s3_parts
+from shardstore.storage.base import Copy, New, Room, Segment
+from shardstore.storage.s3_parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
+
+MIB = 1 << 20
+OLD_NBYTES = 60 * MIB
+
+
+def places(segments: list[Segment]) -> list[tuple[str, int, int]]:
+    """What bytes they are, as runs of the old version, of new bytes by their first one, or of nothing; neighbours joined."""
+    found: list[tuple[str, int, int]] = []
+    new_at = 0
+    for segment in segments:
+        match segment:
+            case Copy(offset, nbytes):
+                run = "old", offset, nbytes
+            case New(data):
+                run = "new", new_at, len(data)
+                new_at += len(data)
+            case Room(nbytes):
+                run = "room", 0, nbytes
+        if not run[2]:
+            continue
+        if found and found[-1][0] == run[0] and (run[0] == "room" or sum(found[-1][1:]) == run[1]):
+            found[-1] = (run[0], found[-1][1], found[-1][2] + run[2])
+        else:
+            found.append(run)
+    return found
+
+
+# Sizes around those that decide.
+sizes = st.sampled_from(
+    [0, 1, MIB, MIN_PART_BYTES - 1, MIN_PART_BYTES, MIN_PART_BYTES + 1, COPY_PAYS_NBYTES - 1, COPY_PAYS_NBYTES, 23 * MIB]
+)
+copies = st.builds(lambda nbytes, share: Copy(int((OLD_NBYTES - nbytes) * share), nbytes), sizes, st.sampled_from([0.0, 0.3, 1.0]))
+news = sizes.map(lambda nbytes: New(memoryview(bytes(nbytes))))
+segment_lists: st.SearchStrategy[list[Segment]] = st.lists(st.one_of(copies, news, sizes.map(Room)), max_size=8)
+
+
+@settings(deadline=None)
+@given(segment_lists)
+def test_every_byte_once_and_in_order(segments: list[Segment]) -> None:
+    parts = plan_parts(segments)
+    flat: list[Segment] = []
+    for part in parts:
+        flat += [Copy(part.offset, part.nbytes)] if isinstance(part, CopiedPart) else list(part.segments)
+    assert places(flat) == places(segments)
+    assert all(part.nbytes >= MIN_PART_BYTES for part in parts[:-1])
+    assert all(part.nbytes < 17 * MIB for part in parts if isinstance(part, SentPart))
+    lone = [s for s in segments if isinstance(s, Copy) and s.nbytes >= COPY_PAYS_NBYTES]
+    assert any(isinstance(part, CopiedPart) for part in parts) or not lone
+
+
+def test_what_an_append_sends() -> None:
+    parts = plan_parts([Copy(0, 256 * MIB), New(b"x" * 100), New(b"index")])
+    assert parts == [CopiedPart(0, 256 * MIB), SentPart((New(b"x" * 100), New(b"index")))]
+
+
+def test_a_short_piece_in_front_borrows_from_the_copy_behind_it() -> None:
+    parts = plan_parts([New(b"head"), Copy(100, 30 * MIB)])
+    lent = MIN_PART_BYTES - 4
+    assert parts == [SentPart((New(b"head"), Copy(100, lent))), CopiedPart(100 + lent, 30 * MIB - lent)]
+
+
+def test_neighbours_are_one_copy() -> None:
+    assert plan_parts([Copy(0, 6 * MIB), Copy(6 * MIB, 6 * MIB)]) == [CopiedPart(0, 12 * MIB)]
+
+
+def test_more_than_a_part_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_parts, "_MAX_PART_BYTES", 20 * MIB)
+    parts = plan_parts([Copy(7, 50 * MIB)])
+    assert sum(part.nbytes for part in parts) == 50 * MIB
+    assert len(parts) == 3
+    assert parts[0] == CopiedPart(7, parts[0].nbytes)
+
+
+def test_never_too_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_parts, "_MAX_PARTS", 4)
+    assert len(plan_parts([New(memoryview(bytes(200 * MIB)))])) <= 4

@@ -314,7 +314,7 @@ def test_requests_and_bytes(storage: Any) -> None:
     objects = StorageObjects(storage)
     layout = fill(objects)
     traced = TraceStorage(storage)
-    can_compose = storage.capabilities.compose
+    can_compose = storage.capabilities.compose and not storage.capabilities.copy_pays_nbytes  # S3 copies long ranges only
     with traced.count() as looking:
         compact(traced, dry_run=True)
     shard_reads = [event for event in looking.events if event.op == "read" and "/c/" in event.key]

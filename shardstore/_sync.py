@@ -82,8 +82,8 @@ def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
         ended.set_result(task.result())
 
 
-async def iterate(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
-    """Iterate, from any event loop, over what an asynchronous iterator yields on the IO loop."""
+async def iterate(items: Callable[[], AsyncIterator[T]], most: int = _ITEMS_AT_ONCE) -> AsyncIterator[T]:
+    """Iterate, from any event loop, over what an asynchronous iterator yields on the IO loop; at most ``most`` are handed over at once."""
     iterator = items()
 
     async def some(at_once: int) -> list[T]:
@@ -99,7 +99,7 @@ async def iterate(items: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
         while taken := await run_async(some(at_once)):
             for item in taken:
                 yield item
-            at_once = min(at_once * 4, _ITEMS_AT_ONCE)
+            at_once = min(at_once * 4, most)
     finally:
         if isinstance(iterator, AsyncGenerator):
             await run_async(_close(iterator))

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 # The tests are to see this machine's settings as little as possible: no account, profile, proxy or option of somebody's.
@@ -29,6 +30,10 @@ os.environ.update(
     NO_PROXY="127.0.0.1,localhost",
     no_proxy="127.0.0.1,localhost",
 )
+
+# No example fails because the machine is slow.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -192,7 +192,7 @@ class ShardedMap(MutableMapping[str, bytes]):
     # -- the rest --------------------------------------------------------------------------------------------------
 
     async def _keys(self, prefix: str) -> list[str]:
-        return sorted([value.key async for value in self.engine.list(prefix)])
+        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
 
     def _update(self, updates: list[tuple[str, Action]]) -> None:
         self._check_writable()

@@ -131,7 +131,7 @@ class ShardingTransformer:
         return run_sync(self._keys(prefix))
 
     async def _keys(self, prefix: str) -> Keys:
-        return sorted([value.key async for value in self._engine.list(prefix)])
+        return sorted([key async for batch in self._engine.list_batches(prefix) for key in batch.keys])
 
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """``(keys, prefixes)`` directly below ``prefix``, sorted.

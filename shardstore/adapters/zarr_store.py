@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
 
 
+_BATCHES_AT_ONCE = 16  # of at most a shard's keys each
+
+
 class ShardedStore(Store):
     """A Zarr store that shows plain chunks and keeps shards.
 
@@ -256,8 +259,9 @@ class ShardedStore(Store):
         await self._ensure_open()
         if prefix and not prefix.endswith("/") and await run_async(self.engine.is_node(prefix)):
             prefix += "/"
-        async for value in iterate(lambda: self.engine.list(prefix)):
-            yield value.key
+        async for batch in iterate(lambda: self.engine.list_batches(prefix), _BATCHES_AT_ONCE):
+            for key in batch.keys:
+                yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names directly below a path, exactly: below an array's own level the indices of its shards are read."""

@@ -12,6 +12,7 @@ import random
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import compress
 from typing import TypeVar
 
 from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions
@@ -23,7 +24,7 @@ from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import check_key, check_prefix, metadata_key, metadata_path
-from shardstore.engine.listing import ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
@@ -256,15 +257,19 @@ class Engine:
 
     async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
         """Every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
+        async for batch in Engine.list_batches(self, prefix):
+            for value in batch.values():
+                yield value
+
+    async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
+        """As ``list``, many keys at once: at most a shard's."""
         prefix = check_prefix(prefix)
         held = None if self._held is None else self._held.snapshot()  # a commit may end while the storage is listed
-        async for value in self._listing.values(prefix):
-            if held is None or not held.decides(value.key):
-                yield value
+        async for batch in self._listing.batches(prefix):
+            yield batch if held is None else _without(batch, held.decides)
         if held is not None:
-            for key, nbytes in held.sizes.items():
-                if key.startswith(prefix) and nbytes is not None:
-                    yield ListedValue(key, nbytes)
+            sizes = {key: nbytes for key, nbytes in held.sizes.items() if key.startswith(prefix) and nbytes is not None}
+            yield ListedBatch(list(sizes), list(sizes.values()))
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         """Keys and prefixes directly below ``prefix``."""
@@ -429,3 +434,9 @@ class Engine:
         """Roll back what is open and let go of the storage."""
         await self.rollback()
         await self.storage.close()
+
+
+def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:
+    """What a transaction says nothing of."""
+    left = [not decides(key) for key in batch.keys]
+    return ListedBatch(list(compress(batch.keys, left)), list(compress(batch.nbytes, left)))

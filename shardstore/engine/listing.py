@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from itertools import compress
 
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex
@@ -12,7 +13,7 @@ from shardstore.engine.reader import Reader, ShardRead, StaleLayout
 from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords
-from shardstore.plan.prefixes import chunks_of, plan_prefix
+from shardstore.plan.prefixes import chunk_keys_of, plan_prefix
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
@@ -26,6 +27,17 @@ class ListedValue:
 
     key: str
     nbytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBatch:
+    """Some presented keys, each with the size of its value, as ``ListedValue`` has them."""
+
+    keys: list[str]
+    nbytes: list[int | None] | list[int]
+
+    def values(self) -> Iterator[ListedValue]:
+        return map(ListedValue, self.keys, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,13 @@ class Listing:
         return None
 
     async def values(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """Every presented key that starts with the string ``prefix``, with its size, in no particular order.
+        """What ``batches`` gives, one by one."""
+        async for batch in self.batches(prefix):
+            for value in batch.values():
+                yield value
+
+    async def batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
+        """Every presented key that starts with the string ``prefix``, with its size, in no particular order; at most a shard's at once.
 
         Raises:
             Corruption: the index of a shard that may hold such keys is damaged.
@@ -94,20 +112,27 @@ class Listing:
         if not prefix.startswith(stored_prefix):
             async for found, shard in self.stored(prefix):
                 if shard is None:
-                    yield _listed(found)
+                    yield _batch([found])
+        plain: list[ObjectInfo] = []
         async for found, shard in self.stored(stored_prefix):
             if shard is None:
                 if found.key.startswith(prefix):
-                    yield _listed(found)
+                    plain.append(found)
+                    if len(plain) >= at_once:
+                        yield _batch(plain)
+                        plain = []
+                        at_once = min(4 * at_once, _INDICES_AT_ONCE)
                 continue
             shards.append(shard)
             if len(shards) >= at_once:
-                for value in await self._expand(shards, prefix, leading):
-                    yield value
+                for batch in await self._expand(shards, prefix, leading):
+                    yield batch
                 shards = []
                 at_once = min(4 * at_once, _INDICES_AT_ONCE)
-        for value in await self._expand(shards, prefix, leading):
-            yield value
+        if plain:
+            yield _batch(plain)
+        for batch in await self._expand(shards, prefix, leading):
+            yield batch
 
     async def stored(self, prefix: str) -> AsyncIterator[tuple[ObjectInfo, ShardRead | None]]:
         """The stored objects whose own keys start with ``prefix``, each with the shard that it is, if it is one."""
@@ -133,16 +158,16 @@ class Listing:
                 return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
         return None
 
-    async def _expand(self, shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> list[ListedValue]:
+    async def _expand(self, shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
         if not shards:
-            return []
-        values: list[ListedValue] = []
+            return iter(())
+        current: list[tuple[ShardRead, CachedIndex]] = []
         for shard, index in await self._current_indices(shards):
             if isinstance(index, ShardStoreError):
                 raise index
             if index is not None:
-                values += self._chunks(shard, index, prefix, leading)
-        return values
+                current.append((shard, index))
+        return (self._chunks(shard, index, prefix, leading) for shard, index in current)
 
     async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
         """Each shard with its index; shards of arrays that have become something else meanwhile are left out."""
@@ -154,16 +179,13 @@ class Listing:
                 shards = [again for s in shards if (again := _laid_out_by(nodes[s.node.path], s)) is not None]
         raise Conflict("the metadata of an array kept changing while it was being listed; try again")
 
-    def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> list[ListedValue]:
-        layout = shard.layout
-        start, encode, slot_of = join(shard.node.path, ""), layout.key_encoding.encode, layout.grid.slot_of
-        flat = cached.index.flat
-        found: list[ListedValue] = []
-        for coords in chunks_of(layout, shard.coords, cached.index, leading):
-            key = start + encode(coords)
-            if key.startswith(prefix):
-                found.append(ListedValue(key, int(flat[slot_of(coords), 1])))
-        return found
+    def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> ListedBatch:
+        layout, start = shard.layout, join(shard.node.path, "")
+        keys, nbytes = chunk_keys_of(layout, shard.coords, cached.index, leading, start)
+        if (start + layout.key_encoding.prefix_of(leading, layout.ndim)).startswith(prefix):
+            return ListedBatch(keys, nbytes)
+        matches = [key.startswith(prefix) for key in keys]
+        return ListedBatch(list(compress(keys, matches)), list(compress(nbytes, matches)))
 
     async def directory(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         """What lies directly below ``prefix``, which is ``""`` or ends with ``/``.
@@ -226,6 +248,11 @@ def _listed(found: ObjectInfo) -> ListedValue:
     """
     is_told = metadata_path(found.key) is None and found.nbytes != UNKNOWN_NBYTES
     return ListedValue(found.key, found.nbytes if is_told else None)
+
+
+def _batch(found: list[ObjectInfo]) -> ListedBatch:
+    listed = list(map(_listed, found))
+    return ListedBatch([value.key for value in listed], [value.nbytes for value in listed])
 
 
 def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress, product
+from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
 from shardstore.model.chunks import ChunkCoords
+
+_LONG_ROW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +44,59 @@ def chunks_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex,
 
     Entries outside the array's shape (left by a resize) are kept in the shard and not listed.
     """
-    slots = np.flatnonzero(index.present())
+    wanted = _wanted(layout, shard_coords, index, leading)
     if not layout.ndim:
-        return [()] if slots.size else []
+        return [()] if wanted.any() else []
+    inside = np.stack(np.nonzero(wanted), axis=1)
     per_shard = layout.grid.chunks_per_shard
-    if any(s * n >= g for s, n, g in zip(shard_coords, per_shard, layout.chunk_grid_shape, strict=True)):
-        return []  # wholly outside; nor would such coordinates have to fit 64 bits
-    inside = np.stack(np.unravel_index(slots, per_shard), axis=1)
-    coords = inside + np.array(shard_coords, dtype=np.int64) * np.array(per_shard, dtype=np.int64)
-    wanted = (coords < np.array(layout.chunk_grid_shape, dtype=np.int64)).all(axis=1)
-    if leading:
-        wanted &= (coords[:, : len(leading)] == np.array(leading, dtype=np.int64)).all(axis=1)
-    return [tuple(row) for row in coords[wanted].tolist()]
+    first = [s * n for s, n in zip(shard_coords, per_shard, strict=True)] if len(inside) else [0] * layout.ndim
+    return [tuple(row) for row in (inside + np.array(first, dtype=np.int64)).tolist()]
+
+
+def chunk_keys_of(
+    layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = (), before: str = ""
+) -> tuple[list[str], list[int]]:
+    """The keys of the chunks that ``chunks_of`` gives, relative to the array, each behind ``before``, and their sizes in bytes.
+
+    They are made row by row: most of a key's text it shares with its neighbours.
+    """
+    wanted = _wanted(layout, shard_coords, index, leading)
+    nbytes: list[int] = index.entries[..., 1][wanted].tolist()
+    encoding = layout.key_encoding
+    if not layout.ndim or not nbytes:
+        return [before + encoding.encode(())] * len(nbytes), nbytes
+    per_shard = layout.grid.chunks_per_shard
+    numbers = [[str(s * n + i) for i in range(n)] for s, n in zip(shard_coords, per_shard, strict=True)]
+    # The last dimensions, as many as make a row worth while.
+    axis = layout.ndim - 1
+    while axis and prod(per_shard[axis:]) < _LONG_ROW:
+        axis -= 1
+    separator = encoding.separator
+    ends = [separator.join(parts) for parts in product(*numbers[axis:])]
+    rows = wanted.reshape(-1, len(ends))
+    before += encoding.prefix_of((), layout.ndim)
+    starts = [before + "".join(part + separator for part in parts) for parts in product(*numbers[:axis])]
+    keys: list[str] = []
+    for start, row, present in zip(starts, rows, np.count_nonzero(rows, axis=1).tolist(), strict=True):
+        if present:
+            keys += [start + end for end in (ends if present == len(ends) else compress(ends, row.tolist()))]
+    return keys, nbytes
+
+
+def _wanted(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> npt.NDArray[np.bool_]:
+    """``chunks_per_shard``: the chunks that exist, lie in the array's grid, and begin with ``leading``."""
+    per_shard = layout.grid.chunks_per_shard
+    wanted = index.present().reshape(per_shard)
+    if not layout.ndim:
+        return wanted
+    bounds: list[slice] = []
+    for axis, (s, n, extent) in enumerate(zip(shard_coords, per_shard, layout.chunk_grid_shape, strict=True)):
+        low, high = 0, min(n, extent - s * n)
+        if axis < len(leading):
+            low, high = max(low, leading[axis] - s * n), min(high, leading[axis] - s * n + 1)
+        if low >= high:
+            return np.zeros(per_shard, dtype=np.bool_)
+        bounds.append(slice(low, high))
+    clipped = np.zeros(per_shard, dtype=np.bool_)
+    clipped[tuple(bounds)] = wanted[tuple(bounds)]
+    return clipped

@@ -15,7 +15,7 @@ from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMi
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
-from shardstore.engine.listing import ListedValue
+from shardstore.engine.listing import ListedBatch, ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reader import Value
 from shardstore.engine.uninterrupted import uninterrupted
@@ -279,6 +279,10 @@ class PresentedEngine(Engine, ABC):
     async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
         async for value in self._presented_keys(check_prefix(prefix)):
             yield value
+
+    async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
+        async for value in self._presented_keys(check_prefix(prefix)):
+            yield ListedBatch([value.key], [value.nbytes])
 
 
 def _documents(paths: Iterable[str]) -> list[KeyRequest]:

@@ -6,14 +6,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkCoords
-from shardstore.plan.prefixes import chunks_of, plan_prefix
+from shardstore.plan.prefixes import chunk_keys_of, chunks_of, plan_prefix
 
 encodings = st.builds(ChunkKeyEncoding, st.sampled_from(["default", "v2"]), st.sampled_from(["/", "."]))
 
@@ -39,6 +39,27 @@ def test_shards_below_the_stored_prefix_hold_every_match(
             assert set(here) == set(chunks_of(layout, shard, full)) <= matching
         found.update(c for c in here if encoding.encode(c).startswith(prefix))
     assert found == matching
+
+
+@settings(deadline=None)
+@given(encodings, st.lists(st.tuples(st.integers(1, 30), st.integers(1, 13)), max_size=3), st.data())
+def test_keys_are_those_of_the_chunks(encoding: ChunkKeyEncoding, dims: list[tuple[int, int]], data: st.DataObject) -> None:
+    grid, per_shard = tuple(d[0] for d in dims), tuple(d[1] for d in dims)
+    layout = ArrayLayout(grid, (1,) * len(grid), encoding, IndexFormat(per_shard))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    entries = rng.integers(0, 1000, (*per_shard, 2)).astype(np.uint64)
+    entries[rng.random(per_shard) < data.draw(st.sampled_from([0.0, 0.3, 1.0]))] = EMPTY
+    index = ShardIndex(entries)
+    shard = tuple(data.draw(st.integers(0, g // n)) for g, n in dims)
+    chunk = tuple(s * n + data.draw(st.integers(0, n - 1)) for s, n in zip(shard, per_shard, strict=True))
+    leading = chunk[: data.draw(st.integers(0, len(chunk)))]
+    expected = {
+        "a/" + encoding.encode(coords): int(index.flat[layout.grid.slot_of(coords), 1])
+        for coords in chunks_of(layout, shard, index, leading)
+    }
+    keys, nbytes = chunk_keys_of(layout, shard, index, leading, "a/")
+    assert len(keys) == len(nbytes) == len(expected)
+    assert dict(zip(keys, nbytes, strict=True)) == expected
 
 
 def test_entries_outside_the_array_are_not_listed() -> None:

@@ -151,7 +151,7 @@ class Erasing:
             for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
                 key = join(shard.node.path, encode(coords))
                 if key.startswith(prefix):
-                    updates.append((ChunkTarget(key, shard.node, shard.layout, coords), ERASE))
+                    updates.append((ChunkTarget.of(key, shard.node, shard.layout, coords), ERASE))
         for outcome in await self._writer.commit(updates):
             if outcome is not None:
                 raise outcome

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
@@ -28,6 +28,7 @@ from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOu
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
+_MANY = 8  # keys that are worth looking at all together
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
 
@@ -57,22 +58,21 @@ class Node:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTarget:
-    """A chunk of a sharded array."""
+class ChunkTarget(NamedTuple):
+    """A chunk of a sharded array: ``slot`` of the shard at ``shard_coords``."""
 
     key: str
     node: Node
     layout: ArrayLayout
-    coords: ChunkCoords
+    shard_coords: ChunkCoords
+    shard_key: str
+    slot: int
 
-    @property
-    def shard_key(self) -> str:
-        return shard_key(self.node.path, self.layout, self.layout.grid.shard_of(self.coords))
-
-    @property
-    def slot(self) -> int:
-        return self.layout.grid.slot_of(self.coords)
+    @classmethod
+    def of(cls, key: str, node: Node, layout: ArrayLayout, coords: ChunkCoords) -> ChunkTarget:
+        """The target of the chunk at ``coords``."""
+        shard_coords = layout.grid.shard_of(coords)
+        return cls(key, node, layout, shard_coords, shard_key(node.path, layout, shard_coords), layout.grid.slot_of(coords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +334,8 @@ class Hierarchy:
         Raises:
             NotFound: (writes) the key is a chunk of an array that was sharded and that has been deleted or moved.
         """
+        if len(keys) >= _MANY and (together := await self._locate_together(keys, for_write=for_write)) is not None:
+            return together
         targets: list[Target | None] = [None] * len(keys)
         undecided: list[tuple[int, list[tuple[str, str]]]] = []
         for i, key in enumerate(keys):
@@ -365,6 +367,29 @@ class Hierarchy:
                 loaded.update(to_load)
             undecided = waiting
         return [t for t in targets if t is not None]
+
+    async def _locate_together(self, keys: Sequence[str], *, for_write: bool) -> list[Target] | None:
+        """As ``locate``, where all keys are chunks of the sharded array that the first one is a chunk of; else ``None``.
+
+        Of keys that begin with the path of a known array and ``c/``, or ``c.``, no array further out can be the owner.
+        """
+        (first,) = await self.locate(keys[:1], for_write=for_write)
+        if not isinstance(first, ChunkTarget) or first.layout.key_encoding.name != "default":
+            return None
+        node, layout = first.node, first.layout
+        before = metadata_key(node.path).removesuffix(METADATA_NAME)
+        if not all(key.startswith(before) for key in keys):
+            return None
+        coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
+        if coords is None:
+            return None
+        shards, of_shard, slots = layout.grid.split_all(coords)
+        shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
+        shard_keys = [shard_key(node.path, layout, row) for row in shard_coords]
+        return [
+            ChunkTarget(key, node, layout, shard_coords[i], shard_keys[i], slot)
+            for key, i, slot in zip(keys, of_shard.tolist(), slots.tolist(), strict=True)
+        ]
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:
         """Whether what is remembered of an array will do.
@@ -420,4 +445,4 @@ class Hierarchy:
 
 
 def _target(key: str, node: Node, coords: ChunkCoords) -> Target:
-    return PlainTarget(key) if node.layout is None else ChunkTarget(key, node, node.layout, coords)
+    return PlainTarget(key) if node.layout is None else ChunkTarget.of(key, node, node.layout, coords)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from shardstore.errors import InvalidInput
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
+
+# What may be wrong with one of many keys, one a line: an empty segment or one of dots, NUL, a backslash.
+_PECULIAR = re.compile(r"[/\n](?:\.{0,2})(?=[/\n])|[\0\\]")
 
 
 def check_key(key: object) -> str:
@@ -25,6 +29,17 @@ def check_key(key: object) -> str:
     if _has_odd_segment(key):
         raise InvalidInput(f"key {key!r} has an empty, '.' or '..' segment")
     return key
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """As ``check_key``, of many, which are looked at all together first."""
+    try:
+        text = "\n".join(("", *keys, ""))
+    except TypeError:
+        text = "//"
+    if _PECULIAR.search(text) is not None:
+        for key in keys:
+            check_key(key)
 
 
 def check_prefix(prefix: object) -> str:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
@@ -17,10 +20,11 @@ from shardstore.engine.keys import metadata_key
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.shard_index import Places
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
-from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
+from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage
 
 _PINNED_TRIES = 4
@@ -35,15 +39,25 @@ class StaleLayout(Exception):
 
 @dataclass(slots=True)
 class ShardRead:
-    """The requests of one batch to one shard: ``(number in the batch, slot, which bytes of the chunk)``."""
+    """The requests of one batch to one shard, each by its number in the batch, the chunk's slot, and which bytes of it."""
 
     node: Node
     layout: ArrayLayout
     coords: ChunkCoords
     key: str
-    wanted: list[tuple[int, int, ByteRequest]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    requests: list[ByteRequest] = field(default_factory=list)
+    parts: int = 0
+    """How many of the requests are not for whole chunks."""
     versions: dict[int, tuple[Generation, int]] | None = None
     """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
+
+    def want(self, number: int, slot: int, request: ByteRequest) -> None:
+        self.numbers.append(number)
+        self.slots.append(slot)
+        self.requests.append(request)
+        self.parts += request is not EVERYTHING
 
     @property
     def wants_everything(self) -> bool:
@@ -52,9 +66,20 @@ class ShardRead:
         here = 1
         for s, n, g in zip(self.coords, per_shard, grid, strict=True):
             here *= max(0, min(n, g - s * n))
-        if here == 0 or len(self.wanted) < here:
+        if here == 0 or len(self.slots) < here:
             return False
-        return len({slot for _, slot, request in self.wanted if request == EVERYTHING}) >= here
+        whole = self.slots if not self.parts else [s for s, r in zip(self.slots, self.requests, strict=True) if r == EVERYTHING]
+        return len(set(whole)) >= here
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
+
+    numbers: list[int]
+    slots: list[int]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +93,10 @@ class _First:
     """The array's document was checked after the shard was read, in the same step."""
 
 
+_Ready = tuple[ShardRead, CachedIndex, Places]
+"""A shard, its index, and where what is wanted of it lies."""
+
+
 @dataclass(slots=True)
 class _Others:
     """Reads of other objects that go along with the first round."""
@@ -79,12 +108,10 @@ class _Others:
 def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:
     groups: dict[str, ShardRead] = {}
     for i, target, request in targets:
-        coords = target.layout.grid.shard_of(target.coords)
-        key = target.shard_key
-        group = groups.get(key)
+        group = groups.get(target.shard_key)
         if group is None:
-            group = groups[key] = ShardRead(target.node, target.layout, coords, key)
-        group.wanted.append((i, target.slot, request))
+            group = groups[target.shard_key] = ShardRead(target.node, target.layout, target.shard_coords, target.shard_key)
+        group.want(i, target.slot, request)
     return list(groups.values())
 
 
@@ -159,7 +186,7 @@ class Reader:
             raise index
         if surely and index is not None and not index.is_verified and not self._hierarchy.never_checks:
             await self._confirm_layouts([shard])
-        ((_, slot, _),) = shard.wanted
+        (slot,) = shard.slots
         where = None if index is None else self._where(shard, index, slot)
         if isinstance(where, ShardStoreError):
             raise where
@@ -276,23 +303,24 @@ class Reader:
                 break
             pending = await self._try(pending, values, others)
             self._counters.retried_reads += len(pending)
-        damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i, _, _ in s.wanted)]
+        damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i in s.numbers)]
         if damaged:
             await self._confirm_layouts(damaged)
         return values
 
     async def _try(self, shards: Sequence[ShardRead], values: list[Value], others: _Others) -> list[ShardRead]:
         """One attempt of two rounds; the shards that changed meanwhile are left."""
-        ready: list[tuple[ShardRead, CachedIndex]] = []
+        ready: list[_Ready] = []
         first: list[ShardRead] = []
         outdated: list[ShardRead] = []
         for shard in shards:
             cached = self._indices.get(shard.key, shard.layout.index_format)
             # Whether a chunk is missing can only be believed of an index that a read confirms.
-            if cached is None or shard.wants_everything or not any(_locate(cached, slot, r) for _, slot, r in shard.wanted):
+            places = None if cached is None or shard.wants_everything else cached.index.places(shard.slots, cached.object_nbytes)
+            if cached is None or places is None or not _makes_a_request(places, shard):
                 first.append(shard)
             else:
-                ready.append((shard, cached))
+                ready.append((shard, cached, places))
         self._counters.index_hits += len(ready)
         whole: list[_First] = []
         if first:
@@ -358,12 +386,12 @@ class Reader:
 
     async def _first_round(
         self, shards: list[ShardRead], values: list[Value], others: _Others
-    ) -> tuple[list[tuple[ShardRead, CachedIndex]], list[ShardRead], list[_First]]:
+    ) -> tuple[list[_Ready], list[ShardRead], list[_First]]:
         """Indices, and shards that are wanted whole; what is to be read by the indices, the shards whose arrays had changed, and those that
         were wanted whole and whose arrays have yet to be checked: in the next round, beside the chunks.
         """
         requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request() for s in shards]
-        ready: list[tuple[ShardRead, CachedIndex]] = []
+        ready: list[_Ready] = []
         outdated: list[ShardRead] = []
         unchecked: list[_First] = []
         for first in await self._read_first(shards, requests, others=others):
@@ -375,19 +403,19 @@ class Reader:
             if shard.wants_everything and not first.is_guarded:
                 unchecked.append(first)
             if not isinstance(index, CachedIndex):
-                for i, _, _ in shard.wanted:
+                for i in shard.numbers:
                     values[i] = index
             elif shard.wants_everything and isinstance(first.outcome, Found):
                 self._cut(shard, index, first.outcome.buffers[0], 0, values)
             else:
-                ready.append((shard, index))
+                ready.append((shard, index, index.index.places(shard.slots, index.object_nbytes)))
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
         return ready, outdated, unchecked
 
     async def _second_round(
         self,
-        shards: Sequence[tuple[ShardRead, CachedIndex]],
+        shards: Sequence[_Ready],
         just_asked: Sequence[ShardRead],
         unchecked: Sequence[ShardRead],
         values: list[Value],
@@ -397,21 +425,12 @@ class Reader:
         or are ``unchecked``.
         """
         reads: list[Read] = []
-        plans: list[tuple[ShardRead, list[tuple[int, int, ByteRange]], CoalescedReads]] = []
+        plans: list[tuple[ShardRead, _Wanted, CoalescedReads]] = []
         unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
-        for shard, cached in shards:
-            wanted: list[tuple[int, int, ByteRange]] = []
-            for i, slot, request in shard.wanted:
-                where = self._where(shard, cached, slot)
-                if isinstance(where, ChunkLocation):
-                    inside = resolve(request, where.nbytes)
-                    wanted.append((i, slot, ByteRange(where.offset + inside.start, where.offset + inside.end)))
-                    if shard.versions is not None:
-                        shard.versions[i] = cached.version(slot, where), where.nbytes
-                else:
-                    values[i] = where
-            if wanted:
-                coalesced = coalesce([r for _, _, r in wanted], self._limits)
+        for shard, cached, places in shards:
+            wanted = self._wanted(shard, cached, places, values)
+            if wanted.numbers:
+                coalesced = coalesce_all(wanted.starts, wanted.ends, self._limits)
                 reads.append(Read(shard.key, coalesced.requests, cached.generation))
                 plans.append((shard, wanted, coalesced))
                 if not cached.is_verified:
@@ -430,7 +449,7 @@ class Reader:
             match outcome:
                 case Failed(error):
                     # That others are missing would have been confirmed by this read.
-                    for i, _, _ in wanted if shard.key in asked else shard.wanted:
+                    for i in wanted.numbers if shard.key in asked else shard.numbers:
                         values[i] = error
                 case Absent() | Changed():
                     # Rewritten, or perhaps of another array by now: its layout is checked again beside its new index.
@@ -438,9 +457,7 @@ class Reader:
                     self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
                 case Found():
-                    for (i, slot, wanted_range), number in zip(wanted, coalesced.of_request.tolist(), strict=True):
-                        start = coalesced.requests[number].start
-                        values[i] = self._slice(shard, slot, outcome.buffers[number], start, wanted_range)
+                    self._slice_all(shard, wanted, coalesced, outcome.buffers, values)
         return changed
 
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:
@@ -463,7 +480,7 @@ class Reader:
                 continue
             index = self.decode_index(shard, outcome)
             if not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
-                for i, _, _ in shard.wanted:
+                for i in shard.numbers:
                     values[i] = index if isinstance(index, ShardStoreError) else None
             elif self._first_offset(shard, index) < start:
                 left.append(shard)
@@ -475,22 +492,53 @@ class Reader:
         """Where the wanted chunks begin, or the index where that comes first and nothing is wanted before it."""
         if not isinstance(index, CachedIndex):
             return 0
-        places = [self._where(shard, index, slot) for _, slot, _ in shard.wanted]
+        places = index.index.places(shard.slots, index.object_nbytes)
         start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
-        return min((p.offset for p in places if isinstance(p, ChunkLocation)), default=start_of_index)
+        return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
 
     def _cut(self, shard: ShardRead, cached: CachedIndex, data: memoryview, start: int, values: list[Value]) -> None:
         """Slices out of ``data``, which begins at byte ``start`` of the object."""
-        for i, slot, request in shard.wanted:
-            where = self._where(shard, cached, slot)
-            if isinstance(where, ChunkLocation):
-                inside = resolve(request, where.nbytes)
-                wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
-                values[i] = self._slice(shard, slot, data, start, wanted)
-                if shard.versions is not None:
-                    shard.versions[i] = cached.version(slot, where), where.nbytes
-            else:
-                values[i] = where
+        wanted = self._wanted(shard, cached, cached.index.places(shard.slots, cached.object_nbytes), values)
+        all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
+        self._slice_all(shard, wanted, all_in_one, (data,), values)
+
+    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> _Wanted:
+        """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
+        numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
+        requests = shard.requests
+        if not places.exists.all():
+            for at in np.flatnonzero(~places.exists).tolist():
+                values[numbers[at]] = self._where_error(shard, cached, slots[at]) if places.is_damaged[at] else None
+            there: list[int] = np.flatnonzero(places.exists).tolist()
+            numbers, slots = [numbers[at] for at in there], [slots[at] for at in there]
+            starts, nbytes = starts[there], nbytes[there]
+            requests = [requests[at] for at in there] if shard.parts else []
+        if shard.versions is not None:
+            for number, slot, offset, length in zip(numbers, slots, starts.tolist(), nbytes.tolist(), strict=True):
+                shard.versions[number] = cached.version(slot, ChunkLocation(offset, length)), length
+        if not shard.parts:
+            return _Wanted(numbers, slots, starts, starts + nbytes)
+        inside = [resolve(request, length) for request, length in zip(requests, nbytes.tolist(), strict=True)]
+        bounds = np.array([(part.start, part.end) for part in inside], dtype=np.int64).reshape(len(inside), 2)
+        return _Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
+
+    def _slice_all(
+        self, shard: ShardRead, wanted: _Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
+    ) -> None:
+        """What is wanted, out of the buffers of the requests that it lies in."""
+        bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]
+        firsts, lasts = wanted.starts - bases, wanted.ends - bases
+        came = np.array([len(buffer) for buffer in buffers], dtype=np.int64)[coalesced.of_request]
+        for number, of_request, first, last in zip(
+            wanted.numbers, coalesced.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True
+        ):
+            values[number] = buffers[of_request][first:last]
+        self._counters.chunks_read += len(wanted.numbers)
+        for at in np.flatnonzero(lasts > came).tolist():
+            start, end = int(wanted.starts[at]), int(wanted.ends[at])
+            what = f"bytes [{start}, {end}) were asked for, {max(0, int(came[at] - firsts[at]))} came"
+            values[wanted.numbers[at]] = self._chunk_error(shard, wanted.slots[at], what, None)
+            self._counters.chunks_read -= 1
 
     def _where(self, shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:
         try:
@@ -498,12 +546,10 @@ class Reader:
         except Corruption as exc:
             return self._chunk_error(shard, slot, str(exc), exc)
 
-    def _slice(self, shard: ShardRead, slot: int, data: memoryview, start: int, wanted: ByteRange) -> Value:
-        piece = data[wanted.start - start : wanted.end - start]
-        if len(piece) != wanted.end - wanted.start:
-            return self._chunk_error(shard, slot, f"bytes [{wanted.start}, {wanted.end}) were asked for, {len(piece)} came", None)
-        self._counters.chunks_read += 1
-        return piece
+    def _where_error(self, shard: ShardRead, cached: CachedIndex, slot: int) -> Corruption:
+        error = self._where(shard, cached, slot)
+        assert isinstance(error, Corruption)
+        return error
 
     def _chunk_error(self, shard: ShardRead, slot: int, what: str, cause: Exception | None) -> Corruption:
         encoded = shard.layout.key_encoding.encode(shard.layout.grid.coords_of(shard.coords, slot))
@@ -515,13 +561,17 @@ class Reader:
         return error
 
 
-def _locate(cached: CachedIndex, slot: int, request: ByteRequest) -> bool:
-    """Whether reading this of a cached index makes a request, which confirms that the index still holds."""
-    offset, nbytes = (int(v) for v in cached.index.flat[slot])
-    if offset + nbytes > cached.object_nbytes:
-        return False  # empty, or damaged: either way to be confirmed
-    inside = resolve(request, nbytes)
-    return inside.end > inside.start
+def _makes_a_request(places: Places, shard: ShardRead) -> bool:
+    """Whether reading what is wanted by a cached index makes a request, which confirms that the index still holds.
+
+    What is empty, or damaged, is to be confirmed otherwise.
+    """
+    lengths = places.nbytes[places.exists]
+    if not shard.parts:
+        return bool(lengths.any())
+    requests = [request for request, exists in zip(shard.requests, places.exists.tolist(), strict=True) if exists]
+    inside = map(resolve, requests, lengths.tolist())
+    return any(part.end > part.start for part in inside)
 
 
 def same_shards(now: ArrayLayout, before: ArrayLayout | None) -> bool:

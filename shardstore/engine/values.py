@@ -19,7 +19,7 @@ from shardstore.engine.actions import (
 )
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
-from shardstore.engine.keys import check_key, metadata_key, metadata_path, possible_owners
+from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
 from shardstore.engine.retrying import Contention
 from shardstore.engine.stored_documents import document_read
@@ -71,8 +71,7 @@ class Values:
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """The bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
-        for key, _ in requests:
-            check_key(key)
+        check_keys([key for key, _ in requests])
         values: list[Value] = [None] * len(requests)
         pending = list(range(len(requests)))
         strictly = False
@@ -264,8 +263,7 @@ class Values:
 
         The order in which programs send a node's keys (``c/…`` sorts before ``zarr.json``) does not matter therefore.
         """
-        for key, _ in updates:
-            check_key(key)
+        check_keys([key for key, _ in updates])
         errors: list[Exception | None] = [None] * len(updates)
         documents, others = self._split(updates)
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]

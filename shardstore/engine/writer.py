@@ -74,7 +74,7 @@ class Writer:
     def _queue(self, name: _QueueName, target: ChunkTarget) -> _ShardQueue:
         queue = self._queues.get(name)
         if queue is None:
-            shard = Shard(target.node, target.layout, target.layout.grid.shard_of(target.coords))
+            shard = Shard(target.node, target.layout, target.shard_coords)
             queue = self._queues[name] = _ShardQueue(shard)
             queue.runner = asyncio.create_task(self._run(name, queue))
         return queue

@@ -17,13 +17,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from shardstore.model.chunks import ChunkCoords
 
 _NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,18})", re.ASCII)  # below 10**19 < 2**64: no array has more chunks along a side
 _LOOKS_LIKE_CHUNK = re.compile(r"c|(?:c[/.])?[0-9]+(?:/[0-9]+)*|(?:c[/.])?[0-9]+(?:\.[0-9]+)*", re.ASCII)
 _LOOKS_LIKE_CHUNK_PREFIX = re.compile(r"(?:c(?:[/.]|$))?(?:[0-9]+[/.])*[0-9]*", re.ASCII)
+
+
+@lru_cache
+def _all_canonical(name: str, separator: str, ndim: int) -> re.Pattern[str]:
+    """Canonical keys, one a line, of numbers that fit 64 bits."""
+    number, between = "(?:0|[1-9][0-9]{0,17})", re.escape(separator)
+    key = ("c" + between if name == "default" else "") + between.join([number] * ndim)
+    return re.compile(rf"{key}(?:\n{key})*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,17 @@ class ChunkKeyEncoding:
         if len(parts) != ndim or not all(map(_NUMBER.fullmatch, parts)):
             return None
         return tuple(map(int, parts))
+
+    def decode_all(self, keys: Sequence[str], ndim: int) -> npt.NDArray[np.int64] | None:
+        """``(len(keys), ndim)``: the positions that ``keys`` write canonically; ``None`` where one of them does not, or needs more than
+        18 digits, or ``ndim`` is 0. At least one key.
+        """
+        text = "\n".join(keys)
+        if not ndim or _all_canonical(self.name, self.separator, ndim).fullmatch(text) is None:
+            return None
+        head = f"c{self.separator}" if self.name == "default" else ""
+        numbers = text.replace(head, "").replace(self.separator, " ")
+        return np.fromstring(numbers, dtype=np.int64, sep=" ").reshape(len(keys), ndim)
 
     def leading_coords(self, prefix: str, ndim: int) -> ChunkCoords:
         """The leading dimensions that a key prefix settles: those followed by a separator, and all of a full key.

@@ -15,9 +15,10 @@ the end, little-endian, without a checksum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,16 @@ def parse_index_codecs(document: Any) -> IndexCodecs | str:
             return f"index codecs {others!r} are not supported"
 
 
+class Places(NamedTuple):
+    """Where chunks lie in one object: ``(n,)`` each. Offsets and lengths mean something only where ``exists``."""
+
+    offsets: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    exists: npt.NDArray[np.bool_]
+    is_damaged: npt.NDArray[np.bool_]
+    """The entry cannot be right; ``ShardIndex.location`` says why."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
     """One decoded index: ``entries`` is ``(*chunks_per_shard, 2)``, native uint64, read-only; ``[..., 0]`` offsets,
@@ -121,6 +132,15 @@ class ShardIndex:
         fits = (offset <= limit) & (nbytes <= limit - np.minimum(offset, limit))
         invalid: npt.NDArray[np.bool_] = self.present() & ~fits
         return invalid
+
+    def places(self, slots: Sequence[int], object_nbytes: int) -> Places:
+        """Where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
+        entries = self.flat[np.asarray(slots, dtype=np.intp)]
+        offsets, nbytes = entries[:, 0], entries[:, 1]
+        limit = np.uint64(object_nbytes)
+        exists = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
+        is_damaged = ~exists & ((offsets != EMPTY) | (nbytes != EMPTY))
+        return Places(offsets.view(np.int64), nbytes.view(np.int64), exists, is_damaged)
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
         """Where a slot's bytes lie, or ``None`` where it is empty.

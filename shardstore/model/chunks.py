@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 ChunkCoords = tuple[int, ...]
 """A position in a grid, one non-negative integer a dimension; ``()`` for a 0-d array."""
 
@@ -38,6 +41,20 @@ class ShardGrid:
         for c, n in zip(chunk_coords, self.chunks_per_shard, strict=True):
             slot = slot * n + c % n
         return slot
+
+    def split_all(self, chunk_coords: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Of ``(n, ndim)`` positions, one dimension at least: the shards, ``(k, ndim)``; which of these each is in; the slots."""
+        per_shard = np.array(self.chunks_per_shard, dtype=np.int64)
+        shards = chunk_coords // per_shard
+        slots = (chunk_coords - shards * per_shard) @ np.array([prod(self.chunks_per_shard[i + 1 :]) for i in range(len(per_shard))])
+        first = shards.min(axis=0)
+        extent: list[int] = (shards.max(axis=0) - first + 1).tolist()
+        if prod(extent) < 2**62:
+            numbers = (shards - first) @ np.array([prod(extent[i + 1 :]) for i in range(len(extent))], dtype=np.int64)
+            _, firsts, of_shard = np.unique(numbers, return_index=True, return_inverse=True)
+            return shards[firsts], of_shard, slots
+        rows, of_shard = np.unique(shards, axis=0, return_inverse=True)
+        return rows, of_shard.reshape(-1), slots
 
     def coords_of(self, shard_coords: ChunkCoords, slot: int) -> ChunkCoords:
         """The chunk that occupies ``slot`` of the shard; the inverse of ``shard_of`` and ``slot_of``."""

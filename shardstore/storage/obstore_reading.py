@@ -91,6 +91,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
 
     def heed(self, refusal: RequestFailed) -> None:
         """Note what a refusal, which is no answer, says of all requests to come."""
+        logger.debug("asked again through fsspec's transport: %s", refusal)
         if refusal.status in _ELSEWHERE:
             reason = "it is not where the filesystem's endpoint and region say; give the region, client_kwargs={'region_name': …}"
         elif refusal.status is None and not self._has_found:

@@ -26,7 +26,7 @@ from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
-from shardstore.storage.transports import Transport
+from shardstore.storage.transports import Transport, carried_by
 
 _lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
@@ -141,13 +141,14 @@ class Handle:
         return self._engine
 
     def _find(self) -> Engine:
-        storage = underlying_storage(self.recipe.target) or open_storage(
-            self.recipe.target,
-            self.recipe.storage_options,
-            fsync=self.recipe.fsync,
-            locks=self.recipe.locks,
-            transport=self.recipe.transport,
-        )
+        recipe = self.recipe
+        below = underlying_storage(recipe.target)
+        if below is not None:
+            storage = carried_by(recipe.transport, below)
+        else:
+            storage = open_storage(
+                recipe.target, recipe.storage_options, fsync=recipe.fsync, locks=recipe.locks, transport=recipe.transport
+            )
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:

@@ -69,4 +69,9 @@ def carried_by(transport: Transport, storage: Storage) -> Storage:
             return ObstoreS3Storage(storage)
         case GCSStorage():
             return ObstoreGCSStorage(storage)
-    return storage  # it has its transport, beneath what wraps it
+    layer: object = storage
+    while layer is not None:
+        if isinstance(layer, ObstoreS3Storage | ObstoreGCSStorage):
+            return storage
+        layer = getattr(layer, "inner", None)
+    raise Unsupported(f"transport='obstore' cannot be put beneath a {type(storage).__name__}: open what it wraps with it")

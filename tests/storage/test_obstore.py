@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
-from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.storage import gcs_probe, lost_answers, obstore_s3, obstore_s3_options, s3_probe
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
@@ -33,6 +34,7 @@ from shardstore.storage.obstore_gcs import current_settings as gcs_settings
 from shardstore.storage.obstore_s3 import ObstoreS3Storage
 from shardstore.storage.open import open_storage
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.wrap_trace import TraceStorage
 from shardstore.testing import misbehaviours as mis
 from shardstore.testing.gcs_emulator import gcs_emulator
 from shardstore.testing.misbehaving_server import MisbehavingServer
@@ -317,6 +319,27 @@ def test_an_answer_that_is_lost(s3: Proxied, monkeypatch: pytest.MonkeyPatch) ->
     assert s.get("a") == b"4"
 
 
+def test_a_cancelled_request_gives_its_place_to_others(s3: Proxied) -> None:
+    assert isinstance(s3.storage.inner, S3Storage)
+    narrow = ObstoreS3Storage(S3Storage(s3.storage.inner.fs, s3.storage.inner.path, concurrency=1))
+    SyncStorage(narrow).put("a", b"1")
+    waiting = s3.server.on(mis.never_answer(), nth=1)
+
+    async def cancelled(work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        while not waiting.acted:  # noqa: ASYNC110 - in the thread of the server
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    on_io_loop(cancelled(narrow.read([Read("a", (EVERYTHING,))])))
+    assert SyncStorage(narrow).get("a") == b"1"
+    waiting = s3.server.on(mis.never_answer(is_carried_out=False), nth=1)
+    on_io_loop(cancelled(narrow.write("a", [b"2"], 1, UNCONDITIONAL)))
+    assert SyncStorage(narrow).get("a") == b"1"
+
+
 @pytest.mark.parametrize("status", [400, 403])
 def test_a_write_that_is_refused_is_told_of_as_without_obstore(s3: Proxied, status: int) -> None:
     s3.server.on(mis.refuse(status), method="PUT")
@@ -561,6 +584,18 @@ def test_storages_that_have_but_one_transport(tmp_path: Path, s3_url: Url) -> No
         open_storage(s3_url[0], {**s3_url[1], "transport": "curl"})
     with pytest.raises(InvalidInput, match="twice"):
         open_storage(s3_url[0], {**s3_url[1], "transport": "fsspec"}, transport="obstore")
+
+
+def test_storages_that_are_wrapped(on_s3: ObstoreS3Storage) -> None:
+    traced = TraceStorage(on_s3)
+    assert open_storage(traced, transport="obstore") is traced
+    with pytest.raises(Unsupported, match="TraceStorage"):
+        open_storage(TraceStorage(on_s3.inner), transport="obstore")
+    SyncStorage(traced).put("a", b"12345")
+    with traced.count() as block:
+        SyncStorage(traced).read("a", ByteRange(1, 3), ByteSuffix(1))
+        SyncStorage(traced).keys()
+    assert (block.summary().requests, block.summary().bytes_read) == (3, 3)
 
 
 def test_the_extra_is_named_where_it_is_missing(s3_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:

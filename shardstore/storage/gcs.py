@@ -69,6 +69,11 @@ class GCSStorage:
         return self._client.url
 
     @property
+    def client(self) -> GCSClient:
+        """The requests below, for another transport to the same place."""
+        return self._client
+
+    @property
     def kind(self) -> str:
         return "gcs"
 

@@ -31,6 +31,7 @@ from shardstore.storage.local_rules import Locks, check_locks
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.transports import Transport, carried_by, check_transport, taken_from
 
 _LOCAL = frozenset({"file", "local"})
 _MEMORY = frozenset({"memory"})
@@ -47,24 +48,35 @@ _OURS = "sharded"
 _EXTRAS = dict.fromkeys(_S3, "s3") | dict.fromkeys(_GCS, "gcs") | dict.fromkeys(_HTTP, "http")
 
 
-def open_storage(target: object, storage_options: Mapping[str, Any] | None = None, *, fsync: bool = True, locks: Locks = "auto") -> Storage:
+def open_storage(
+    target: object,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    fsync: bool = True,
+    locks: Locks = "auto",
+    transport: Transport = "fsspec",
+) -> Storage:
     """The storage that ``target`` names.
 
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
     storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
     that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks``
-    concern local files only.
+    concern local files only, ``transport``, which ``storage_options`` may name too, S3 and GCS.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
-            of a store; ``locks`` is no value of that option.
-        Unsupported: a package that it needs is missing.
+            of a store; ``locks`` or ``transport`` is no value of that option.
+        Unsupported: a package that it needs is missing; the transport cannot be had there.
         NotFound: there is no such archive, or set of references, as the target reads through.
         StorageError: it cannot be opened.
     """
     check_locks(locks)
-    local = partial(LocalStorage, fsync=fsync, locks=locks)
     options = dict(storage_options or {})
+    transport = taken_from(options, check_transport(transport))
+    return carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks)))
+
+
+def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storage:
     if isinstance(target, str):
         return _open_url(target, options, local)
     if isinstance(target, os.PathLike):

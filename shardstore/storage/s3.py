@@ -70,6 +70,11 @@ class S3Storage:
         return self._client.url
 
     @property
+    def client(self) -> S3Client:
+        """The requests below, for another transport to the same place."""
+        return self._client
+
+    @property
     def kind(self) -> str:
         return "s3"
 
@@ -154,18 +159,23 @@ class S3Storage:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        if not isinstance(condition, Unconditional) and not conditions.honours(condition, await self.probe()):
-            if not self._facts.warned:
-                self._facts.warned = True
-                conditions.warn_not_honoured(self._client.endpoint, self.url)
-            head = await self._client.head(key)
-            conditions.check(condition, None if head is None else head.generation, key, self.url)
-            condition = Unconditional()
+        condition = await self.checked(key, condition)
         store = put if nbytes <= self.multipart_bytes else put_large
         try:
             return await store(self._client, key, body, nbytes, condition)
         finally:
             self._client.forget_listing(key)
+
+    async def checked(self, key: str, condition: Condition) -> Condition:
+        """``condition`` as the request of a write bears it: where the server would ignore it, it is checked now, and none is left."""
+        if isinstance(condition, Unconditional) or conditions.honours(condition, await self.probe()):
+            return condition
+        if not self._facts.warned:
+            self._facts.warned = True
+            conditions.warn_not_honoured(self._client.endpoint, self.url)
+        head = await self._client.head(key)
+        conditions.check(condition, None if head is None else head.generation, key, self.url)
+        return Unconditional()
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
@@ -246,8 +256,10 @@ class S3Storage:
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
 
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for page in self._pages(prefix):
+    async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
+        """As the protocol has it; of the keys behind ``after`` only, where that is given."""
+        start = {} if after is None else {"StartAfter": self._client.full_key(after)}
+        async for page in self._pages(prefix, **start):
             for info in self._infos(page):
                 yield info
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import IO, Any
 
 from shardstore.errors import StorageError, Unsupported
@@ -95,13 +96,19 @@ class S3Write(ObjectWrite):
         return facts_of(self.client).etag_wording_is_proved
 
 
-async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a body that fits into memory by one request."""
+Send = Callable[..., Awaitable[Mapping[str, Any]]]
+"""One request to store an object, by the names of PutObject: ``Body``, ``Metadata``, and ``IfMatch`` or ``IfNoneMatch``; its answer by
+those too. Raises ``RequestFailed``."""
+
+
+async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition, send: Send | None = None) -> Generation:
+    """Store a body that fits into memory by one request, or by one of ``send``, another transport to the same place."""
     data = await joined(body, nbytes, key)
+    send = send or functools.partial(client.call, "put_object", "writing", key)
     write = S3Write(client, key, condition)
     while True:
         try:
-            response = await client.call("put_object", "writing", key, Body=data, Metadata=write.metadata, **write.headers)
+            response = await send(Body=data, Metadata=write.metadata, **write.headers)
         except RequestFailed as exc:
             if (stored := await write.judge(exc)) is not None:
                 return stored

@@ -53,11 +53,11 @@ Bucket = tuple[str, dict[str, Any]]
 WRITES = ("PUT", "POST", "DELETE")
 
 
-@pytest.fixture(scope="module", params=["s3", "gcs", "http"])
+@pytest.fixture(scope="module", params=["s3", "s3 over obstore", "gcs", "http"])
 def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
-    kind: Kind = request.param
+    kind, _, transport = request.param.partition(" over ")
     endpoint = "" if kind == "http" else request.getfixturevalue(f"{kind}_endpoint")
-    with wire(kind, endpoint) as running:
+    with wire(kind, endpoint, transport or "fsspec") as running:
         yield running
 
 

@@ -26,6 +26,9 @@ from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage import gcs_probe, http_facts, lost_answers, s3_probe
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
+from shardstore.storage.gcs import GCSStorage
+from shardstore.storage.s3 import S3Storage
+from shardstore.storage.wrapper import innermost
 from shardstore.testing import misbehaviours as mis
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.torture import places
@@ -33,7 +36,7 @@ from tests.torture.conftest import Record
 from tests.torture.scale import FULL, sized
 from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, value, wire
 
-SERVERS = ["s3", "gcs", "http"]
+SERVERS = ["s3", "s3 over obstore", "gcs", "http"]
 if FULL and os.environ.get("SHARDSTORE_MINISTACK"):
     SERVERS.append("ministack")
 
@@ -48,9 +51,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
             with places.ministack(os.environ["SHARDSTORE_MINISTACK"]) as endpoint, wire("s3", endpoint) as running:
                 yield running
             return
-        kind: Kind = request.param
+        kind, _, transport = request.param.partition(" over ")
         endpoint = "" if kind == "http" else request.getfixturevalue(f"{kind}_endpoint")
-        with wire(kind, endpoint) as running:
+        with wire(kind, endpoint, transport or "fsspec") as running:
             yield running
 
 
@@ -458,6 +461,8 @@ def test_a_fault_while_a_server_is_asked_what_it_can_do(server: Wire, hostile: b
 
 
 async def _large(storage: Storage) -> bool:
-    if storage.kind == "s3":
-        return await s3_probe.probe_multipart(storage._client)  # type: ignore[attr-defined]
-    return await gcs_probe.probe_resumable(storage._client)  # type: ignore[attr-defined]
+    below = innermost(storage)
+    if isinstance(below, S3Storage):
+        return await s3_probe.probe_multipart(below.client)
+    assert isinstance(below, GCSStorage)
+    return await gcs_probe.probe_resumable(below.client)

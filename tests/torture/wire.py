@@ -31,6 +31,7 @@ from shardstore.storage.gcs import GCSStorage
 from shardstore.storage.http import HTTPStorage
 from shardstore.storage.http_client import Retries
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.transports import Transport, carried_by
 from shardstore.testing.misbehaving_server import MisbehavingServer
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
@@ -192,6 +193,7 @@ class Wire:
     server: MisbehavingServer
     objects: FsspecObjects | _Files
     bucket: str
+    transport: Transport = "fsspec"
     _filesystems: dict[tuple[bool, bool, bool], Any] = field(default_factory=dict)
 
     def storage(self, prefix: str, *, retries: bool = False, direct: bool = False, hasty: bool = False, **options: Any) -> Storage:
@@ -202,7 +204,7 @@ class Wire:
         fs = self._filesystems[way]
         match self.kind:
             case "s3":
-                return S3Storage(fs, f"{self.bucket}/{prefix}", **options)
+                return carried_by(self.transport, S3Storage(fs, f"{self.bucket}/{prefix}", **options))
             case "gcs":
                 return GCSStorage(fs, f"{self.bucket}/{prefix}", **options)
             case "http":
@@ -229,8 +231,8 @@ class Wire:
 
 
 @contextlib.contextmanager
-def wire(kind: Kind, endpoint: str) -> Iterator[Wire]:
-    """A proxy before the server at ``endpoint``, in which a bucket is made. ``http`` brings its own server."""
+def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator[Wire]:
+    """A proxy before the server at ``endpoint``, in which a bucket is made. ``http`` brings its own server, ``s3`` knows two transports."""
     if kind == "http":
         files = WebServer()
         try:
@@ -247,4 +249,4 @@ def wire(kind: Kind, endpoint: str) -> Iterator[Wire]:
         else:
             objects = FsspecObjects(f"s3://{bucket}", {"key": "test", "secret": "test", "endpoint_url": endpoint})
             objects.fs.call_s3("create_bucket", Bucket=bucket)
-        yield Wire(kind, server, objects, bucket)
+        yield Wire(kind, server, objects, bucket, transport)

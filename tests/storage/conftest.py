@@ -1,0 +1,56 @@
+"""Places that are reached over obstore."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import gcsfs
+import pytest
+
+from shardstore.storage import gcs_probe, s3_probe
+from shardstore.storage.obstore_gcs import ObstoreGCSStorage
+from shardstore.storage.obstore_s3 import ObstoreS3Storage
+from shardstore.storage.open import open_storage
+from shardstore.testing.gcs_emulator import gcs_emulator
+from tests.storage.obstore_proxied import Url
+
+
+@pytest.fixture
+def fresh_facts() -> Iterator[None]:
+    """What servers honour is found out again for the next test."""
+    yield
+    s3_probe.forget_facts()
+    gcs_probe.forget_facts()
+
+
+@pytest.fixture
+def on_s3(s3_url: Url) -> ObstoreS3Storage:
+    url, options = s3_url
+    opened = open_storage(url, options, transport="obstore")
+    assert isinstance(opened, ObstoreS3Storage)
+    return opened
+
+
+@pytest.fixture(scope="session")
+def xml_endpoint() -> Iterator[str]:
+    """The address of a GCS emulator that also speaks the XML interface, for reads."""
+    with gcs_emulator(with_xml=True) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def xml_url(xml_endpoint: str) -> Url:
+    options: dict[str, Any] = {"token": "anon", "endpoint_url": xml_endpoint, "project": "test"}
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
+    return f"gs://{bucket}/root", options
+
+
+@pytest.fixture
+def on_gcs(xml_url: Url) -> ObstoreGCSStorage:
+    url, options = xml_url
+    opened = open_storage(url, options, transport="obstore")
+    assert isinstance(opened, ObstoreGCSStorage)
+    return opened

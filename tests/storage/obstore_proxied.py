@@ -1,0 +1,40 @@
+"""A storage over obstore whose requests are seen, and can be answered otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardstore.storage.obstore_gcs import ObstoreGCSStorage
+from shardstore.storage.obstore_s3 import ObstoreS3Storage
+from shardstore.storage.open import open_storage
+from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop
+
+Url = tuple[str, dict[str, Any]]
+"""A place, and the options of its filesystem."""
+
+OURS, THEIRS = True, False
+"""Whether obstore sent a request, or the filesystem below."""
+
+
+class Proxied:
+    """A storage behind a proxy that shows, and changes, what goes over the wire."""
+
+    def __init__(self, server: MisbehavingServer, storage: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+        self.server = server
+        self.storage = storage
+        self.s = SyncStorage(storage)
+        self.server.behave()
+
+    def sent(self) -> list[tuple[str, bool]]:
+        """Methods of the requests since the last call, and whether obstore sent them."""
+        found = [(request.method, "object_store" in (request.header("User-Agent") or "")) for request in self.server.requests]
+        self.server.behave()
+        return found
+
+
+def proxied(server: MisbehavingServer, url: Url, **options: Any) -> Proxied:
+    storage = open_storage(url[0], {**url[1], "endpoint_url": server.url, **options}, transport="obstore")
+    assert isinstance(storage, ObstoreS3Storage | ObstoreGCSStorage)
+    on_io_loop(storage.probe())
+    return Proxied(server, storage)

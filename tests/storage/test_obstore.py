@@ -1,0 +1,362 @@
+"""The obstore transport: the same contract as the storages below it, and the same versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.errors import AccessDenied, StorageError, WriteOutcomeUnknown
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.storage import lost_answers, obstore_s3
+from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
+from shardstore.storage.obstore_gcs import ObstoreGCSStorage
+from shardstore.storage.obstore_s3 import ObstoreS3Storage
+from shardstore.storage.open import open_storage
+from shardstore.storage.s3 import S3Storage
+from shardstore.testing import misbehaviours as mis
+from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+from tests.storage.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
+
+pytestmark = pytest.mark.usefixtures("fresh_facts")
+
+
+class TestObstoreS3Storage(StorageSuite):
+    @pytest.fixture
+    def storage(self, on_s3: ObstoreS3Storage) -> ObstoreS3Storage:
+        return on_s3
+
+
+class TestObstoreGCSStorage(StorageSuite):
+    @pytest.fixture
+    def storage(self, on_gcs: ObstoreGCSStorage) -> ObstoreGCSStorage:
+        return on_gcs
+
+
+# -- the same place by two ways ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def both(request: pytest.FixtureRequest) -> ObstoreS3Storage | ObstoreGCSStorage:
+    found: ObstoreS3Storage | ObstoreGCSStorage = request.getfixturevalue(f"on_{request.param}")
+    return found
+
+
+def test_both_transports_name_the_same_versions(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    """What one stores the other finds, pins and replaces; so caches and pickles of the one are good for the other."""
+    over, below = SyncStorage(both), SyncStorage(both.inner)
+    first = over.put("d/a", b"first", IF_ABSENT)
+    ranges = (ByteRange(1, 3), ByteSuffix(2), EVERYTHING)
+    assert over.read("d/a", *ranges, generation=first) == below.read("d/a", *ranges, generation=first)
+    assert over.stat("d/a") == below.stat("d/a")
+    assert over.infos() == below.infos()
+    assert on_io_loop(both.list_dir("d/")) == on_io_loop(both.inner.list_dir("d/"))
+    second = below.put("d/a", b"second", IfGeneration(first))
+    assert over.read("d/a", EVERYTHING, generation=first) == Changed()
+    assert over.read("d/a", EVERYTHING, generation=second) == below.read("d/a", EVERYTHING)
+    with pytest.raises(ConditionFailed):
+        over.put("d/a", b"third", IfGeneration(first))
+    over.put("d/a", b"third", IfGeneration(second))
+    assert below.get("d/a") == b"third"
+    assert both.asked_below == 0
+
+
+def test_two_clients_of_either_transport_lose_none_of_the_chunks_of_a_shard(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    zarr.create_array(shardstore.ShardedStore(both, chunks_per_shard=(16,)), name="a", shape=(64,), chunks=(4,), dtype="i4", fill_value=-1)
+    arrays = [zarr.open_array(shardstore.ShardedStore(storage), path="a", mode="r+") for storage in (both, both.inner)]
+
+    def write(which: int) -> None:
+        for chunk in range(which, 16, 2):
+            arrays[which][4 * chunk : 4 * chunk + 4] = np.arange(4 * chunk, 4 * chunk + 4)
+
+    writers = [threading.Thread(target=write, args=(which,)) for which in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    for storage in (both, both.inner):
+        np.testing.assert_array_equal(zarr.open_array(shardstore.ShardedStore(storage), path="a")[:], np.arange(64))
+
+
+def test_pickles_and_equality(both: ObstoreS3Storage | ObstoreGCSStorage) -> None:
+    SyncStorage(both).put("a", b"1")
+    copy = pickle.loads(pickle.dumps(both))
+    assert copy == both
+    assert hash(copy) == hash(both)
+    assert both != both.inner
+    assert SyncStorage(copy).get("a") == b"1"
+
+
+FORKED = """
+import os, sys, json
+from shardstore.storage.open import open_storage
+from shardstore.testing.storage_suite import SyncStorage
+url, options = json.loads(sys.argv[1])
+storage = open_storage(url, options, transport="obstore")
+assert SyncStorage(storage).get("a") == b"1"
+child = os.fork()
+if child == 0:
+    again = open_storage(url, options, transport="obstore")
+    os._exit(0 if SyncStorage(again).get("a") == b"1" and SyncStorage(again).put("b", b"2") else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert SyncStorage(storage).get("b") == b"2"
+"""
+
+
+def test_a_forked_process_does_without(s3_url: Url, on_s3: ObstoreS3Storage) -> None:
+    """obstore's threads do not come along: a request would wait for ever."""
+    SyncStorage(on_s3).put("a", b"1")
+    done = subprocess.run([sys.executable, "-c", FORKED, json.dumps(s3_url)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "does not work in a forked process" in done.stderr
+
+
+# -- on the wire -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def s3(s3_url: Url) -> Iterator[Proxied]:
+    with MisbehavingServer(s3_url[1]["endpoint_url"]) as server:
+        yield proxied(server, s3_url)
+
+
+@pytest.fixture
+def gcs(xml_url: Url) -> Iterator[Proxied]:
+    """Past the proxy go the requests of gcsfs: the emulator knows its XML interface by the name of its host."""
+    with MisbehavingServer(xml_url[1]["endpoint_url"]) as server:
+        yield proxied(server, xml_url)
+
+
+def test_requests_of_reads_and_writes(s3: Proxied) -> None:
+    s = s3.s
+    generation = s.put("a", b"0123456789", IF_ABSENT)
+    assert s3.sent() == [("PUT", OURS)]
+    cases: list[tuple[tuple[ByteRequest, ...], Generation | None, list[str]]] = [
+        ((ByteSuffix(3),), None, ["GET"]),
+        ((ByteRange(0, 2), ByteRange(3, 3), ByteOffset(8)), None, ["GET"] * 2),
+        ((ByteRange(0, 2), ByteSuffix(1)), generation, ["GET"] * 2),
+        ((EVERYTHING,), generation, ["GET"]),
+        ((ByteRange(3, 3),), None, ["HEAD"]),
+        ((), generation, ["HEAD"]),
+    ]
+    for ranges, pinned, expected in cases:
+        assert isinstance(s.read("a", *ranges, generation=pinned), Found)
+        conditions = [request.header("If-Match") for request in s3.server.requests if request.method == "GET"]
+        assert conditions[1:] == [generation.token] * len(conditions[1:])
+        assert conditions[:1] in ([], [None if pinned is None else generation.token])
+        assert s3.sent() == [(method, OURS) for method in expected], ranges
+    assert s.read("nothing", EVERYTHING) == Absent()
+    assert s.stat("nothing") is None
+    assert s3.sent() == [("GET", OURS), ("HEAD", OURS)]
+    s.put("a", b"1", IfGeneration(generation))
+    assert s.keys() == ["a"]
+    assert s.children() == (["a"], [])
+    assert s3.sent() == [("PUT", OURS), ("GET", OURS), ("GET", OURS)]
+    assert s3.storage.asked_below == 0
+
+
+def test_what_is_no_plain_answer_is_asked_again(s3: Proxied) -> None:
+    s = s3.s
+    generation = s.put("a", b"0123456789")
+    s.put("empty", b"")
+    of_nothing: list[tuple[str, ByteRequest]] = [("a", ByteRange(10, 12)), ("empty", EVERYTHING), ("empty", ByteSuffix(3))]
+    for key, request in of_nothing:
+        s3.sent()
+        outcome = s.read(key, request)
+        assert isinstance(outcome, Found)
+        assert values(outcome) == [b""]
+        assert s3.sent()[:2] == [("GET", OURS), ("GET", THEIRS)]
+    assert s.get("a") == b"0123456789"
+    s3.sent()
+    for behaviour in (mis.refuse(503), mis.break_off(), mis.cut_body(), mis.ignore_range(), mis.change_header("ETag", lambda _: None)):
+        before = s3.storage.asked_below
+        s3.server.on(behaviour, where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+        assert s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+        assert s3.storage.asked_below == before + 1
+        assert s3.sent() == [("GET", OURS), ("GET", THEIRS)]
+
+
+def test_a_body_that_is_short_in_secret_is_not_believed(s3: Proxied) -> None:
+    s3.s.put("a", b"0123456789")
+    s3.server.on(mis.cut_body(is_announced=False), method="GET")
+    for request in (ByteRange(2, 8), ByteSuffix(4)):
+        with pytest.raises(StorageError, match="'a'"):
+            s3.s.read("a", request)
+
+
+def test_a_server_that_ignores_the_condition_of_a_read(s3: Proxied) -> None:
+    old = s3.s.put("a", b"old")
+    s3.s.put("a", b"new")
+    s3.server.on(mis.ignore_conditions(), method=("GET", "HEAD"))
+    assert s3.s.read("a", EVERYTHING, generation=old) == Changed()
+    assert s3.s.read("a", generation=old) == Changed()
+
+
+def test_compressed_bytes_are_not_the_value(s3: Proxied) -> None:
+    s3.s.put("a", b"0123456789")
+    s3.server.on(mis.change_header("Content-Encoding", lambda _: "gzip"), method="GET")
+    s3.server.on(_adding("Content-Encoding", "gzip"), method="GET")
+    with pytest.raises(StorageError, match="Content-Encoding gzip"):
+        s3.s.read("a", ByteRange(0, 3))
+
+
+def _adding(name: str, text: str) -> mis.Behaviour:
+    async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        answer = await send(request)
+        return mis.Answer(answer.status, (*answer.headers, (name, text)), answer.body)
+
+    return behave
+
+
+def test_an_answer_that_is_lost(s3: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore sends nothing twice: its own success would look like another's. A look tells whose object is there."""
+    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    s = s3.s
+    s3.server.on(mis.drop_reply(), method="PUT", nth=1)
+    first = s.put("a", b"1", IF_ABSENT)
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    s3.server.on(mis.drop_reply(is_reset=True), method="PUT", nth=1)
+    second = s.put("a", b"2", IfGeneration(first))
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS)]
+    s3.server.on(mis.break_off(), method="PUT", nth=1)
+    third = s.put("a", b"3", IfGeneration(second))
+    assert s3.sent() == [("PUT", OURS), ("HEAD", THEIRS), ("PUT", OURS)]
+    s3.server.on(mis.twice(), method="PUT", nth=1)  # as a proxy does; the second is refused
+    s.put("a", b"4", IfGeneration(third))
+    with pytest.raises(ConditionFailed):
+        s.put("a", b"5", IfGeneration(third))
+    s3.server.behave()
+    s3.server.on(mis.break_off(), method="PUT")
+    with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+        s.put("a", b"6")
+    s3.server.behave()
+    assert s.get("a") == b"4"
+
+
+def test_a_cancelled_request_gives_its_place_to_others(s3: Proxied) -> None:
+    assert isinstance(s3.storage.inner, S3Storage)
+    narrow = ObstoreS3Storage(S3Storage(s3.storage.inner.fs, s3.storage.inner.path, concurrency=1))
+    SyncStorage(narrow).put("a", b"1")
+    waiting = s3.server.on(mis.never_answer(), nth=1)
+
+    async def cancelled(work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        while not waiting.acted:  # noqa: ASYNC110 - in the thread of the server
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    on_io_loop(cancelled(narrow.read([Read("a", (EVERYTHING,))])))
+    assert SyncStorage(narrow).get("a") == b"1"
+    waiting = s3.server.on(mis.never_answer(is_carried_out=False), nth=1)
+    on_io_loop(cancelled(narrow.write("a", [b"2"], 1, UNCONDITIONAL)))
+    assert SyncStorage(narrow).get("a") == b"1"
+
+
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_write_that_is_refused_is_told_of_as_without_obstore(s3: Proxied, status: int) -> None:
+    s3.server.on(mis.refuse(status), method="PUT")
+    with pytest.raises(AccessDenied if status == 403 else StorageError, match="'a'"):
+        s3.s.put("a", b"1", IF_ABSENT)
+
+
+def test_a_server_that_wants_etags_unquoted(s3: Proxied) -> None:
+    async def like_ceph(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        condition = request.header("If-Match") or ""
+        return await send(request.with_header("If-Match", f'"{condition}"')) if not condition.startswith('"') else mis.refusal(412)
+
+    first = s3.s.put("a", b"1")
+    s3.server.on(like_ceph, method="PUT", header="If-Match")
+    second = s3.s.put("a", b"2", IfGeneration(first))
+    s3.server.behave()
+    s3.server.on(like_ceph, method="PUT", header="If-Match")
+    s3.s.put("a", b"3", IfGeneration(second))
+    assert s3.sent() == [("PUT", OURS)]  # learned
+
+
+def test_a_bucket_that_is_elsewhere(s3: Proxied, caplog: pytest.LogCaptureFixture) -> None:
+    s3.s.put("a", b"1")
+    s3.server.on(mis.refuse(301), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+    assert s3.s.get("a") == b"1"
+    assert s3.s.get("a") == b"1"
+    assert s3.sent() == [("PUT", OURS), ("GET", OURS), ("GET", THEIRS), ("GET", THEIRS)]
+    assert len([record for record in caplog.records if "region" in record.message]) == 1
+
+
+def test_obstore_is_given_up_where_no_answer_is_of_use(s3: Proxied, caplog: pytest.LogCaptureFixture) -> None:
+    generation = s3.s.put("a", b"0123456789")
+    s3.sent()
+    s3.server.on(mis.ignore_range(), where=lambda request: "object_store" in (request.header("User-Agent") or ""))
+    for _ in range(5):
+        assert s3.s.read("a", ByteRange(2, 5), generation=generation) == Found(generation, 10, (memoryview(b"234"),))
+    assert [is_ours for _, is_ours in s3.sent()] == [OURS, THEIRS] * 3 + [THEIRS] * 2
+    assert len([record for record in caplog.records if "from now on" in record.message]) == 1
+
+
+def test_a_missing_bucket(s3_url: Url) -> None:
+    storage = open_storage("s3://no-such-bucket/x", s3_url[1], transport="obstore")
+    actions: list[Callable[[SyncStorage], object]] = [
+        lambda s: s.read("a", EVERYTHING),
+        lambda s: s.put("a", b"1"),
+        lambda s: s.keys(),
+        lambda s: s.children(),
+    ]
+    for action in actions:
+        with pytest.raises(StorageError, match="'no-such-bucket' does not exist"):
+            action(SyncStorage(storage))
+
+
+def test_reads_of_gcs_are_compared(gcs: Proxied) -> None:
+    """The emulator behind this proxy does not know the XML interface, by the name of its host: nothing is taken for missing."""
+    generation = gcs.s.put("a", b"0123456789")
+    gcs.sent()
+    assert gcs.s.read("a", ByteRange(2, 5)) == Found(generation, 10, (memoryview(b"234"),))
+    assert gcs.sent() == [("GET", OURS), ("GET", THEIRS)]
+    assert gcs.storage.asked_below == 1
+
+
+# -- listings ----------------------------------------------------------------------------------------------------------
+
+
+def test_listings_without_markers_and_of_names_that_obstore_does_not_take(on_s3: ObstoreS3Storage) -> None:
+    s, fs = SyncStorage(on_s3), on_s3.inner.fs
+    for key in ("d/a", "d/b", "e"):
+        s.put(key, b"1")
+    assert s.keys() == ["d/a", "d/b", "e"]
+    assert on_s3.asked_below == 0
+    bucket, _, root = on_s3.inner.path.partition("/")
+    for key in (f"{root}/", f"{root}/d/", f"{root}/d/deep/"):
+        fs.call_s3("put_object", Bucket=bucket, Key=key, Body=b"")
+    assert s.infos() == SyncStorage(on_s3.inner).infos()
+    assert s.keys() == ["d/a", "d/b", "e"]
+    assert s.children("d/") == (["d/a", "d/b"], ["d/deep/"])
+    assert on_s3.asked_below == 3
+    for key in (f"{root}/x//y", f"{root}/../z"):
+        fs.call_s3("put_object", Bucket=bucket, Key=key, Body=b"1")
+    assert s.keys() == SyncStorage(on_s3.inner).keys() == ["../z", "d/a", "d/b", "e", "x//y"]
+    assert s.get("../z") == b"1"
+
+
+def test_a_listing_goes_on_where_obstore_stopped(on_s3: ObstoreS3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obstore_s3, "_KEYS_A_PAGE", 3)
+    s = SyncStorage(on_s3)
+    keys = [f"k/{i}" for i in range(9)]
+    for key in keys:
+        s.put(key, b"" if key == "k/7" else b"1")
+    assert s.keys("k/") == keys
+    assert on_s3.asked_below == 1
+    assert s.keys("k") == keys  # part of a name: not asked of obstore
+    assert on_s3.asked_below == 1

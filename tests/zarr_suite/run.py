@@ -54,7 +54,7 @@ def run(source: Path, arguments: Sequence[str]) -> int:
     """pytest's exit status. zarr's tests are the package ``tests`` there, so ours go by another name."""
     tests = [argument for argument in arguments if argument.startswith("tests/")]
     options = [argument for argument in arguments if argument not in tests]
-    chosen = tests or ["tests", *(f"--ignore={path}" for path in NOT_RUN if (source / path).exists())]
+    chosen = tests or ["tests", *(f"--ignore=tests/{path}" for path in NOT_RUN if (source / "tests" / path).exists())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "tests"), str(ROOT)))}
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *options, *chosen]
     return subprocess.run(command, cwd=source, env=environment, check=False).returncode

@@ -3,6 +3,7 @@
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
+#   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/guide/zarr-tests.md)
 #   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/guide/storages.md)
@@ -16,6 +17,7 @@ TESTARGS ?=
 URL      ?=
 DEMOARGS ?=
 SAFETYARGS ?=
+SUITEARGS ?=
 BENCHARGS ?=
 
 BIN        := $(VENV)/bin
@@ -26,7 +28,7 @@ MINISTACK  := build/ministack
 ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture safety bench-pack bench-transport check wheel-test clean
+.PHONY: help demo test torture zarr-suite safety bench-pack bench-transport check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -75,6 +77,10 @@ $(MINISTACK)/.installed: $(VENV)/.created
 torture: $(VENV)/.installed-test $(MINISTACK)/.installed
 	SHARDSTORE_TORTURE=1 SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
 		$(BIN)/python -m pytest tests/torture -n0 --timeout=0 -v $(TESTARGS)
+
+# They come with the source distribution of the zarr that is installed. SUITEARGS="tests/test_group.py -k members" runs some.
+zarr-suite: $(VENV)/.installed-test
+	$(BIN)/python -m tests.zarr_suite.run -n auto $(SUITEARGS)
 
 safety: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/safety.py $(SAFETYARGS)

@@ -471,6 +471,14 @@ def test_counts_and_sizes_at_chunk_level(place: Place) -> None:
     assert ct2.nbytes_stored() - ct.nbytes_stored() == 3
 
 
+def test_no_key_starts_with_a_slash(place: Place) -> None:
+    """``list_prefix`` is of keys, of which none does, while ``list_dir`` is of a path, and ``/`` is the root's."""
+    store = place.client(chunks_per_shard=(4,))
+    create(store, "ct")[...] = 1
+    assert view.keys(store, "/") == view.keys(store, "/ct") == []
+    assert view.list_dir(store, "/") == ["ct", "zarr.json"]
+
+
 def test_names_that_start_alike(place: Place) -> None:
     store = place.client(chunks_per_shard=(4,))
     for i, name in enumerate(("ct", "ct2", "c")):

@@ -257,6 +257,8 @@ class ShardedStore(Store):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Every key below ``prefix``. The path of a node counts as ``path/``: ``ct`` does not list ``ct2``."""
         await self._ensure_open()
+        if prefix.startswith("/"):
+            return  # no key does; to the engine, as in the 2022 draft, it would mean everything
         if prefix and not prefix.endswith("/") and await run_async(self.engine.is_node(prefix)):
             prefix += "/"
         async for batch in iterate(lambda: self.engine.list_batches(prefix), _BATCHES_AT_ONCE):

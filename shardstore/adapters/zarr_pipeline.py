@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from shardstore.adapters.zarr_place import Place
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
-_WAVE_BYTES = 128 * 2**20  # decoded bytes of the chunks that are fetched, decoded or encoded together
-_WAVES_AT_ONCE = 2  # one decodes while the next one is being fetched
+_WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
+_USUAL_WAVE_BYTES = 2**24  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
+_READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
+_WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
+_WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 _INLINE_BYTES = 2**17  # decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later
 _MAX_WORKERS = 32
 
@@ -147,7 +150,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
                 await codec.pipeline.read(fetched, out, drop_axes)
 
-        await _in_waves(await _waves(place, keys, sizes, split_shards=True), wave)
+        await _in_waves(await _waves(place, keys, sizes, split_shards=True), sizes, _READ_BYTES, wave)
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -187,7 +190,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 if error is not None:
                     raise error
 
-        await _in_waves(await _waves(place, keys, sizes, split_shards=False), wave)
+        await _in_waves(await _waves(place, keys, sizes, split_shards=False), sizes, _WRITE_BYTES, wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -275,11 +278,12 @@ async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
 
 
 async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:
-    """Numbers of chunks that are handled together: whole shards, up to the bound on memory.
+    """Numbers of chunks that are handled together: whole shards, as many as make a wave full.
 
-    A larger shard is one commit all the same; for reading it may be split.
+    A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
     """
-    if sum(sizes) <= _WAVE_BYTES:
+    full = min(_USUAL_WAVE_BYTES, _WAVE_BYTES)
+    if sum(sizes) <= full:
         return [range(len(keys))]
     waves: list[list[int]] = [[]]
     held = 0
@@ -289,7 +293,7 @@ async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, spl
             at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
             waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
             continue
-        if waves[-1] and held + nbytes > _WAVE_BYTES:
+        if waves[-1] and held + nbytes > full:
             waves.append([])
             held = 0
         waves[-1] += group
@@ -297,12 +301,13 @@ async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, spl
     return [wave for wave in waves if wave]
 
 
-async def _in_waves(waves: Sequence[Sequence[int]], run: Any) -> None:
+async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
     """Some waves at once; the first error is raised when those on their way have ended."""
     if len(waves) == 1:
         await run(waves[0])
         return
-    bound = asyncio.Semaphore(_WAVES_AT_ONCE)
+    largest = max(sum(sizes[i] for i in wave) for wave in waves)
+    bound = asyncio.Semaphore(max(_WAVES_AT_ONCE, at_once_bytes // max(1, largest)))
     failed = False
 
     async def one(numbers: Sequence[int]) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from zarr.abc.codec import SupportsSyncCodec
 from zarr.codecs import BloscCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from shardstore.adapters.zarr_direct import DirectChain, compile_chain
+from shardstore.adapters.zarr_numcodecs import decode_sync, encode_sync, has_sync
 from shardstore.errors import Corruption
 from shardstore.format.blosc_header import check_blosc_header
 
@@ -109,12 +109,9 @@ class ChunkCodec:
             spec = codec.resolve_metadata(spec)
         self.codecs: tuple[Codec, ...] = tuple(fitted)
         self.pipeline = BatchedCodecPipeline.from_codecs(self.codecs)
-        self._has_sync = all(isinstance(codec, SupportsSyncCodec) and getattr(codec, "_sync_capable", True) for codec in fitted)
-        self._chains: dict[Any, DirectChain | None] = {}
-
-    def is_sync(self, spec: ArraySpec) -> bool:
+        self.is_sync = all(has_sync(codec) for codec in fitted)
         """Whether every codec can be called directly; others go through zarr's own pipeline, in memory."""
-        return self._has_sync or self.chain(spec) is not None
+        self._chains: dict[Any, DirectChain | None] = {}
 
     def chain(self, spec: ArraySpec) -> DirectChain | None:
         """Direct calls for chunks of this spec, where there are any."""
@@ -145,7 +142,7 @@ class ChunkCodec:
             for i, (codec, spec) in reversed(list(enumerate(self._steps(entry.spec)))):
                 if isinstance(codec, BloscCodec):
                     check_blosc_header(_view(value), self._nbytes_before(i, entry.spec))
-                value = codec._decode_sync(value, spec)
+                value = decode_sync(codec, value, spec)
         except MemoryError:
             raise
         except Exception as exc:
@@ -171,7 +168,7 @@ class ChunkCodec:
         """The bytes of one chunk; ``None`` where a codec drops it."""
         value: Any = array
         for codec, spec in self._steps(entry.spec):
-            value = codec._encode_sync(value, spec)
+            value = encode_sync(codec, value, spec)
             if value is None:
                 return None
         return _view(value)

@@ -39,7 +39,7 @@ def zarr_decoder(document: bytes) -> Decode:
         raise Unsupported(f"zarr cannot make its codecs ({type(exc).__name__}: {exc})") from exc
 
     def decode(name: str, data: memoryview) -> None:
-        if codec.is_sync(spec):
+        if codec.is_sync:
             codec.decode(Entry(_Named(name), spec, (), ()), data)
             return
         try:

@@ -19,7 +19,7 @@ from numcodecs import blosc, zstd
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.core.buffer import cpu
 
-from shardstore.adapters.zarr_numcodecs import numcodec_of
+from shardstore.adapters.zarr_numcodecs import encode_bytes, numcodec_of
 from shardstore.errors import Corruption
 from shardstore.format.blosc_header import check_blosc_header
 from shardstore.format.checksums import CRC32C_NBYTES
@@ -73,8 +73,7 @@ class _Numcodec(Step):
         return self._numcodec.decode(np.frombuffer(data, "B"))
 
     def encode(self, data: AnyArray) -> Any:
-        encoded = self._numcodec.encode(data)
-        return encoded.tobytes() if isinstance(encoded, np.ndarray) else encoded
+        return encode_bytes(self._numcodec, data)
 
 
 class _Blosc(_Numcodec):

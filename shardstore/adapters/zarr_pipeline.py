@@ -143,7 +143,7 @@ class ShardedCodecPipeline(CodecPipeline):
                 if value is None:
                     found[i] = missing
             mine = [infos[i] for i in numbers]
-            if codec.is_sync(mine[0][1]):
+            if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 await _in_threads(len(mine), nbytes, lambda a, b: scatter_chunks(codec, mine[a:b], values[a:b], out, drop_axes))
             else:
@@ -175,7 +175,7 @@ class ShardedCodecPipeline(CodecPipeline):
             was = dict(zip(partial, await _fetch(place, [keys[i] for i in partial]), strict=True))
             old = [was.get(i) for i in numbers]
             mine = [infos[i] for i in numbers]
-            if codec.is_sync(mine[0][1]):
+            if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 parts = await _in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
                 new = [data for part in parts for data in part]

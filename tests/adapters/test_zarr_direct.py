@@ -179,7 +179,7 @@ def info_of(spec: ArraySpec, out_selection: tuple[Any, ...] | None = None) -> tu
 def decoded_by_zarr(codec: ChunkCodec, spec: ArraySpec, data: bytes) -> Values | None:
     """What zarr's codecs make of a chunk, or ``None``; they are kept from what would make Blosc read past the end."""
     codec = ChunkCodec(codec.codecs, spec)
-    assert codec._has_sync
+    assert codec.is_sync
     try:
         return codec.decode(Entry(*info_of(spec)), memoryview(data)).as_numpy_array()
     except Corruption:
@@ -318,6 +318,10 @@ class OtherNDBuffer(cpu.NDBuffer):
     pass
 
 
+class Subclass(np.ndarray[Any, Any]):
+    """May do anything too."""
+
+
 class OtherCodec(ZstdCodec):
     """May do anything."""
 
@@ -333,6 +337,20 @@ def test_what_is_not_known_is_left_to_zarr() -> None:
         assert compile_chain((wrappers.Delta(dtype="<f4"), raw), spec) is None
     strings: Any = zarr.create_array(MemoryStore(), shape=(4,), chunks=(2,), dtype=str)
     assert compile_chain(strings.metadata.codecs, spec) is None
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_without_direct_calls_chunks_are_the_same(name: str) -> None:
+    """Values of a type that is not the array's, and buffers of another kind, are encoded and decoded by zarr's codecs."""
+    spec = spec_of()
+    codec, chain = codec_of(spec, *CHAINS[name])
+    values = np.arange(30, dtype="<f4").reshape(6, 5)
+    with everywhere(False):
+        (by_zarr,) = gather_chunks(codec, [info_of(spec)], [None], cpu.NDBuffer.from_numpy_array(values.view(Subclass)), ())
+        assert by_zarr == chain.encode(values)
+    out = np.zeros((6, 5), "<f4")
+    scatter_chunks(codec, [info_of(spec)], [by_zarr], cpu.NDBuffer.from_numpy_array(out.view(Subclass)), ())
+    same_bits(out, values)
 
 
 def test_memory_of_another_kind_is_given_what_zarr_would_give_it() -> None:

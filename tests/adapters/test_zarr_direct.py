@@ -228,6 +228,20 @@ def test_damaged_chunks_are_errors_and_nothing_is_written_outside(name: str, int
     assert set(canvas[:GUARD]) == set(canvas[-GUARD:]) == {0xAA}
 
 
+@pytest.mark.parametrize("into", [True, False], ids=["into the output", "into new memory"])
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_chunks_of_another_size_are_errors(name: str, into: bool) -> None:
+    """Whole and sound, and of another array: nothing may be left over, nor taken for it what was in that memory."""
+    spec = spec_of()
+    codec, _ = codec_of(spec, *CHAINS[name])
+    for shape in ((6, 4), (6, 6), (1, 1)):
+        other = spec_of(shape)
+        encoded = codec_of(other, *CHAINS[name])[1].encode(np.arange(np.prod(shape), dtype="<f4").reshape(shape))
+        out = np.full((6, 5), 7, "<f4")
+        with everywhere(into), pytest.raises(Corruption, match=KEY):
+            scatter_chunks(codec, [info_of(spec)], [encoded], cpu.NDBuffer.from_numpy_array(out), ())
+
+
 def zstd_frame(content_nbytes: int, block: bytes) -> bytes:
     """A frame that says it holds so many bytes, with one raw block."""
     header = b"\x28\xb5\x2f\xfd" + bytes([0b11100000]) + content_nbytes.to_bytes(8, "little")

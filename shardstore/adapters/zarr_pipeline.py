@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
@@ -25,7 +25,8 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
-from shardstore.adapters.zarr_chunks import ChunkCodec, Entry, MemoryGetter, MemorySetter, status, wave_bytes
+from shardstore.adapters.zarr_chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
+from shardstore.adapters.zarr_scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING
@@ -41,9 +42,15 @@ if TYPE_CHECKING:
     from shardstore.adapters.zarr_place import Place
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
-_WAVE_BYTES = 128 * 2**20  # decoded bytes of the chunks that are fetched, decoded or encoded together
-_WAVES_AT_ONCE = 2  # one decodes while the next one is being fetched
+_WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
+_USUAL_WAVE_BYTES = 2**24  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
+_READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
+_WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
+_WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
+_INLINE_BYTES = 2**17  # decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later
 _MAX_WORKERS = 32
+
+T = TypeVar("T")
 
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
@@ -118,68 +125,72 @@ class ShardedCodecPipeline(CodecPipeline):
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
         """One batch for the whole selection: at most two rounds of requests, unless it exceeds the memory bound."""
-        entries = [Entry(*info) for info in batch_info]
-        if not entries:
+        infos = list(batch_info)
+        if not infos:
             return ()
-        place = _place(entries)
+        place = _place(infos)
         if place is None:
-            return await self._elsewhere(entries[0].spec).read([e.info for e in entries], out, drop_axes)
-        codec = self._chunk_codec(entries[0].spec)
-        found: list[bool] = [False] * len(entries)
-
-        def scatter(part: Sequence[tuple[int, Entry, memoryview | None]]) -> list[None]:
-            for _, entry, value in part:
-                codec.scatter(entry, value, out, drop_axes)
-            return []
+            return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
+        codec = self._chunk_codec(infos[0][1])
+        keys = [info[0].path for info in infos]
+        sizes = _sizes(infos)
+        present, missing = status(True), status(False)
+        found = [present] * len(infos)
 
         async def wave(numbers: Sequence[int]) -> None:
-            values = await _fetch(place, [entries[i].key for i in numbers])
-            mine = [(i, entries[i], value) for i, value in zip(numbers, values, strict=True)]
-            for i, _, value in mine:
-                found[i] = value is not None
+            values = await _fetch(place, [keys[i] for i in numbers])
+            for i, value in zip(numbers, values, strict=True):
+                if value is None:
+                    found[i] = missing
+            mine = [infos[i] for i in numbers]
             if codec.is_sync:
-                await _in_threads(mine, scatter)
+                nbytes = sum(sizes[i] for i in numbers)
+                await _in_threads(len(mine), nbytes, lambda a, b: scatter_chunks(codec, mine[a:b], values[a:b], out, drop_axes))
             else:
-                infos = [entry.with_getter(MemoryGetter(entry.key, value)) for _, entry, value in mine]
-                await codec.pipeline.read(infos, out, drop_axes)
+                fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
+                await codec.pipeline.read(fetched, out, drop_axes)
 
-        await _in_waves(await _waves(place, entries, split_shards=True), wave)
-        return tuple(status(present) for present in found)
+        await _in_waves(await _waves(place, keys, sizes, split_shards=True), sizes, _READ_BYTES, wave)
+        return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
         """One batch for the whole assignment: one commit a shard, deletes of chunks that equal the fill value included.
 
         Chunks that are only partly assigned are read first, in one batch too.
         """
-        entries = [Entry(*info) for info in batch_info]
-        if not entries:
+        infos = list(batch_info)
+        if not infos:
             return
-        place = _place(entries)
+        place = _place(infos)
         if place is None:
-            await self._elsewhere(entries[0].spec).write([e.info for e in entries], value, drop_axes)
+            await self._elsewhere(infos[0][1]).write(infos, value, drop_axes)
             return
         place.check_writable()
-        codec = self._chunk_codec(entries[0].spec)
+        codec = self._chunk_codec(infos[0][1])
+        keys = [info[0].path for info in infos]
+        sizes = _sizes(infos)
 
         async def wave(numbers: Sequence[int]) -> None:
-            partial = [i for i in numbers if not entries[i].is_complete]
-            old = dict(zip(partial, await _fetch(place, [entries[i].key for i in partial]), strict=True))
-            mine = [(i, entries[i], old.get(i)) for i in numbers]
+            partial = [i for i in numbers if not infos[i][4]]
+            was = dict(zip(partial, await _fetch(place, [keys[i] for i in partial]), strict=True))
+            old = [was.get(i) for i in numbers]
+            mine = [infos[i] for i in numbers]
             if codec.is_sync:
-                new = await _in_threads(mine, lambda part: [codec.merge_and_encode(e, v, value, drop_axes) for _, e, v in part])
+                nbytes = sum(sizes[i] for i in numbers)
+                parts = await _in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
+                new = [data for part in parts for data in part]
             else:
-                setters = [MemorySetter(entry.key, was) for _, entry, was in mine]
-                infos = [entry.with_getter(setter) for (_, entry, _), setter in zip(mine, setters, strict=True)]
-                await codec.pipeline.write(infos, value, drop_axes)
+                setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
+                await codec.pipeline.write([(setter, *info[1:]) for setter, info in zip(setters, mine, strict=True)], value, drop_axes)
                 new = [setter.result() for setter in setters]
             updates: list[tuple[str, Action]] = [
-                (place.key(entries[i].key), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
+                (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
             ]
             for error in await run_async(place.engine.update_many(updates)):
                 if error is not None:
                     raise error
 
-        await _in_waves(await _waves(place, entries, split_shards=False), wave)
+        await _in_waves(await _waves(place, keys, sizes, split_shards=False), sizes, _WRITE_BYTES, wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -227,14 +238,31 @@ class ShardedCodecPipeline(CodecPipeline):
 register_pipeline(ShardedCodecPipeline)
 
 
-def _place(entries: Sequence[Entry]) -> Place | None:
-    """The one place to which all entries belong."""
+def _place(infos: Sequence[Info]) -> Place | None:
+    """The one place to which all chunks belong."""
     from shardstore.adapters.zarr_place import place_of
 
-    getter = entries[0].getter
-    if not isinstance(getter, StorePath) or not all(isinstance(e.getter, StorePath) and e.getter.store is getter.store for e in entries):
+    getter = infos[0][0]
+    if not isinstance(getter, StorePath):
         return None
-    return place_of(getter.store)
+    store = getter.store
+    for info in infos:
+        if not isinstance(info[0], StorePath) or info[0].store is not store:
+            return None
+    return place_of(store)
+
+
+def _sizes(infos: Sequence[Info]) -> list[int]:
+    """Decoded bytes of each chunk; those of one shape are of one size, since all are of one array."""
+    known: dict[tuple[int, ...], int] = {}
+    sizes: list[int] = []
+    for info in infos:
+        spec = info[1]
+        nbytes = known.get(spec.shape)
+        if nbytes is None:
+            nbytes = known[spec.shape] = wave_bytes(spec)
+        sizes.append(nbytes)
+    return sizes
 
 
 async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
@@ -249,23 +277,23 @@ async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
     return values
 
 
-async def _waves(place: Place, entries: Sequence[Entry], *, split_shards: bool) -> list[list[int]]:
-    """Numbers of entries that are handled together: whole shards, up to the bound on memory.
+async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:
+    """Numbers of chunks that are handled together: whole shards, as many as make a wave full.
 
-    A larger shard is one commit all the same; for reading it may be split.
+    A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
     """
-    sizes = [wave_bytes(entry.spec) for entry in entries]
-    if sum(sizes) <= _WAVE_BYTES:
-        return [list(range(len(entries)))]
+    full = min(_USUAL_WAVE_BYTES, _WAVE_BYTES)
+    if sum(sizes) <= full:
+        return [range(len(keys))]
     waves: list[list[int]] = [[]]
     held = 0
-    for group in await run_async(place.engine.shard_groups([place.key(entry.key) for entry in entries])):
+    for group in await run_async(place.engine.shard_groups([place.key(key) for key in keys])):
         nbytes = sum(sizes[i] for i in group)
         if split_shards and nbytes > _WAVE_BYTES:
             at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
             waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
             continue
-        if waves[-1] and held + nbytes > _WAVE_BYTES:
+        if waves[-1] and held + nbytes > full:
             waves.append([])
             held = 0
         waves[-1] += group
@@ -273,12 +301,13 @@ async def _waves(place: Place, entries: Sequence[Entry], *, split_shards: bool) 
     return [wave for wave in waves if wave]
 
 
-async def _in_waves(waves: Sequence[Sequence[int]], run: Any) -> None:
+async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
     """Some waves at once; the first error is raised when those on their way have ended."""
     if len(waves) == 1:
         await run(waves[0])
         return
-    bound = asyncio.Semaphore(_WAVES_AT_ONCE)
+    largest = max(sum(sizes[i] for i in wave) for wave in waves)
+    bound = asyncio.Semaphore(max(_WAVES_AT_ONCE, at_once_bytes // max(1, largest)))
     failed = False
 
     async def one(numbers: Sequence[int]) -> None:
@@ -298,20 +327,22 @@ async def _in_waves(waves: Sequence[Sequence[int]], run: Any) -> None:
             raise result
 
 
-async def _in_threads(items: Sequence[Any], work: Any) -> list[Any]:
-    """``work`` on parts of ``items`` in the pool; its results in order."""
+async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
+    """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in the pool; its results in order."""
+    if nbytes <= _INLINE_BYTES:
+        return [work(0, count)]
     pool = _workers()
-    parts = min(len(items), pool._max_workers)
-    bounds = [len(items) * i // parts for i in range(parts + 1)]
+    parts = min(count, pool._max_workers)
+    bounds = [count * i // parts for i in range(parts + 1)]
     loop = asyncio.get_running_loop()
-    futures = [loop.run_in_executor(pool, work, items[a:b]) for a, b in pairwise(bounds)]
-    results: list[Any] = []
+    futures = [loop.run_in_executor(pool, work, a, b) for a, b in pairwise(bounds)]
+    results: list[T] = []
     errors: list[BaseException] = []
     for done in await asyncio.gather(*futures, return_exceptions=True):
         if isinstance(done, BaseException):
             errors.append(done)
         else:
-            results += done
+            results.append(done)
     if errors:
         raise errors[0]
     return results

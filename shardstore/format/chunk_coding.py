@@ -133,7 +133,7 @@ def _zstd_fault(view: memoryview, decoded_nbytes: int | None, is_whole: bool) ->
             continue
         if bytes(view[at : at + 4]) != _ZSTD_MAGIC:
             return "it does not begin as a zstd frame does" if at == 0 else f"{len(view) - at} bytes follow its last zstd frame"
-        header = _zstd_header(view[at:])
+        header = zstd_frame_header(view[at:])
         if header is None:
             return "its zstd header is cut"
         header_nbytes, content_nbytes, has_checksum = header
@@ -155,7 +155,7 @@ def _zstd_size_fault(content_nbytes: int | None, decoded_nbytes: int | None) -> 
     return f"its zstd header says {content_nbytes} decoded bytes, {decoded_nbytes} were expected"
 
 
-def _zstd_header(frame: memoryview) -> tuple[int, int | None, bool] | None:
+def zstd_frame_header(frame: memoryview) -> tuple[int, int | None, bool] | None:
     """Length of a frame's header, content size where it is told, and whether a checksum ends it; ``None`` where it is cut.
 
     Specification: RFC 8878, 3.1.1.1.

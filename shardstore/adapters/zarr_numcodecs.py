@@ -1,0 +1,50 @@
+"""The codecs of numcodecs that zarr wraps (``zarr.codecs.numcodecs``, ``numcodecs.zarr3``), called without zarr's event loop.
+
+Older versions of zarr call them from coroutines only, one thread hop a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from zarr.abc.codec import SupportsSyncCodec
+from zarr.codecs import numcodecs as wrappers
+from zarr.core.buffer.cpu import as_numpy_array_wrapper
+
+if TYPE_CHECKING:
+    from zarr.abc.codec import Codec
+    from zarr.core.array_spec import ArraySpec
+
+
+def numcodec_of(codec: Codec) -> Any | None:
+    """The codec from bytes to bytes that one of zarr's own wrappers calls; ``None`` for everything else, classes derived from them too."""
+    wrapper: Any = codec
+    kind = type(codec)
+    is_wrapper = issubclass(kind, wrappers._codecs._NumcodecsBytesBytesCodec) and getattr(wrappers, kind.__name__, None) is kind
+    return wrapper._codec if is_wrapper else None
+
+
+def encode_bytes(numcodec: Any, data: Any) -> Any:
+    """What it makes of an array of bytes, as a buffer; its checksums come as arrays of other types."""
+    encoded = numcodec.encode(data)
+    return encoded.tobytes() if isinstance(encoded, np.ndarray) else encoded
+
+
+def has_sync(codec: Codec) -> bool:
+    """Whether ``decode_sync`` and ``encode_sync`` may be called."""
+    return (isinstance(codec, SupportsSyncCodec) and getattr(codec, "_sync_capable", True)) or numcodec_of(codec) is not None
+
+
+def decode_sync(codec: Any, value: Any, spec: ArraySpec) -> Any:
+    """As the codec's own method, which older versions do not have."""
+    if isinstance(codec, SupportsSyncCodec):
+        return codec._decode_sync(value, spec)
+    return as_numpy_array_wrapper(codec._codec.decode, value, spec.prototype)
+
+
+def encode_sync(codec: Any, value: Any, spec: ArraySpec) -> Any:
+    """As the codec's own method, which older versions do not have; ``None`` where it drops the chunk."""
+    if isinstance(codec, SupportsSyncCodec):
+        return codec._encode_sync(value, spec)
+    return spec.prototype.buffer.from_bytes(encode_bytes(codec._codec, value.as_array_like()))

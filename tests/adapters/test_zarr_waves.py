@@ -1,0 +1,127 @@
+"""Large selections and assignments go in waves: later requests are on their way while chunks are decoded, and memory is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.adapters import zarr_pipeline, zarr_scatter
+from shardstore.storage.memory import MemoryStorage
+
+PER_SHARD = 4
+CHUNK = 8
+SHARD_NBYTES = PER_SHARD * CHUNK * 4
+SHARDS = 6
+VALUES = np.arange(1, SHARDS * PER_SHARD * CHUNK + 1, dtype="i4")
+PATIENCE_SECONDS = 10
+
+
+@pytest.fixture
+def array(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One shard makes a wave full, and no wave is small enough to be worked on where it arrives."""
+    monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
+    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 0)
+    store = shardstore.open(MemoryStorage(f"/waves-{uuid.uuid4().hex}"), chunks_per_shard=(PER_SHARD,))
+    return zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
+
+
+class Fetches:
+    """In the place of ``_fetch``: counts what has been asked for and not been decoded yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way = self.most = self.asked = 0
+        self.decoded = threading.Event()
+        self.last_waits = False
+        self._lock = threading.Lock()
+        self._fetch, self._scatter = zarr_pipeline._fetch, zarr_scatter.scatter_chunks
+        monkeypatch.setattr(zarr_pipeline, "_fetch", self.fetch)
+        monkeypatch.setattr(zarr_pipeline, "scatter_chunks", self.scatter)
+
+    async def fetch(self, place: Any, keys: Sequence[str]) -> list[memoryview | None]:
+        with self._lock:
+            self.asked += 1
+            is_last = self.asked == SHARDS
+            self.under_way += len(keys)
+            self.most = max(self.most, self.under_way)
+        if is_last and self.last_waits:
+            assert await asyncio.to_thread(self.decoded.wait, PATIENCE_SECONDS)
+        return await self._fetch(place, keys)
+
+    def scatter(self, codec: Any, infos: Sequence[Any], *arguments: Any) -> None:
+        self._scatter(codec, infos, *arguments)
+        with self._lock:
+            self.under_way -= len(infos)
+        self.decoded.set()
+
+
+def test_chunks_are_decoded_while_later_ones_are_on_their_way(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last shard does not arrive before a chunk of another one was decoded."""
+    array[...] = VALUES
+    fetches = Fetches(monkeypatch)
+    fetches.last_waits = True
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert fetches.asked == SHARDS
+
+
+@pytest.mark.parametrize("shards_at_once", [2, 3])
+def test_waves_that_are_under_way_are_bounded(array: Any, monkeypatch: pytest.MonkeyPatch, shards_at_once: int) -> None:
+    array[...] = VALUES
+    monkeypatch.setattr(zarr_pipeline, "_READ_BYTES", shards_at_once * SHARD_NBYTES)
+    fetches = Fetches(monkeypatch)
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert fetches.asked == SHARDS
+    assert PER_SHARD < fetches.most <= shards_at_once * PER_SHARD
+
+
+def test_encoded_chunks_that_are_not_stored_yet_are_bounded(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_pipeline, "_WRITE_BYTES", 2 * SHARD_NBYTES)
+    held = most = commits = 0
+    lock = threading.Lock()
+    gather = zarr_scatter.gather_chunks
+    engine = array.store.engine
+    update_many = engine.update_many
+
+    def encoding(codec: Any, infos: Sequence[Any], *arguments: Any) -> Any:
+        nonlocal held, most
+        with lock:
+            held += len(infos)
+            most = max(most, held)
+        return gather(codec, infos, *arguments)
+
+    async def storing(updates: Sequence[Any]) -> Any:
+        nonlocal held, commits
+        commits += 1
+        await asyncio.sleep(0.01)  # long enough for every wave to be encoded, if nothing kept them back
+        errors = await update_many(updates)
+        with lock:
+            held -= len(updates)
+        return errors
+
+    monkeypatch.setattr(zarr_pipeline, "gather_chunks", encoding)
+    monkeypatch.setattr(engine, "update_many", storing)
+    array[...] = VALUES
+    assert commits == SHARDS
+    assert PER_SHARD < most <= 2 * PER_SHARD
+    assert held == 0
+    monkeypatch.undo()
+    np.testing.assert_array_equal(array[...], VALUES)
+
+
+def test_small_work_is_done_where_it_arrives(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise AssertionError("a thread was asked for")
+
+    monkeypatch.setattr(zarr_pipeline, "_workers", none)
+    with pytest.raises(AssertionError, match="a thread"):
+        array[:CHUNK] = 1
+    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", SHARD_NBYTES)
+    array[:CHUNK] = VALUES[:CHUNK]
+    np.testing.assert_array_equal(array[:CHUNK], VALUES[:CHUNK])

@@ -268,14 +268,15 @@ def main(given: Sequence[str]) -> int:
     scale = SCALES[arguments.scale]
     result: dict[str, Any] = {"head": head_of(given, scale, arguments.directory), "cells": []}
     stable = Stable()
+    target = Path(arguments.json)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with ground(scale, arguments.directory) as where:
         for storage in arguments.storage:
             for workload in WORKLOADS.values():
                 if storage in workload.storages and workload.name in (arguments.only or WORKLOADS):
                     result["cells"].append(asdict(measure(workload, storage, where, stable, arguments.contenders)))
-    result["head"]["load_after"] = load_average()
-    Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(arguments.json).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+                    result["head"]["load_after"] = load_average()
+                    target.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")  # of a run that is stopped, what it had
     wrong = [(cell["workload"], name) for cell in result["cells"] for name, entry in cell["entries"].items() if _is_wrong(entry)]
     for workload_name, name in wrong:
         print(f"WRONG VALUES: {name} at {workload_name}", file=sys.stderr)

@@ -2,5 +2,14 @@
 
 from __future__ import annotations
 
-import s3fs  # noqa: F401
-import worker  # noqa: F401
+from importlib import import_module
+
+for _module in (
+    "s3fs",
+    "shardstore.adapters.mapping",
+    "shardstore.adapters.zarr_place",
+    "shardstore.adapters.zarr_store",
+    "shardstore.storage.wrap_latency",
+    "worker",
+):
+    import_module(_module)

@@ -108,6 +108,7 @@ class Stable:
     def __init__(self) -> None:
         here = str(Path(__file__).parent)
         os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.environ["PYTHONSAFEPATH"] = "1"  # what is measured must not depend on the current directory
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["preloaded"])
 
@@ -236,6 +237,17 @@ def _said(outcome: Figures | _Failed) -> str:
     return f"{outcome['seconds']:.4f} s, " + ", ".join(f"{name} {value:,}" for name, value in units.items())
 
 
+def _said_again(arguments: argparse.Namespace) -> list[str]:
+    """The arguments that decide what is measured, without the places where it is and is written."""
+    storages = [] if arguments.storage == list(STORAGES) else ["--storage", *arguments.storage]
+    return [
+        *("--scale", arguments.scale),
+        *storages,
+        *(["--only", *arguments.only] if arguments.only else []),
+        *(["--contenders", *arguments.contenders] if arguments.contenders else []),
+    ]
+
+
 def head_of(arguments: Sequence[str], scale: Scale, directory: str | None) -> dict[str, Any]:
     return {
         "machine": machine(directory),
@@ -266,7 +278,7 @@ def main(given: Sequence[str]) -> int:
     arguments = _arguments(given)
     os.environ.update(S3_ENVIRONMENT)
     scale = SCALES[arguments.scale]
-    result: dict[str, Any] = {"head": head_of(given, scale, arguments.directory), "cells": []}
+    result: dict[str, Any] = {"head": head_of(_said_again(arguments), scale, arguments.directory), "cells": []}
     stable = Stable()
     target = Path(arguments.json)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bars import other_version, verdicts
 from plots import draw
-from results import SHARDSTORE, Missing, Run
+from results import PER_OPERATION, SHARDSTORE, Missing, Run
 from words import count, duration, nbytes_text, ratio
 
 _STORAGES = {
@@ -117,7 +117,7 @@ def _cells(run: Run, workload: str, storage: str, name: str) -> list[str]:
             return "–"
 
     try:
-        per_operation = workload == "scattered updates"
+        per_operation = workload in PER_OPERATION
         beside = ratio(run.ratio(workload, storage, name, SHARDSTORE, per_operation=per_operation)) if name != SHARDSTORE else "1"
     except Missing:
         beside = "–"
@@ -126,7 +126,7 @@ def _cells(run: Run, workload: str, storage: str, name: str) -> list[str]:
         time += f"; p50 {said('p50_seconds', duration)}"
     elif workload == "batches of chunks":
         time += f"; {said('p50_seconds', duration)} a chunk"
-    elif workload == "scattered updates":
+    elif workload in PER_OPERATION:
         time += f" for {said('operations', count)}"
     return [
         time,
@@ -178,9 +178,7 @@ def _faster_peers(run: Run) -> Iterator[str]:
             if not name.startswith(("zarr-python", "tensorstore")):
                 continue
             try:
-                factor = run.ratio(
-                    cell["workload"], cell["storage"], SHARDSTORE, name, per_operation=cell["workload"] == "scattered updates"
-                )
+                factor = run.ratio(cell["workload"], cell["storage"], SHARDSTORE, name, per_operation=cell["workload"] in PER_OPERATION)
             except (Missing, ZeroDivisionError):
                 continue
             if factor > 1.05:

@@ -11,6 +11,8 @@ from typing import Any
 
 Figures = dict[str, Any]
 SHARDSTORE = "shardstore"
+PER_OPERATION = ("scattered updates",)
+"""Of which contenders do different numbers."""
 
 
 class Missing(Exception):
@@ -62,6 +64,10 @@ class Run:
         if not values:
             raise Missing(f"{contender}: {figure} was not taken")
         return float(statistics.median(values))
+
+    def seconds(self, workload: str, storage: str, contender: str, *, per_operation: bool) -> float:
+        """The median of all, or of one operation. Raises ``Missing``."""
+        return statistics.median(_seconds(figures, per_operation) for figures in self.rounds(workload, storage, contender))
 
     def ratio(self, workload: str, storage: str, above: str, below: str, *, per_operation: bool = False) -> float:
         """The median over the rounds of the seconds of one contender over those of the other. Raises ``Missing``."""

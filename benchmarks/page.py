@@ -59,7 +59,7 @@ def page(runs: Sequence[tuple[Run, dict[str, str]]]) -> str:
         lines += [f"## {run.name}", "", *_head(run), ""]
         lines += ["### Bars", "", "| | bar | measured |", "|---|---|---|"]
         lines += [f"| {verdict.status} | {verdict.bar} | {verdict.measured} |" for verdict in verdicts(run)]
-        lines += ["", f"Beside these, {other_version(run)}.", ""]
+        lines += ["", f"Not among these: {other_version(run)}.", ""]
         lines += ["### Where a peer is faster", "", *_faster_peers(run), ""]
         for storage, title in _STORAGES.items():
             if storage in pictures:
@@ -74,7 +74,7 @@ def _head(run: Run) -> list[str]:
     head = run.head
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     load = f"{head['load_before']:.1f} before and {head['load_after']:.1f} after, on {head['cores']} processors"
-    busy = head["load_before"] > head["cores"] / 2
+    busy = max(head["load_before"], head["load_after"] - head["cores"]) > head["cores"] / 2  # the run itself is a load
     warning = " **The machine was busy with other work: times, and ratios of them, are not to be trusted.**" if busy else ""
     return [
         f"- {head['machine']}; {head['date']}",
@@ -166,7 +166,7 @@ _WHY = {
     ("tensorstore", "boxes"): "it decodes in C++; before shardstore is asked, zarr-python builds some objects for each chunk",
     ("tensorstore", "full write"): "it encodes in C++, without Python's lock and without objects for each chunk",
     ("tensorstore", "single chunks"): "a read of shardstore crosses from the caller's event loop to its own, and to a thread that reads",
-    ("zarr-python, zarrs pipeline", ""): "it reads and decodes in Rust, without Python's lock",
+    ("zarr-python, zarrs pipeline", ""): "it reads, decodes and encodes in Rust, without Python's lock",
     ("zarr-python, unsharded", ""): "a chunk is an object of its own, without an index to read and without a shard to guard",
 }
 

@@ -5,6 +5,10 @@
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
 #   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/guide/zarr-tests.md)
 #   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
+#   make bench             time, requests, bytes and memory beside the peers and the physical limits, some minutes (docs/benchmarks.md);
+#                          make bench PYTHON=python3.13 has a newer zarr-python; the results of both go into one page
+#   make bench-full        the same, larger and with more rounds
+#   make bench-page        docs/benchmarks.md of the results in build/bench
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/guide/storages.md)
 #   make check             formatting, lints, types, layer contracts
@@ -25,10 +29,12 @@ PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WHEEL_DIR  := build/wheel
 WHEEL_VENV := build/wheel-venv
 MINISTACK  := build/ministack
+BENCH      := build/bench
 ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture zarr-suite safety bench-pack bench-transport check wheel-test clean
+.PHONY: help demo test torture zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
+	bench-transport check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,6 +90,27 @@ zarr-suite: $(VENV)/.installed-test
 
 safety: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/safety.py $(SAFETYARGS)
+
+$(VENV)/.installed-bench: pyproject.toml $(VENV)/.created
+	@echo "installing shardstore and its peers into $(VENV)"
+	$(PIP) install --editable '.[bench]'
+	@touch $@
+
+# An environment and a file of results for each Python: bars and pages are made of several.
+PYTHON_VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+bench bench-full:
+	$(MAKE) --no-print-directory $@-here VENV=.venv-bench-$(PYTHON_VERSION) BENCH_JSON=$(BENCH)/$@-$(PYTHON_VERSION).json
+
+bench-here bench-full-here: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/bench.py --scale $(if $(filter bench-full-here,$@),full,quick) --json $(BENCH_JSON) $(BENCHARGS)
+	$(BIN)/python benchmarks/check.py $(BENCH_JSON)
+
+bench-page:
+	$(MAKE) --no-print-directory bench-page-here VENV=.venv-bench-$(PYTHON_VERSION)
+
+bench-page-here: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/page.py $(sort $(wildcard $(BENCH)/bench-3*.json))
 
 bench-pack: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/pack.py $(BENCHARGS)

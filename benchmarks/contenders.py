@@ -1,15 +1,16 @@
-"""The libraries that are compared, each as something that opens one sharded array and reads and writes its chunks.
+"""The libraries that are compared, each as something that opens one sharded array, reads from it and writes to it.
 
-All of them work on the same kind of array: one dimension, one shard, created beforehand by zarr-python. A contender is
-opened in processes of its own, so what one of them sets for its process does not reach the others. Nobody flushes to disk:
-zarr-python never does, the others are told not to.
+Arrays are created beforehand by zarr-python. A contender is opened in processes of its own, so what one of them sets for its
+process does not reach the others. Nobody flushes to disk, but for the contender that is called durable: zarr-python never does, the
+others are told not to.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,11 +19,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import zarr
+from counting_s3 import Counts
+from metered_store import MeteredStore
 from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import FsspecStore, LocalStore
 
 Values = npt.NDArray[Any]
-StorageName = Literal["local", "s3"]
+Selection = slice | tuple[slice, ...]
+StorageName = Literal["local", "latency", "s3"]
+"""A directory; a directory behind a model of latency; a server."""
 
 S3_REGION = "us-east-1"
 S3_ENVIRONMENT = {
@@ -33,16 +39,26 @@ S3_ENVIRONMENT = {
     "no_proxy": "127.0.0.1,localhost",
 }
 """For the processes of the contenders: nobody's own account or proxy has anything to do with a server on this machine."""
-_ZARRS = "zarrs.ZarrsCodecPipeline"
-_FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
+ZARRS = "zarrs.ZarrsCodecPipeline"
+FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a hierarchy lies: a directory, or a bucket and prefix at an S3 endpoint."""
+    """Where a hierarchy lies: a directory, perhaps behind a model of latency, or a bucket and prefix at an S3 endpoint."""
 
     path: str
     endpoint: str | None = None
+    latency_seconds: float = 0.0
+    """That every request to the directory takes, inside the process."""
+    http_url: str | None = None
+    """Where a server with the same latency shows the directory, for those whose requests cannot be delayed inside the process."""
+
+    @property
+    def storage(self) -> StorageName:
+        if self.endpoint is not None:
+            return "s3"
+        return "latency" if self.latency_seconds else "local"
 
     @property
     def bucket_and_prefix(self) -> tuple[str, str]:
@@ -56,11 +72,17 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One array of one shard: ``chunks`` chunks of ``items`` numbers each."""
+class Address:
+    """Where one array is."""
 
     place: Place
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Address):
+    """One array of one shard: ``chunks`` chunks of ``items`` numbers each."""
+
     chunks: int
     items: int
 
@@ -70,23 +92,39 @@ class Target:
 
 
 class OpenArray(ABC):
-    """A target, opened by a contender. Writes have been acknowledged when they return."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    """An array, opened by a contender. Writes have been acknowledged when they return."""
 
     @abstractmethod
-    def read(self, selection: slice) -> Values: ...
+    def read(self, selection: Selection) -> Values: ...
 
     @abstractmethod
-    def write(self, selection: slice, values: Values) -> None:
+    def write(self, selection: Selection, values: Values) -> None:
         """One assignment."""
+
+    async def ready(self) -> None:  # noqa: B027 - most have nothing of the kind
+        """Open on the running loop what belongs to one."""
+
+    async def read_async(self, selection: Selection) -> Values:
+        """The same through the library's own asynchronous interface, on the caller's event loop."""
+        raise NotImplementedError
+
+    async def read_chunk(self, key: str, selection: Selection) -> Values:
+        """One raw chunk, by its key in the hierarchy where the library has such a face, else by its elements."""
+        return await self.read_async(selection)
+
+    async def read_chunks(self, wanted: Sequence[tuple[str, Selection]]) -> list[Values]:
+        """Raw chunks, all at once, as the library lets them be asked for together."""
+        return list(await asyncio.gather(*(self.read_chunk(key, selection) for key, selection in wanted)))
+
+    def counts(self) -> Counts | None:
+        """The requests so far, where they are counted inside of this process."""
+        return None
 
     def transaction(self) -> AbstractContextManager[None]:
         """Assignments inside are one transaction. Raises ``NotImplementedError`` where the library has none."""
         raise NotImplementedError
 
-    def write_together(self, writes: list[tuple[slice, Values]]) -> int:
+    def write_together(self, writes: Sequence[tuple[Selection, Values]]) -> int:
         """All assignments at once, by as many threads; how many failed."""
         failed = 0
         with ThreadPoolExecutor(len(writes)) as pool:
@@ -101,7 +139,7 @@ class Contender(ABC):
     name: str
 
     @abstractmethod
-    def open(self, target: Target) -> OpenArray: ...
+    def open(self, address: Address) -> OpenArray: ...
 
     def unavailable(self, storage: StorageName) -> str | None:
         """Why it cannot take part on this storage here; ``None`` where it can."""
@@ -112,23 +150,38 @@ class Contender(ABC):
 
 
 class _ZarrArray(OpenArray):
-    def __init__(self, target: Target, array: zarr.Array[Any]) -> None:
-        super().__init__(target)
+    def __init__(self, array: zarr.Array[Any], address: Address | None = None) -> None:
         self._array = array
+        self._address = address
+        self._here: zarr.AsyncArray[Any] = array.async_array
 
-    def read(self, selection: slice) -> Values:
+    async def ready(self) -> None:
+        """zarr's synchronous array lives on zarr's own loop, and so do the connections of its store."""
+        if self._address is not None and self._address.place.endpoint is not None:
+            store = native_store(self._address.place, own_client=True)
+            self._here = await zarr.api.asynchronous.open_array(store=store, path=self._address.name, mode="r")
+
+    def read(self, selection: Selection) -> Values:
         return np.asarray(self._array[selection])
 
-    def write(self, selection: slice, values: Values) -> None:
+    def write(self, selection: Selection, values: Values) -> None:
         self._array[selection] = values
 
+    async def read_async(self, selection: Selection) -> Values:
+        return np.asarray(await self._here.getitem(selection))
 
-def native_store(place: Place, *, obstore: bool = False) -> Store:
-    """zarr-python's own store for a place."""
+    def counts(self) -> Counts | None:
+        store = self._array.store
+        return store.so_far() if isinstance(store, MeteredStore) else None
+
+
+def native_store(place: Place, *, obstore: bool = False, own_client: bool = False) -> Store:
+    """zarr-python's own store for a place; with ``own_client`` on connections of its own, which another loop may use."""
     if place.endpoint is None:
-        return LocalStore(place.path)
+        store: Store = LocalStore(place.path)
+        return MeteredStore(store, place.latency_seconds) if place.latency_seconds else store
     if not obstore:
-        return FsspecStore.from_url(f"s3://{place.path}", storage_options=place.s3_options)
+        return FsspecStore.from_url(f"s3://{place.path}", storage_options={**place.s3_options, "skip_instance_cache": own_client})
     from obstore.store import S3Store
     from zarr.storage import ObjectStore
 
@@ -147,26 +200,32 @@ def native_store(place: Place, *, obstore: bool = False) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class ZarrPython(Contender):
-    """zarr-python's ``shards=``, with one of the codec pipelines that do sharding for it."""
+    """zarr-python, with one of the codec pipelines that do sharding for it."""
 
     name: str = "zarr-python"
     pipeline: str | None = None
     obstore: bool = False
+    unsharded: bool = False
+    """Works on the copy of the array that has no shards."""
 
-    def open(self, target: Target) -> OpenArray:
+    def open(self, address: Address) -> OpenArray:
+        self.configure()
+        store = native_store(address.place, obstore=self.obstore)
+        return _ZarrArray(zarr.open_array(store, path=address.name, mode="r+"), address)
+
+    def configure(self) -> None:
+        """Set the pipeline for this process."""
         if self.pipeline is not None:
             zarr.config.set({"codec_pipeline.path": self.pipeline})
-            if self.pipeline == _ZARRS:
+            if self.pipeline == ZARRS:
                 import zarrs  # noqa: F401 - registers the pipeline
-        store = native_store(target.place, obstore=self.obstore)
-        return _ZarrArray(target, zarr.open_array(store, path=target.name, mode="r+"))
 
     def unavailable(self, storage: StorageName) -> str | None:
-        if self.pipeline == _ZARRS:
+        if self.pipeline == ZARRS:
             if importlib.util.find_spec("zarrs") is None:
                 return "zarrs is not installed"
-            return "the pipeline opens local files and HTTP only" if storage == "s3" else None
-        if self.pipeline == _FUSED and not _has(_FUSED):
+            return None if storage == "local" else "the pipeline opens local files and HTTP only"
+        if self.pipeline == FUSED and not _has(FUSED):
             return f"zarr {zarr.__version__} has no such pipeline"
         if self.obstore:
             if storage == "local":
@@ -184,16 +243,25 @@ def _has(dotted: str) -> bool:
 
 
 class _TensorStoreArray(OpenArray):
-    def __init__(self, target: Target, array: Any, own_transactions: bool) -> None:
-        super().__init__(target)
+    def __init__(self, array: Any, own_transactions: bool) -> None:
         self._array = array
         self._own_transactions = own_transactions
         self._transaction: Any = None
 
-    def read(self, selection: slice) -> Values:
+    def read(self, selection: Selection) -> Values:
         return np.asarray(self._array[selection].read().result())
 
-    def write(self, selection: slice, values: Values) -> None:
+    async def read_async(self, selection: Selection) -> Values:
+        return np.asarray(await self._array[selection].read())
+
+    async def read_chunks(self, wanted: Sequence[tuple[str, Selection]]) -> list[Values]:
+        import tensorstore
+
+        with tensorstore.Batch() as batch:  # collects what can be coalesced
+            futures = [self._array[selection].read(batch=batch) for _, selection in wanted]
+        return [np.asarray(await future) for future in futures]
+
+    def write(self, selection: Selection, values: Values) -> None:
         import tensorstore
 
         if self._transaction is not None:
@@ -222,46 +290,74 @@ class TensorStore(Contender):
     """Each assignment in a transaction of its own."""
     conditional_writes: bool | None = None
     """``use_conditional_write`` of its S3 driver; ``None``: as it decides for the endpoint."""
+    cache_nbytes: int = 0
+    """Of its cache pool, which keeps shard indices and decoded chunks; 0, its default, keeps nothing."""
 
-    def open(self, target: Target) -> OpenArray:
+    def open(self, address: Address) -> OpenArray:
         import tensorstore
 
-        place = target.place
-        spec: dict[str, Any] = {"driver": "zarr3", "recheck_cached_data": True}
-        if place.endpoint is None:
-            spec["kvstore"] = {"driver": "file", "path": f"{place.path}/{target.name}/"}
-            spec["context"] = {"file_io_sync": False}
+        spec = {"driver": "zarr3", "recheck_cached_data": True, **self.below(address.place, address.name)}
+        return _TensorStoreArray(tensorstore.open(spec).result(), self.own_transactions)
+
+    def below(self, place: Place, path: str) -> dict[str, Any]:
+        """The members ``kvstore`` and ``context`` of its specification of what lies at a path."""
+        context: dict[str, Any] = {"cache_pool": {"total_bytes_limit": self.cache_nbytes}} if self.cache_nbytes else {}
+        if place.http_url is not None:
+            kvstore: dict[str, Any] = {"driver": "http", "base_url": f"{place.http_url}/{path}/"}
+        elif place.endpoint is None:
+            kvstore = {"driver": "file", "path": f"{place.path}/{path}/"}
+            context["file_io_sync"] = False
         else:
             bucket, prefix = place.bucket_and_prefix
-            spec["kvstore"] = {
+            kvstore = {
                 "driver": "s3",
                 "bucket": bucket,
-                "path": f"{prefix}/{target.name}/",
+                "path": f"{prefix}/{path}/",
                 "endpoint": place.endpoint,
                 "aws_region": S3_REGION,
                 "aws_credentials": {"type": "environment"},
             }
             if self.conditional_writes is not None:
-                spec["kvstore"]["use_conditional_write"] = self.conditional_writes
-        return _TensorStoreArray(target, tensorstore.open(spec).result(), self.own_transactions)
+                kvstore["use_conditional_write"] = self.conditional_writes
+        return {"kvstore": kvstore, "context": context}
 
     def unavailable(self, storage: StorageName) -> str | None:
         if importlib.util.find_spec("tensorstore") is None:
             return "tensorstore is not installed"
-        return "the setting is for S3" if storage == "local" and self.conditional_writes is not None else None
+        return "the setting is for S3" if storage != "s3" and self.conditional_writes is not None else None
 
 
 # -- shardstore --------------------------------------------------------------------------------------------------------
 
 
+_PROTOTYPE = default_buffer_prototype()
+
+
 class _ShardStoreArray(_ZarrArray):
-    def __init__(self, target: Target, store: Any, array: zarr.Array[Any]) -> None:
-        super().__init__(target, array)
+    def __init__(self, store: Any, array: zarr.Array[Any]) -> None:
+        super().__init__(array)
         self._store = store
 
     def transaction(self) -> AbstractContextManager[None]:
         transaction: AbstractContextManager[None] = self._store.transaction()
         return transaction
+
+    async def read_chunk(self, key: str, selection: Selection) -> Values:
+        value = await self._store.get(key, _PROTOTYPE)
+        return np.asarray(value.as_numpy_array())
+
+    async def read_chunks(self, wanted: Sequence[tuple[str, Selection]]) -> list[Values]:
+        values = await self._store.get_partial_values(_PROTOTYPE, [(key, None) for key, _ in wanted])
+        return [np.asarray(value.as_numpy_array()) for value in values]
+
+    def counts(self) -> Counts | None:
+        return counted(self._store)
+
+
+def counted(store: Any) -> Counts:
+    """What a face of shardstore has asked of its storage so far."""
+    counters = store.counters
+    return Counts({"requests": counters.requests}, counters.bytes_read, counters.bytes_written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,28 +365,59 @@ class ShardStore(Contender):
     """shardstore under zarr-python."""
 
     name: str = "shardstore"
+    strategy: str = "rewrite"
+    fsync: bool = False
+    """Flush to disk, as is the default without this."""
 
-    def open(self, target: Target) -> OpenArray:
+    def open(self, address: Address) -> OpenArray:
+        store = self.store(address.place)
+        return _ShardStoreArray(store, zarr.open_array(store, path=address.name, mode="r+"))
+
+    def store(self, place: Place) -> Any:
+        """Of a new engine where none is open for the place in this process."""
         import shardstore
 
-        place = target.place
-        if place.endpoint is None:
-            store = shardstore.open(place.path, fsync=False)
-        else:
-            store = shardstore.open(f"s3://{place.path}", storage_options=place.s3_options)
-        return _ShardStoreArray(target, store, zarr.open_array(store, path=target.name, mode="r+"))
+        target, options = self._target(place)
+        return shardstore.open(target, **options)
 
+    def mapping(self, place: Place) -> Any:
+        """The same as a mapping."""
+        import shardstore
+
+        target, options = self._target(place)
+        return shardstore.get_mapper(target, **options)
+
+    def _target(self, place: Place) -> tuple[Any, dict[str, Any]]:
+        options: dict[str, Any] = {"strategy": self.strategy}
+        if place.endpoint is not None:
+            return f"s3://{place.path}", {**options, "storage_options": place.s3_options}
+        if not place.latency_seconds:
+            return place.path, {**options, "fsync": self.fsync}
+        from shardstore.storage.local import LocalStorage
+        from shardstore.storage.wrap_latency import LatencyStorage
+
+        # Requests that take as long are merged as on object stores; by itself the model passes for the disk that it delays.
+        slow = LatencyStorage(LocalStorage(place.path, fsync=self.fsync), place.latency_seconds)
+        return slow, {**options, "gap_bytes": REMOTE_GAP_NBYTES}
+
+    def unavailable(self, storage: StorageName) -> str | None:
+        return "only local files are flushed" if self.fsync and storage != "local" else None
+
+
+REMOTE_GAP_NBYTES = 512 * 2**10
+"""shardstore's default away from local disks: wanted ranges at most this far apart share a request."""
 
 CONTENDERS: tuple[Contender, ...] = (
     ZarrPython(),
-    ZarrPython("zarr-python, fused pipeline", pipeline=_FUSED),
-    ZarrPython("zarr-python, zarrs pipeline", pipeline=_ZARRS),
+    ZarrPython("zarr-python, fused pipeline", pipeline=FUSED),
+    ZarrPython("zarr-python, zarrs pipeline", pipeline=ZARRS),
     ZarrPython("zarr-python, obstore", obstore=True),
     TensorStore(),
     TensorStore("tensorstore, transactions", own_transactions=True),
     TensorStore("tensorstore, conditional writes set", conditional_writes=True),
     ShardStore(),
 )
+"""Of the experiments on safety."""
 
 
 # -- arrays to compete on ----------------------------------------------------------------------------------------------

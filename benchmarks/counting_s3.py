@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.request import urlopen
 
-_COUNTS_PATH = "/-/counts"
+COUNTS_PATH = "/-/counts"
+"""Where a server that counts tells its counts, and forgets them."""
 _START_SECONDS = 120.0
 
 
@@ -47,7 +48,7 @@ class _CountingApp:
         sent = environ["wsgi.input"].read(nbytes)  # a slow client keeps nobody else waiting
         environ["wsgi.input"] = io.BytesIO(sent)
         with self._lock:
-            if environ["PATH_INFO"] == _COUNTS_PATH:
+            if environ["PATH_INFO"] == COUNTS_PATH:
                 return self._take_counts(start_response)
             self._requests[environ["REQUEST_METHOD"]] += 1
             self._written += nbytes
@@ -89,8 +90,13 @@ class CountingS3:
 
     def take_counts(self) -> Counts:
         """What was asked since the last call."""
-        with urlopen(self.endpoint + _COUNTS_PATH, timeout=60) as answer:
-            return Counts(**json.load(answer))
+        return take_counts(self.endpoint)
+
+
+def take_counts(url: str) -> Counts:
+    """What a server that counts was asked since the last call."""
+    with urlopen(url + COUNTS_PATH, timeout=60) as answer:
+        return Counts(**json.load(answer))
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from contenders import Contender, OpenArray, Place, Target, Values, create, plain_array
-from counting_s3 import CountingS3, Counts
+from counting_s3 import CountingS3
 from crew import Crew, Job
+from process_figures import process_io
 
 Figures = dict[str, Any]
 
@@ -305,21 +305,6 @@ class TornReads(Experiment):
 # -- amplification -----------------------------------------------------------------------------------------------------
 
 Way = Literal["one by one", "together", "in a transaction", "in one assignment"]
-_PROC_IO = Path("/proc/self/io")
-
-
-def process_io() -> Counts | None:
-    """What this process has read and written by system calls since it began; ``None`` where the system does not count.
-
-    Linux counts read, write and their variants, and copy_file_range on both sides, so bytes that only the kernel moved are
-    in it; what is read through mapped memory is not.
-    """
-    try:
-        lines = _PROC_IO.read_text().splitlines()
-    except OSError:
-        return None
-    numbers = {name: int(number) for name, _, number in (line.partition(": ") for line in lines)}
-    return Counts({}, numbers["rchar"], numbers["wchar"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +318,12 @@ class _Update(Job[Figures | None]):
 
     def prepare(self) -> Callable[[], Figures | None]:
         # Modules are imported, connections made and servers probed before anything is counted.
-        self._update(self.contender.open(self.warm_up))
+        self._update(self.contender.open(self.warm_up), self.warm_up)
         array = self.contender.open(self.target)
 
         def run() -> Figures | None:
             before = process_io()
-            failed = self._update(array)
+            failed = self._update(array, self.target)
             after = process_io()
             if failed is None:
                 return None
@@ -349,8 +334,7 @@ class _Update(Job[Figures | None]):
 
         return run
 
-    def _update(self, array: OpenArray) -> int | None:
-        target = array.target
+    def _update(self, array: OpenArray, target: Target) -> int | None:
         writes = [(target.chunk(i), np.full(target.items, mark_of(i), "u1")) for i in range(target.chunks)]
         if self.way == "together":
             return array.write_together(writes)

@@ -15,7 +15,6 @@ not measured.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -31,6 +30,7 @@ from contenders import CONTENDERS, S3_ENVIRONMENT, Contender, Place, StorageName
 from counting_s3 import CountingS3, counting_s3
 from crew import Crew
 from experiments import Amplification, Arena, Experiment, Loss, TornReads
+from machine import machine, versions
 from report import Report, Result, describe
 
 _PACKAGES = ("shardstore", "zarr", "tensorstore", "zarrs", "s3fs", "obstore", "moto")
@@ -105,42 +105,11 @@ def run(report: Report, storage: StorageName, contenders: Sequence[Contender], p
 # -- the head of the table ---------------------------------------------------------------------------------------------
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _file_system(directory: str) -> str:
-    """The type of the file system that ``directory`` lies on."""
-    try:
-        mounts = [line.split(" ")[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except OSError:
-        return "unknown file system"
-    path = os.path.realpath(directory)
-    above = [(mount, kind) for mount, kind in mounts if os.path.commonpath([mount, path]) == mount]
-    return max(above, key=lambda found: len(found[0]))[1] if above else "unknown file system"
-
-
-def _versions() -> str:
-    found = []
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(found)
-
-
 def head_of(arguments: Sequence[str], directory: str | None) -> dict[str, str]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    packages = [f"{package} {version}" for package, version in versions(_PACKAGES).items()]
     return {
-        "machine": f"{os.cpu_count()} × {_processor()}, {memory:.0f} GiB; {platform.system()} {platform.release()}, "
-        f"{_file_system(directory or tempfile.gettempdir())}",
-        "versions": f"Python {platform.python_version()}, {_versions()}",
+        "machine": machine(directory),
+        "versions": f"Python {platform.python_version()}, {', '.join(packages)}",
         "command": shlex.join(["python", "benchmarks/safety.py", *arguments]),
     }
 

@@ -1,0 +1,15 @@
+"""What the process has imported that all turns are forked from: no thread is started, no connection is made."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+for _module in (
+    "s3fs",
+    "shardstore.adapters.mapping",
+    "shardstore.adapters.zarr_place",
+    "shardstore.adapters.zarr_store",
+    "shardstore.storage.wrap_latency",
+    "worker",
+):
+    import_module(_module)

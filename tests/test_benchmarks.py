@@ -1,0 +1,139 @@
+"""``benchmarks/bench.py`` runs each kind of workload, its figures are what they are called, and bars and page are made of them."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+# One of each kind, and whom the bars compare.
+WORKLOADS = ("planes", "single chunks, warm", "full write", "1 % update", "listing", "hierarchy", "import")
+CONTENDERS = ("bytes and codecs", "requests alone", "shardstore", "zarr-python", "import shardstore", "import fsspec, numpy")
+
+
+def program(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a tiny run on a local disk and over latency."""
+    directory = tmp_path_factory.mktemp("benchmarks")
+    where = ("--scale", "tiny", "--storage", "local", "latency", "--directory", directory)
+    done = program("bench.py", *where, "--json", directory / "results.json", "--only", *WORKLOADS, "--contenders", *CONTENDERS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in directory.iterdir()] == ["results.json"]
+    return directory / "results.json"
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a module of the benchmark."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module
+    for path in BENCHMARKS.rglob("*.py"):
+        sys.modules.pop(".".join(path.relative_to(BENCHMARKS).with_suffix("").parts), None)
+    sys.modules.pop("workloads", None)
+
+
+@pytest.fixture
+def run(results: Path, modules: Any) -> Any:
+    return modules("results").Run.load(results)
+
+
+def test_every_kind_of_workload_was_measured(run: Any) -> None:
+    for name in WORKLOADS:
+        (cell,) = (cell for cell in run.cells if (cell["workload"], cell["storage"]) == (name, "local"))
+        for contender, entry in cell["entries"].items():
+            assert entry["error"] is None, (name, contender, entry["error"])
+            assert entry["rounds"] or entry["left_out"], (name, contender)
+        assert any(entry["rounds"] for contender, entry in cell["entries"].items() if "shardstore" in contender)
+
+
+def test_requests_and_bytes_are_those_of_the_work(run: Any) -> None:
+    # Planes of 4 chunks by 4, 2 by 4 and 2 by 4: two along each dimension, in shards of 2 by 2 by 2; and the model's own count agrees.
+    assert run.median("planes", "latency", "zarr-python", "requests") == 2 * (4 + 16) + 4 * (2 + 8)
+    assert run.median("planes", "latency", "shardstore", "requests") == run.median("planes", "latency", "requests alone", "requests")
+    assert run.median("planes", "latency", "shardstore", "operations") == 6
+    assert run.median("planes", "latency", "shardstore", "seconds") >= 6 * run.head["latency_seconds"]
+    if sys.platform == "linux":
+        written = run.median("full write", "local", "zarr-python", "bytes_written")
+        data, index = (run.median("full write", "local", "zarr-python", figure) for figure in ("asked_nbytes", "index_nbytes"))
+        assert written == data + 4 * index
+        assert written <= run.median("full write", "local", "shardstore", "bytes_written") < 1.01 * written
+        assert run.median("full write", "local", "shardstore", "peak_nbytes") >= run.median(
+            "full write", "local", "shardstore", "base_nbytes"
+        )
+
+
+def test_bars_and_page_are_made_of_it(results: Path, tmp_path: Path) -> None:
+    done = program("check.py", results)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode == int("NOT HELD" in done.stdout)
+    assert "held          latency, planes: requests beyond indices and merged ranges ≤ 0: 0" in done.stdout
+    assert "not measured  s3, 1 % update: shardstore: uploads" in done.stdout
+    done = program("page.py", results, "--output", tmp_path / "page.md")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.md").read_text()
+    assert "#### Planes across shards, along each dimension" in page
+    assert "- zarr-python is left out: its interface has shards, not chunks" in page
+    pictures = sorted(path.name for path in (tmp_path / "benchmarks").iterdir())
+    assert [name.partition("-")[0] for name in pictures] == ["latency", "local"]
+    assert all(f"](benchmarks/{name})" in page for name in pictures)
+
+
+# -- the judges --------------------------------------------------------------------------------------------------------
+
+
+def test_a_bar_that_is_missed_says_so(run: Any, modules: Any) -> None:
+    def status(cells: Any) -> str:
+        judged = modules("bars").verdicts(modules("results").Run(run.head, cells))
+        (found,) = (verdict for verdict in judged if verdict.bar.startswith("import shardstore"))
+        return str(found.status)
+
+    cells = copy.deepcopy(run.cells)
+    (entries,) = (cell["entries"] for cell in cells if cell["workload"] == "import")
+    entries["import fsspec, numpy"]["rounds"][0]["seconds"] = 1.0
+    entries["import shardstore"]["rounds"][0]["seconds"] = 1.49
+    assert status(cells) == "held"
+    entries["import shardstore"]["rounds"][0]["seconds"] = 1.51
+    assert status(cells) == "NOT HELD"
+    entries["import shardstore"]["error"] = "it failed"
+    assert status(cells) == "not measured"
+
+
+def test_wrong_values_are_an_error_of_the_one_who_read_them(modules: Any) -> None:
+    bench = modules("bench")
+    right = {"checksum": 7}
+    entries = {"a": [right, right], "b": [right, {"checksum": 8}], "bytes alone": [{"checksum": None}]}
+    cell = bench.Cell("w", "W", "local", {name: bench.Entry(rounds) for name, rounds in entries.items()})
+    cell.compare()
+    assert {name: entry.error is None for name, entry in cell.entries.items()} == {"a": True, "b": False, "bytes alone": True}
+
+
+def test_a_process_that_fails_is_reported(modules: Any, tmp_path: Path) -> None:
+    worker, contenders = modules("worker"), modules("contenders")
+    turn = worker.Turn("planes", "shardstore", "tiny", contenders.Place(str(tmp_path)), "run")
+    with pytest.raises(Exception, match="volume"):
+        worker.take(turn)
+
+
+def test_the_leanest_loop_reads_what_zarr_reads(modules: Any, tmp_path: Path) -> None:
+    datasets, contenders, leanest = modules("datasets"), modules("contenders"), modules("leanest")
+    form = datasets.SCALES["tiny"].volume
+    datasets.make(tmp_path, "a", form)
+    address = contenders.Address(contenders.Place(str(tmp_path)), "a")
+    lean = leanest.Leanest("bytes and codecs", codecs=True, over=("local",)).open(address)
+    everything = datasets.contents(form)
+    for box in [(slice(0, 32), slice(5, 6), slice(0, 64)), (slice(3, 20), slice(15, 49), slice(31, 33))]:
+        assert (lean.read(box) == everything[box]).all()

@@ -16,6 +16,7 @@ from shardstore.adapters import zarr_pipeline
 from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
+from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 
@@ -154,3 +155,37 @@ def test_native_arrays_in_other_spellings_can_be_updated(update: str) -> None:
     assert store.chunks_per_shard("x") == (2,)
     np.testing.assert_array_equal(zarr.open_array(store, path="x")[:8], np.arange(8))
     assert raw.get("x/c/3") is not None
+
+
+def test_arrays_of_one_place_are_equal() -> None:
+    """zarr compares arrays by their pipelines too."""
+    store = shardstore.open(MemoryStorage(f"/{uuid.uuid4().hex}"), chunks_per_shard=(2,))
+    array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
+    again = zarr.open_array(store, path="a")
+    assert again == array
+    assert hash(again.async_array.codec_pipeline) == hash(array.async_array.codec_pipeline)
+    other = zarr.create_array(store, name="b", shape=(8,), chunks=(2,), dtype="i4", compressors=None)
+    assert other.async_array.codec_pipeline != array.async_array.codec_pipeline
+
+
+class _Inverted(zarr.codecs.GzipCodec):
+    """As somebody may write a codec of their own: by the method that zarr's pipelines call."""
+
+    async def _encode_single(self, chunk_data: Any, chunk_spec: Any) -> Any:
+        encoded = await super()._encode_single(chunk_data, chunk_spec)
+        return chunk_spec.prototype.buffer.from_bytes(bytes(255 - byte for byte in encoded.to_bytes()))
+
+    async def _decode_single(self, chunk_data: Any, chunk_spec: Any) -> Any:
+        inverted = bytes(255 - byte for byte in chunk_data.to_bytes())
+        return await super()._decode_single(chunk_spec.prototype.buffer.from_bytes(inverted), chunk_spec)
+
+
+def test_a_codec_of_ones_own_is_asked_by_the_method_that_it_has() -> None:
+    storage = MemoryStorage(f"/{uuid.uuid4().hex}")
+    store = shardstore.open(storage, chunks_per_shard=(2,))
+    array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4", compressors=[_Inverted()])
+    array[:] = range(1, 9)
+    np.testing.assert_array_equal(array[:], range(1, 9))
+    chunk = run_sync(store.engine.get(("a/c/0", EVERYTHING)))
+    assert chunk is not None
+    assert bytes(chunk[:2]) == bytes((255 - 0x1F, 255 - 0x8B))  # gzip's magic number, inverted

@@ -33,7 +33,18 @@ def encode_bytes(numcodec: Any, data: Any) -> Any:
 
 def has_sync(codec: Codec) -> bool:
     """Whether ``decode_sync`` and ``encode_sync`` may be called."""
-    return (isinstance(codec, SupportsSyncCodec) and getattr(codec, "_sync_capable", True)) or numcodec_of(codec) is not None
+    if isinstance(codec, SupportsSyncCodec):
+        return getattr(codec, "_sync_capable", True) and _says_the_same(type(codec), "_decode") and _says_the_same(type(codec), "_encode")
+    return numcodec_of(codec) is not None
+
+
+def _says_the_same(kind: type, method: str) -> bool:
+    """Not where a subclass has another ``…_single``, which zarr's pipelines call, and not the ``…_sync`` that goes with it."""
+    asked, single = (
+        next((i for i, base in enumerate(kind.__mro__) if f"{method}_{form}" in vars(base)), len(kind.__mro__))
+        for form in ("sync", "single")
+    )
+    return asked <= single
 
 
 def decode_sync(codec: Any, value: Any, spec: ArraySpec) -> Any:

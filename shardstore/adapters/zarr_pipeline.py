@@ -227,6 +227,12 @@ class ShardedCodecPipeline(CodecPipeline):
     async def encode(self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]) -> Iterable[Buffer | None]:
         return await self._plain.encode(chunk_arrays_and_specs)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._codecs == other._codecs  # zarr compares arrays by their pipelines too
+
+    def __hash__(self) -> int:
+        return hash(self._codecs)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"codecs": self._codecs}
 

@@ -122,11 +122,12 @@ def open(
         stored: what is there already, and standard Zarr v3 ``sharding_indexed`` where there is nothing (``"auto"``); ``"codec"``,
             ``"transformer"`` (a hierarchy of the 2022 draft) or ``"transformer-v3"``.
         present: ``"v3"``: final Zarr v3.
-        strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes.
+        strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes. ``"append"``: new chunks and a new index go behind
+            what is there.
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: ``pipeline``, ``fsync``, ``locks``, ``transport`` and those of ``shardstore.engine.options.EngineOptions``:
             ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
-            ``index_cache_bytes``, ``gap_bytes``, ``request_bytes``, ``max_memory``, ``commit_concurrency``,
+            ``index_cache_bytes``, ``gap_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``, ``commit_concurrency``,
             ``copy_window_bytes``, ``commit_attempts``.
 
     Raises:

@@ -173,6 +173,7 @@ class _Inverted(zarr.codecs.GzipCodec):
 
     async def _encode_single(self, chunk_data: Any, chunk_spec: Any) -> Any:
         encoded = await super()._encode_single(chunk_data, chunk_spec)
+        assert encoded is not None
         return chunk_spec.prototype.buffer.from_bytes(bytes(255 - byte for byte in encoded.to_bytes()))
 
     async def _decode_single(self, chunk_data: Any, chunk_spec: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -62,6 +62,10 @@ class ShardedMap(MutableMapping[str, bytes]):
     @property
     def read_only(self) -> bool:
         return self._read_only
+
+    def prefetch(self, path: str, region: Sequence[slice] | None = None) -> int:
+        """Load the shard indices of a region of an array; see ``ShardedStore.prefetch``."""
+        return run_sync(self.engine.prefetch(path.strip("/"), region))
 
     def transaction(self) -> AbstractContextManager[None]:
         """Hold back writes until the block ends; see ``ShardedStore.transaction``."""

@@ -91,6 +91,19 @@ class ShardedStore(Store):
         layout = self.layout(path)
         return None if layout is None else layout.index_format.chunks_per_shard
 
+    def prefetch(self, path: str, region: Sequence[slice] | None = None) -> int:
+        """Load the shard indices of a region of the array at ``path`` in one round of requests; how many shards there are.
+
+        ``region`` is in elements, a slice without step for each dimension; ``None``: the whole array. Indices past ``index_cache_bytes``
+        are left out. What is read of the region afterwards is one round of requests, where it would be two.
+
+        Raises:
+            NotFound: there is no sharded array at ``path``.
+            InvalidInput: ``region`` is not a slice for each dimension.
+            Corruption: an index is damaged.
+        """
+        return run_sync(self.engine.prefetch(path.strip("/"), region))
+
     def transaction(self) -> AbstractContextManager[None]:
         """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
 

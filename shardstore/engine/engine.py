@@ -28,6 +28,7 @@ from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listi
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
+from shardstore.engine.prefetching import prefetch
 from shardstore.engine.reader import Reader, Value
 from shardstore.engine.retrying import Contention, Sleep
 from shardstore.engine.tick_batch import TickBatch
@@ -252,6 +253,10 @@ class Engine:
         if (overlay := self._held) is not None and overlay.decides(key):
             return overlay.nbytes(key)
         return await self._values.size(key)
+
+    async def prefetch(self, path: str, region: Sequence[slice] | None) -> int:
+        """Load the indices of a region of an array; see ``prefetching.prefetch``."""
+        return await prefetch(self.hierarchy, self._reader, path, region, self.options.index_cache_bytes)
 
     # -- listing ---------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,10 @@ Strategy = Literal["rewrite", "append"]
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
+# Of a cached local file a request costs some microseconds, as much as copying 32 KiB; see docs/guide/storages.md.
+_GAP_BYTES = {"memory": 0, "local": 32 * 2**10}
+_FIRST_BYTES = 64 * 2**10
+
 _PRESENT: tuple[Present, ...] = get_args(Present)
 
 
@@ -145,12 +149,12 @@ class EngineOptions:
         """Gap and size limits for a kind of storage.
 
         A gap is worth reading where it costs less than a request: a few microseconds on a local disk, some ten
-        milliseconds, or half a MiB, on an object store.
+        milliseconds, or half a MiB, on an object store. For the same reason an index is asked for with 64 KiB there.
         """
         gap = self.gap_bytes
         if gap is None:
-            gap = {"memory": 0, "local": 32 * 2**10}.get(kind, 512 * 2**10)
-        return ReadLimits(gap, self.request_bytes)
+            gap = _GAP_BYTES.get(kind, 512 * 2**10)
+        return ReadLimits(gap, self.request_bytes, 0 if kind in _GAP_BYTES else _FIRST_BYTES)
 
 
 def _are_counts(value: object) -> bool:

@@ -28,6 +28,8 @@ from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage
 
 _PINNED_TRIES = 4
+_TIMES_IN_VAIN = 4
+_MOST_IN_VAIN = 10_000
 
 Value = memoryview | None | ShardStoreError
 """What became of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
@@ -124,6 +126,7 @@ class Reader:
         self._indices = indices
         self._limits = limits
         self._counters = counters
+        self._in_vain: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
         """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
@@ -390,7 +393,7 @@ class Reader:
         """Indices, and shards that are wanted whole; what is to be read by the indices, the shards whose arrays had changed, and those that
         were wanted whole and whose arrays have yet to be checked: in the next round, beside the chunks.
         """
-        requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request() for s in shards]
+        requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request_with(self._first_bytes(s)) for s in shards]
         ready: list[_Ready] = []
         outdated: list[ShardRead] = []
         unchecked: list[_First] = []
@@ -400,18 +403,41 @@ class Reader:
                 outdated.append(shard)
                 continue
             index = first.index
-            if shard.wants_everything and not first.is_guarded:
+            window = self._window(shard, index, first.outcome)
+            if window is not None and not first.is_guarded:
                 unchecked.append(first)
             if not isinstance(index, CachedIndex):
                 for i in shard.numbers:
                     values[i] = index
-            elif shard.wants_everything and isinstance(first.outcome, Found):
-                self._cut(shard, index, first.outcome.buffers[0], 0, values)
+            elif window is not None and isinstance(first.outcome, Found):
+                self._cut(shard, index, first.outcome.buffers[0], window, values)
             else:
                 ready.append((shard, index, index.index.places(shard.slots, index.object_nbytes)))
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
         return ready, outdated, unchecked
+
+    def _first_bytes(self, shard: ShardRead) -> int:
+        """How much to ask for with an index: of arrays in whose shards that never held what was wanted, no more than it."""
+        return self._limits.first_bytes if self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
+
+    def _window(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None, outcome: ReadOutcome) -> int | None:
+        """Where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
+        if shard.wants_everything:
+            return 0
+        if not self._limits.first_bytes or not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
+            return None
+        start = 0 if shard.layout.index_format.location == "start" else outcome.nbytes - len(outcome.buffers[0])
+        stop = start + len(outcome.buffers[0])
+        places = index.index.places(shard.slots, index.object_nbytes)
+        offsets, nbytes = places.offsets[places.exists], places.nbytes[places.exists]
+        if not len(offsets):
+            return None
+        holds_all = bool(((offsets >= start) & (offsets + nbytes <= stop)).all())
+        if len(self._in_vain) >= _MOST_IN_VAIN:
+            self._in_vain.clear()
+        self._in_vain[shard.node.path] = 0 if holds_all else self._in_vain.get(shard.node.path, 0) + 1
+        return start if holds_all else None
 
     async def _second_round(
         self,

@@ -174,6 +174,11 @@ class IndexFormat:
         """The range that holds the index in an object of any size."""
         return ByteRange(0, self.nbytes) if self.location == "start" else ByteSuffix(self.nbytes)
 
+    def request_with(self, nbytes: int) -> ByteRequest:
+        """As ``request``, of ``nbytes`` at least."""
+        nbytes = max(nbytes, self.nbytes)
+        return ByteRange(0, nbytes) if self.location == "start" else ByteSuffix(nbytes)
+
     def request_from(self, offset: int) -> ByteRequest:
         """The range that holds both the index and whatever lies at ``offset`` or behind it."""
         return ByteOffset(0 if self.location == "start" else offset)

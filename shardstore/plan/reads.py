@@ -20,6 +20,8 @@ class ReadLimits:
 
     gap_bytes: int = 32 * 2**10
     request_bytes: int = 16 * 2**20
+    first_bytes: int = 0
+    """What is fetched at least with an index, since it takes no longer: a small shard is read whole that way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -171,9 +171,13 @@ def test_conditions(s: SyncStorage, condition: Condition) -> None:
     s.compose("d/a", old, segments(len(OLD)), UNCONDITIONAL)
     with pytest.raises(ConditionFailed):
         append(s, old)
+    changed = s.put("d/a", OLD[::-1])
+    with pytest.raises(ConditionFailed):
+        s.compose("d/a", old, segments(len(OLD)), UNCONDITIONAL)
+    assert s.get("d/a") == OLD[::-1]
     s.delete("d/a")
     with pytest.raises(ConditionFailed):
-        append(s, old)
+        append(s, changed)
 
 
 # -- readers in the middle ----------------------------------------------------------------------------------------------

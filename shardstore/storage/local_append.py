@@ -18,7 +18,7 @@ from shardstore.storage.local_append_record import RECORD_NBYTES, FileVersion, e
 from shardstore.storage.local_files import READ_FLAGS, generation_of, stamp_mtime
 from shardstore.storage.local_rules import WriteRules
 
-APPENDS_IN_PLACE = hasattr(os, "pwrite")  # not on Windows
+APPENDS_IN_PLACE = hasattr(os, "pwritev")  # not on Windows
 
 _APPEND_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
 _VIEWS_A_CALL = 1024  # as many as Linux and macOS take
@@ -95,10 +95,18 @@ def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync:
     _write(fd, [memoryview(encode_record(flip, old)), *behind], flip)
     _write(fd, [memoryview(encode_record(old.st_size, old)), *before], old.st_size)
     if fsync:
-        os.fdatasync(fd)
+        _flush(fd)
     _write(fd, [memoryview(b"".join(last))], flip)
     if fsync:
+        _flush(fd)
+
+
+def _flush(fd: int) -> None:
+    """Make the contents and the length of a file survive the loss of power."""
+    if hasattr(os, "fdatasync"):
         os.fdatasync(fd)
+    else:  # macOS
+        os.fsync(fd)
 
 
 def _split(views: Sequence[memoryview], first: int, second: int) -> tuple[list[memoryview], list[memoryview], list[memoryview]]:

@@ -100,8 +100,6 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
 
 def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
     """Whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing else."""
-    if after.st_size <= version.nbytes:
-        return False
     record = pread(fd, RECORD_NBYTES, version.nbytes)
     earlier = _decode(record, version.nbytes, after) or version_before(fd, after)
     return earlier == version

@@ -22,6 +22,7 @@ ErrorKind = Literal[
     "missing",
     "surplus",
     "misplaced",
+    "tail",
 ]
 NoteKind = Literal[
     "unknown",
@@ -57,6 +58,7 @@ ERRORS: Mapping[str, str] = {
     "missing": "restore it from a copy, unless it was erased on purpose",
     "surplus": "it was written after the other copy was made, or should not be there",
     "misplaced": "restore both objects from a copy: one of them lies at the place of the other",
+    "tail": "the next write there removes it, or shardstore repair",
 }
 """Kinds of errors, each with what to do about it."""
 

@@ -19,7 +19,7 @@ class Leftover:
     """One of them: ``key`` is where it lies, or, of an upload, the object that it would have become."""
 
     key: str
-    kind: Literal["temporary", "lock", "upload"]
+    kind: Literal["temporary", "lock", "tail", "upload"]
     what: str
 
 

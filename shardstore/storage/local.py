@@ -51,6 +51,7 @@ from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_reading import READS_CACHED, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
+from shardstore.storage.local_tails import cut_tails, find_tails
 from shardstore.storage.local_temporary import TemporaryFile
 
 T = TypeVar("T")
@@ -468,23 +469,33 @@ class LocalStorage:
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
 
     async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
-        """Remove temporary and lock files that writers left who died in the middle; how many. ``only_count`` leaves them.
+        """Remove temporary and lock files, and tails of files, that writers left who died in the middle; how many.
+
+        ``only_count`` leaves them.
 
         Kept are younger ones, and those of writers that live. On network file systems a day is the least age: locks need not tell
         there whether another machine's writer lives. The first write in a directory does the same there, whatever the age.
         """
 
         def sweep() -> int:
-            return sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
+            files = sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
+            if self.capabilities.appends_in_place:
+                files += cut_tails(self.root, self._rules, older_than_seconds, only_count=only_count)
+            return files
 
         return await self._write_hop("", "sweeping", sweep)
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Temporary and lock files below ``prefix`` whose writers are gone."""
+        """Temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are being appended to, or were."""
         check_directory(prefix)
         if not self._is_prefix(prefix):
             return []
-        return await self._read_hop(prefix, "looking for leftovers", lambda: find_left(self.root, prefix, self._rules.is_network))
+
+        def look() -> list[Leftover]:
+            left = find_left(self.root, prefix, self._rules.is_network)
+            return left + find_tails(self.root, prefix) if self.capabilities.appends_in_place else left
+
+        return await self._read_hop(prefix, "looking for leftovers", look)
 
     async def close(self) -> None:
         pools, self._pools = self._pools, {}

@@ -8,8 +8,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
+import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
@@ -30,7 +33,7 @@ from shardstore.storage.base import (
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_mounts import Mount
 from shardstore.testing.crash import AtCall, Child, Crasher
-from shardstore.testing.storage_suite import SyncStorage, values
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from shardstore.testing.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
 from tests.torture.crew import ROOT
@@ -403,3 +406,51 @@ def test_a_record_counts_only_where_it_was_written(left: tuple[SyncStorage, Gene
     damaged = torn[: at + 20] + bytes([torn[at + 20] ^ 1]) + torn[at + 21 :]
     path.write_bytes(damaged)
     assert s.get("d/a") == damaged
+
+
+def test_a_tail_is_told_and_cut_off(left: tuple[SyncStorage, Generation, Path]) -> None:
+    s, _, path = left
+    storage = s.storage
+    assert isinstance(storage, LocalStorage)
+    tails = [found for found in on_io_loop(storage.leftovers("")) if found.kind == "tail"]
+    assert [found.key for found in tails] == ["d/a"]
+    assert f"{path.stat().st_size - len(OLD)} bytes" in tails[0].what
+    assert [found.kind for found in on_io_loop(storage.leftovers("e/"))] == []
+    assert on_io_loop(storage.sweep(3600)) == 0
+    torn = path.read_bytes()
+    assert on_io_loop(storage.sweep(0, only_count=True)) == 1
+    assert path.read_bytes() == torn
+    assert on_io_loop(storage.sweep(0)) == 1
+    assert path.read_bytes() == OLD
+    assert on_io_loop(storage.leftovers("")) == []
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    append(s, found.generation)
+    assert on_io_loop(storage.leftovers("")) == []
+
+
+def test_verification_tells_a_tail_and_repair_cuts_it_off(tmp_path: Path) -> None:
+    store = shardstore.open(tmp_path, chunks_per_shard=(16,), strategy="append")
+    array = zarr.create_array(store, name="a", shape=(1600,), chunks=(100,), dtype="u1", compressors=None, fill_value=0)
+    array[:] = 1
+    shard = tmp_path / "a/c/0"
+    whole = shard.read_bytes()
+
+    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+        calls = crasher.run(assign_once, str(tmp_path)).calls
+        before = zarr.open_array(tmp_path / "a", mode="r")[:]
+        assert crasher.run(assign_once, str(tmp_path), at=AtCall(calls.index("pwrite") + 1)).was_killed
+    assert whole != shard.read_bytes()
+    np.testing.assert_array_equal(zarr.open_array(shardstore.open(tmp_path), path="a", mode="r")[:], before)
+    with pytest.raises(ValueError, match="checksum"):
+        zarr.open_array(tmp_path / "a", mode="r")[:]
+    assert [(f.kind, f.key) for f in shardstore.verify(tmp_path).findings if f.kind not in ("lock", "dead")] == [("tail", "a/c/0")]
+    shardstore.repair(tmp_path, yes=True, older_than_hours=0)
+    assert [f.kind for f in shardstore.verify(tmp_path).findings] == ["dead"]
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a", mode="r")[:], before)
+
+
+def assign_once(child: Child, root: str) -> None:
+    array = zarr.open_array(shardstore.open(root, strategy="append"), path="a")
+    with child.counted():
+        array[:100] = 3

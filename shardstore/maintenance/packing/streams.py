@@ -227,7 +227,10 @@ def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
     what = (
         "is gone" if isinstance(outcome, Absent) else "was replaced while it was read" if isinstance(outcome, Changed) else "was replaced"
     )
-    raise SourceChanged(f"{source.key!r} in {url} {what} since it was listed: let nobody write to the source, and run it again")
+    raise SourceChanged(
+        f"{source.key!r} in {url} {what} since it was listed: let nobody write to the source, and run it again (if nobody "
+        "does, a writer died there, which shardstore verify tells, and shardstore repair mends)"
+    )
 
 
 def is_listed(source: SourceObject, generation: Generation) -> bool:

@@ -263,11 +263,14 @@ def head_of(arguments: Sequence[str], scale: Scale, directory: str | None) -> di
     }
 
 
+_NAMES = f"of {', '.join(WORKLOADS)}".replace("%", "%%")  # argparse fills such signs in
+
+
 def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scale", choices=list(SCALES), default="quick")
     parser.add_argument("--storage", nargs="+", choices=STORAGES, default=list(STORAGES))
-    parser.add_argument("--only", nargs="+", metavar="WORKLOAD", choices=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--only", nargs="+", metavar="WORKLOAD", choices=list(WORKLOADS), help=_NAMES)
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help="these only")
     parser.add_argument("--directory", metavar="DIR", help="the local disk to use; default: a temporary directory")
     parser.add_argument("--json", metavar="FILE", required=True, help="where to write what was measured")

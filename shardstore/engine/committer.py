@@ -26,9 +26,9 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.appending import Room, can_append, plan_append
+from shardstore.plan.appending import can_append, plan_append
 from shardstore.plan.commits import CommitPlan, CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
-from shardstore.storage.base import APPEND_ROOM_NBYTES, APPEND_TAIL_NBYTES, ConditionFailed, Storage
+from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Storage
 
 _DAMAGED = Generation("damaged")
 
@@ -214,8 +214,10 @@ class Committer:
         if cached is None:
             return plan_rewrite(index_format, None, 0, updates, order)
         if self._options.strategy == "append" and capabilities.compose and cached.object_nbytes >= capabilities.copy_pays_nbytes:
-            room = Room(APPEND_ROOM_NBYTES, APPEND_TAIL_NBYTES) if capabilities.appends_in_place else None
-            return plan_append(index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room)
+            room_nbytes = APPEND_ROOM_NBYTES if capabilities.appends_in_place else None
+            return plan_append(
+                index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room_nbytes
+            )
         return plan_rewrite(index_format, cached.index, cached.object_nbytes, updates, order)
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:

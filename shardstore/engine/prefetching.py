@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice, product
+from itertools import islice
 
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.reader import Reader, ShardRead, StaleLayout
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
 
 _AT_ONCE = 256
 _LAYOUT_TRIES = 5
@@ -53,5 +54,15 @@ def _shards(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> 
     for part, extent, side in zip(region, layout.shape, layout.shard_shape, strict=True):
         start, stop, _ = part.indices(extent)
         axes.append(range(start // side, -(-stop // side)) if stop > start else range(0))
-    for coords in product(*axes):
+    for coords in _positions(axes):
         yield ShardRead(node, layout, coords, shard_key(node.path, layout, coords))
+
+
+def _positions(axes: Sequence[range]) -> Iterator[ChunkCoords]:
+    """As ``itertools.product``, which would first write out the axes, however long."""
+    if not axes:
+        yield ()
+        return
+    for first in axes[0]:
+        for rest in _positions(axes[1:]):
+            yield (first, *rest)

@@ -350,7 +350,6 @@ class Reader:
         *,
         with_metadata: Sequence[ShardRead] = (),
         others: _Others | None = None,
-        is_second: bool = False,
     ) -> list[_First]:
         """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
 
@@ -363,14 +362,7 @@ class Reader:
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
-        found = [self._first(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
-        if self._storage.capabilities.appends_in_place and not is_second:
-            # An index is overwritten in its last bytes at the end of an append: reading it in that very moment looks like damage.
-            again = [i for i, first in enumerate(found) if isinstance(first.index, Corruption)]
-            seconds = await self._read_first([shards[i] for i in again], [requests[i] for i in again], is_second=True) if again else []
-            for i, second in zip(again, seconds, strict=True):
-                found[i] = second
-        return found
+        return [self._first(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
 
     def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Beside | None) -> _First:
         index = None if isinstance(outcome, Outdated) else self.decode_index(shard, outcome)

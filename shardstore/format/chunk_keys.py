@@ -69,7 +69,7 @@ class ChunkKeyEncoding:
         18 digits, or ``ndim`` is 0. At least one key.
         """
         text = "\n".join(keys)
-        if not ndim or _all_canonical(self.name, self.separator, ndim).fullmatch(text) is None:
+        if not ndim or text.count("\n") != len(keys) - 1 or _all_canonical(self.name, self.separator, ndim).fullmatch(text) is None:
             return None
         head = f"c{self.separator}" if self.name == "default" else ""
         numbers = text.replace(head, "").replace(self.separator, " ")

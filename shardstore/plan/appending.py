@@ -2,18 +2,19 @@
 
 ::
 
-    in place:   | old shard, its index too | room | new chunks | room | index |
+    in place:   | old shard, its index too | room | new chunks | index |
     elsewhere:  | old shard to its index   | new chunks               | index |
 
-The first room is the storage's own; the second one only keeps chunks out of the last bytes of what is appended, see
-``Storage.compose``. What is no longer referred to is dead: replaced chunks, room, in place the old index. Past a bound the shard is
-rewritten instead.
+The room is the storage's own. What is no longer referred to is dead: replaced chunks, room, in place the old index. Past a bound the
+shard is rewritten instead.
+
+In place, others may find the file of any length that is a whole number of pages meanwhile. A chunk that is a shard itself has an index at
+its end; so no chunk ends there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,18 +35,9 @@ from shardstore.plan.commits import (
     write_anew,
 )
 
+_PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
 _DEAD_BYTES_ALWAYS_KEPT = 1 << 20
 """Of fewer dead bytes nobody is rid by writing the rest again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a storage needs of what is appended to an object in place."""
-
-    before_nbytes: int
-    """Bytes of no use to anybody behind the old ones."""
-    tail_nbytes: int
-    """The last bytes, in which no chunk may lie."""
 
 
 def can_append(index_format: IndexFormat) -> bool:
@@ -60,9 +52,9 @@ def plan_append(
     updates: Mapping[int, BytesLike | None],
     order: ChunkOrder,
     max_dead_fraction: float,
-    room: Room | None,
+    room_nbytes: int | None,
 ) -> CommitPlan:
-    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``; ``room``: in place.
+    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``; ``room_nbytes``: in place, with so much room.
 
     As ``plan_rewrite`` plans it where no chunk stays, or more than ``max_dead_fraction`` of the object would be dead.
 
@@ -77,10 +69,10 @@ def plan_append(
     chunks = [(slot, updates[slot]) for slot in sorted(updates)]
     entries = np.where(kept[:, np.newaxis], old.flat, np.uint64(EMPTY))
     live_nbytes = int(entries[kept, 1].sum()) + index_format.nbytes
-    kept_nbytes = old_nbytes if room is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
+    kept_nbytes = old_nbytes if room_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
     segments: list[PlannedSegment] = [CopyOld(0, kept_nbytes)]
-    if room is not None:
-        segments.append(Unused(room.before_nbytes))
+    if room_nbytes is not None:
+        segments.append(Unused(room_nbytes))
     position = sum(segment.nbytes for segment in segments)
     for slot, value in chunks:
         if value is not None:
@@ -88,9 +80,9 @@ def plan_append(
             segments.append(NewBytes(value))
             position += len(value)
             live_nbytes += len(value)
-    if room is not None and (missing := room.tail_nbytes - index_format.nbytes) > 0:
-        segments.append(Unused(missing))
-        position += missing
+            if room_nbytes is not None and position % _PAGE_BYTES == 0:
+                segments.append(Unused(1))
+                position += 1
     nbytes = position + index_format.nbytes
     if nbytes - live_nbytes > max(_DEAD_BYTES_ALWAYS_KEPT, max_dead_fraction * nbytes):
         return write_anew(index_format, old, kept, updates, order)

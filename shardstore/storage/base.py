@@ -128,8 +128,6 @@ Segment = Copy | New | Room
 
 APPEND_ROOM_NBYTES = 64
 """The room that a storage which appends in place needs behind the old bytes."""
-APPEND_TAIL_NBYTES = 127
-"""The last bytes of what is appended in place: readers that do not go through this protocol may see them half written."""
 
 
 class ConditionFailed(ShardStoreError):
@@ -186,8 +184,8 @@ class Storage(Protocol):
         ``Unsupported``, with nothing written, where the server turned out not to be able to; then the capability is gone too.
 
         Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Room(APPEND_ROOM_NBYTES)``, and what is
-        new may be carried out behind the old bytes, which stay as they are. The caller sees to it that the last
-        ``APPEND_TAIL_NBYTES`` are room or protected by a checksum of their own.
+        new may be carried out behind the old bytes, which stay as they are. Readers that do not go through this protocol may see any
+        beginning of it: where a page of the file ends, or in one of the pieces. The caller sees to it that none of these looks whole.
         """
         ...
 

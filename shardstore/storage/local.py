@@ -125,7 +125,7 @@ class LocalStorage:
             compare_and_swap=True,
             conditional_delete=True,
             compose=True,
-            appends_in_place=APPENDS_IN_PLACE and not self._rules.is_network,  # other machines may see half of it
+            appends_in_place=APPENDS_IN_PLACE and not self._rules.is_network and not self._rules.is_cluster,  # others may see half of it
             durable=self.fsync,
             reads_beside=not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,

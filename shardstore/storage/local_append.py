@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 import stat as stat_modes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
-from shardstore.storage.base import APPEND_ROOM_NBYTES, APPEND_TAIL_NBYTES, ConditionFailed, Copy, New, Segment
+from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Copy, New, Room, Segment
 from shardstore.storage.body import byte_view
-from shardstore.storage.local_append_record import RECORD_NBYTES, FileVersion, encode_record, last_record, version_before, version_of
+from shardstore.storage.local_append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
 from shardstore.storage.local_files import READ_FLAGS, generation_of, stamp_mtime
 from shardstore.storage.local_rules import WriteRules
 
-APPENDS_IN_PLACE = hasattr(os, "pwritev")  # not on Windows
+APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
 
 _APPEND_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
-_VIEWS_A_CALL = 1024  # as many as Linux and macOS take
+_VIEWS_A_CALL = 1024  # as many as Linux takes
 
 
 def append_to(
@@ -54,13 +54,8 @@ def append_to(
             if status.st_size != version.nbytes:  # another writer died here
                 os.ftruncate(fd, version.nbytes)
                 status = os.fstat(fd)
-            try:
-                _append(fd, status, views, fsync=rules.fsync)
-            except BaseException:
-                with suppress(OSError):  # it stays: readers see the old version, and the next writer cuts it off
-                    if version_before(fd, os.fstat(fd)) is not None:
-                        os.ftruncate(fd, status.st_size)
-                raise
+            if not _append(fd, status, views, fsync=rules.fsync):
+                return None
             stamp_mtime(fd)
             return generation_of(os.fstat(fd))
     except FileNotFoundError as exc:
@@ -72,69 +67,64 @@ def append_to(
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
     """The new bytes, without the room before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
-    if len(segments) < 3 or segments[0] != Copy(0, version.nbytes):
+    if len(segments) < 3 or segments[:2] != [Copy(0, version.nbytes), Room(APPEND_ROOM_NBYTES)]:
         return None
-    first, *rest = segments[1:]
-    if isinstance(first, Copy | New) or first.nbytes < APPEND_ROOM_NBYTES or any(isinstance(segment, Copy) for segment in rest):
+    rest = segments[2:]
+    if any(isinstance(segment, Copy) for segment in rest):
         return None
-    views = [memoryview(bytes(first.nbytes - APPEND_ROOM_NBYTES))]
-    views += [byte_view(s.data if isinstance(s, New) else bytes(s.nbytes)) for s in rest if not isinstance(s, Copy)]
-    return views if sum(map(len, views)) >= APPEND_TAIL_NBYTES else None
+    return [byte_view(s.data if isinstance(s, New) else bytes(s.nbytes)) for s in rest if not isinstance(s, Copy)]
 
 
-def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> None:
+def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
     """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
 
-    Nothing is behind them yet. An error before the last write leaves the old version, with a tail; an error of it, or behind it, either.
+    ``False``, and nothing was done, where the file system has no extended attributes. An error before the attribute is removed leaves the
+    old version; an error of that, or behind it, either.
     """
-    start = old.st_size + RECORD_NBYTES
-    end = start + sum(map(len, views))
-    flip = last_record(end)
-    assert flip >= start
-    before, last, behind = _split(views, flip - start, RECORD_NBYTES)
-    _write(fd, [memoryview(encode_record(flip, old)), *behind], flip)
-    _write(fd, [memoryview(encode_record(old.st_size, old)), *before], old.st_size)
+    record = encode_record(old)
+    try:
+        set_under_way(fd, record)
+    except OSError:
+        return False
+    try:
+        if fsync:
+            os.fsync(fd)  # the attribute: before the file can be longer
+        _write(fd, [memoryview(record), *views], old.st_size)
+        if fsync:
+            os.fdatasync(fd)
+    except BaseException:
+        with suppress(OSError):  # what stays of it nobody reads, and the next writer cuts it off
+            os.ftruncate(fd, old.st_size)
+            set_done(fd)
+        raise
+    set_done(fd)
     if fsync:
-        _flush(fd)
-    _write(fd, [memoryview(b"".join(last))], flip)
-    if fsync:
-        _flush(fd)
-
-
-def _flush(fd: int) -> None:
-    """Make the contents and the length of a file survive the loss of power."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:  # macOS
         os.fsync(fd)
-
-
-def _split(views: Sequence[memoryview], first: int, second: int) -> tuple[list[memoryview], list[memoryview], list[memoryview]]:
-    """The first bytes of ``views``, the next, and those behind them."""
-    parts: tuple[list[memoryview], list[memoryview], list[memoryview]] = [], [], []
-    left = [first, second]
-    at = 0
-    for view in views:
-        while at < 2 and len(view) >= left[at]:
-            parts[at].append(view[: left[at]])
-            view = view[left[at] :]
-            at += 1
-        if view:
-            parts[at].append(view)
-            if at < 2:
-                left[at] -= len(view)
-    return parts
+    return True
 
 
 def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
-    waiting = [view for view in views if view]
-    while waiting:
-        done = os.pwritev(fd, waiting[:_VIEWS_A_CALL], offset) if len(waiting) > 1 else os.pwrite(fd, waiting[0], offset)
-        offset += done
-        taken = 0
-        while taken < len(waiting) and done >= len(waiting[taken]):
-            done -= len(waiting[taken])
-            taken += 1
-        del waiting[:taken]
-        if done:
-            waiting[0] = waiting[0][done:]
+    """Write ``views`` one behind the other, from front to back."""
+    for some in _calls([view for view in views if view]):
+        waiting = some
+        while waiting:
+            done = os.pwritev(fd, waiting, offset)
+            offset += done
+            taken = 0
+            while taken < len(waiting) and done >= len(waiting[taken]):
+                done -= len(waiting[taken])
+                taken += 1
+            waiting = waiting[taken:]
+            if done:
+                waiting[0] = waiting[0][done:]
+
+
+def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """As many as a call takes at once. None but the last ends where a view ends: a chunk that is a shard itself has an index there."""
+    held: list[memoryview] = []
+    for start in range(0, len(views), _VIEWS_A_CALL - 1):
+        some = [*held, *views[start : start + _VIEWS_A_CALL - 1]]
+        held = []
+        if start + _VIEWS_A_CALL - 1 < len(views):
+            some[-1], held = some[-1][:-1], [some[-1][-1:]]
+        yield [view for view in some if view]

@@ -1,30 +1,32 @@
-"""What tells that bytes are being put behind those of a file: until one last write of 64 bytes, it says itself that it still is what
-it was.
+"""What tells that bytes are being put behind those of a file, and that they were.
 
 ::
 
-    before:     | old bytes                                             |
-    meanwhile:  | old bytes | record | new bytes, as far as they are there ...        | record | .. |
-    then:       | old bytes | record | new bytes                                                   |
-                            ^ where the old bytes end        the last multiple of 64 that leaves 64 bytes
+    | old bytes | record | new bytes, written from front to back |
+                ^ where the old bytes end
 
     record, 64 bytes, little-endian:
         magic: 16 bytes | position: uint64, of the record itself | old_nbytes: uint64 | old mtime: int64 | old ctime: int64, nanoseconds
         | 12 zero bytes | crc32c of what precedes: uint32
 
-The record at the end names the version that the file was, so every reader of this package goes on seeing that version, under its
-own generation. It is written first, which gives the file its new length in one step, and overwritten last: 64 bytes at a multiple of
-64 lie in one page and one sector, so a process that dies leaves all of them or none, and so does a loss of power. What dies before
-that is a tail that nobody reads; the next writer cuts it off.
+The record names the version that the file was. As long as the append is under way, an extended attribute of the file holds the record
+too: so every reader of this package goes on seeing that version, under its own generation. The attribute is removed when all is
+written, in one step. A writer that dies before leaves a tail that nobody reads; the next writer cuts it off. The attribute alone
+means nothing: somebody may have replaced the contents since. What follows the old bytes has to be the record, as far as it is there.
 
-The record behind the old bytes stays. It proves to a reader who finds the file changed when it has read that nothing but an append
-came in between: the bytes it has read are those of the version that it began with.
+The record stays. It proves to a reader who finds the file changed when it has read that nothing but an append came in between: the
+bytes it has read are those of the version that it began with.
+
+Written from front to back, a file that others copy or read meanwhile is the beginning of the new one, and ends somewhere in the
+middle of a chunk: no index is found there.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,7 +40,11 @@ _MAGIC = bytes.fromhex("b7d05c3ee29f4a7c9d1184a6f32c08eb")
 _RECORD = struct.Struct("<16sQQqq12x")
 RECORD_NBYTES = _RECORD.size + 4
 assert RECORD_NBYTES == APPEND_ROOM_NBYTES
-_ALIGNED = 64
+
+_ATTRIBUTE = "user.shardstore.append"
+_NO_ATTRIBUTE = (errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+
+HAS_ATTRIBUTES = sys.platform == "linux"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +60,60 @@ def _checksum(data: bytes) -> bytes:
     return value.to_bytes(4, "little")
 
 
-def encode_record(position: int, old: os.stat_result) -> bytes:
-    """The record at byte ``position`` of a file whose status was ``old``."""
-    head = _RECORD.pack(_MAGIC, position, old.st_size, old.st_mtime_ns, old.st_ctime_ns)
+def encode_record(old: os.stat_result) -> bytes:
+    """The record behind the bytes of a file whose status was ``old``."""
+    head = _RECORD.pack(_MAGIC, old.st_size, old.st_size, old.st_mtime_ns, old.st_ctime_ns)
     return head + _checksum(head)
 
 
-def _decode(data: bytes, position: int, status: os.stat_result) -> FileVersion | None:
-    """The version before, of a record that was read at ``position``; ``None``: that is no record, or of another place."""
+def _decode(data: bytes, status: os.stat_result, position: int | None = None) -> FileVersion | None:
+    """The version before, of a record that was read at ``position``, or anywhere; ``None``: that is no record, or of another place."""
     if len(data) != RECORD_NBYTES or not data.startswith(_MAGIC):
         return None
     head = data[: _RECORD.size]
     _, where, nbytes, mtime, ctime = _RECORD.unpack(head)
-    if where != position or nbytes > position or data[_RECORD.size :] != _checksum(head):
+    if where != nbytes or (position is not None and where != position) or data[_RECORD.size :] != _checksum(head):
         return None
     return FileVersion(nbytes, FileGeneration((status.st_dev, status.st_ino, nbytes, mtime, ctime)))
 
 
-def last_record(nbytes: int) -> int:
-    """Where the record at the end of a file of ``nbytes`` lies."""
-    return (nbytes - RECORD_NBYTES) // _ALIGNED * _ALIGNED
+def set_under_way(fd: int, record: bytes) -> None:
+    """Say that the bytes behind the record are being written. Raises ``OSError`` where the file system has no such attributes."""
+    if sys.platform == "linux":
+        os.setxattr(fd, _ATTRIBUTE, record)
+
+
+def set_done(fd: int) -> None:
+    """Say that all is written."""
+    if sys.platform == "linux":
+        os.removexattr(fd, _ATTRIBUTE)
+
+
+def _attribute(fd: int) -> bytes | None:
+    if sys.platform == "linux":
+        try:
+            return os.getxattr(fd, _ATTRIBUTE)
+        except OSError as exc:
+            if exc.errno not in _NO_ATTRIBUTE:
+                raise
+    return None
 
 
 def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
     """The version that an append has not yet replaced, or never will; ``None``: no append is under way, or was left."""
-    position = last_record(status.st_size)
-    return _decode(pread(fd, RECORD_NBYTES, position), position, status) if position >= 0 else None
+    attribute = _attribute(fd)
+    before = None if attribute is None else _decode(attribute, status)
+    if attribute is None or before is None or status.st_size < before.nbytes:
+        return None
+    if status.st_size == before.nbytes:  # nothing is written yet: then the attribute is all that has changed
+        return before if status.st_mtime_ns == _mtime(attribute) else None
+    there = pread(fd, min(RECORD_NBYTES, status.st_size - before.nbytes), before.nbytes)
+    return before if there and attribute.startswith(there) else None
+
+
+def _mtime(record: bytes) -> int:
+    mtime: int = _RECORD.unpack(record[: _RECORD.size])[3]
+    return mtime
 
 
 def version_of(fd: int, status: os.stat_result) -> FileVersion:
@@ -101,5 +135,4 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
 def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
     """Whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing else."""
     record = pread(fd, RECORD_NBYTES, version.nbytes)
-    earlier = _decode(record, version.nbytes, after) or version_before(fd, after)
-    return earlier == version
+    return (_decode(record, after, version.nbytes) or version_before(fd, after)) == version

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
-from shardstore.storage.local_append_record import FileVersion, version_of, was_appended_to
-from shardstore.storage.local_files import READ_FLAGS, generation_of, pread, same_bytes, translated
+from shardstore.storage.local_append_record import version_of, was_appended_to
+from shardstore.storage.local_files import READ_FLAGS, pread, same_bytes, translated
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 
@@ -26,12 +26,9 @@ def _read_once(path: str, read: Read, look: Callable[[int, int, int], bytes | by
         status = os.fstat(fd)
         if not stat_modes.S_ISREG(status.st_mode):
             return ABSENT
-        if read.generation is not None and read.generation == generation_of(status):
-            version = FileVersion(status.st_size, read.generation)
-        else:
-            version = version_of(fd, status)
-            if read.generation is not None and read.generation != version.generation:
-                return CHANGED
+        version = version_of(fd, status)
+        if read.generation is not None and read.generation != version.generation:
+            return CHANGED
         buffers = []
         for request in read.ranges:
             wanted = request if isinstance(request, ByteRange) and request.end <= version.nbytes else resolve(request, version.nbytes)

@@ -30,6 +30,9 @@ _OPEN_FILES = (
     "utime",
     "fsync",
     "fdatasync",
+    "setxattr",
+    "getxattr",
+    "removexattr",
     "fstat",
 )
 _NAMES = ("stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "rename", "replace", "link", "unlink")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.storage import local_append
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.s3 import S3Storage
 from shardstore.storage.s3_probe import facts_of, forget_facts
@@ -275,26 +275,57 @@ def test_on_s3_every_request_of_an_append_fails_once(s3: tuple[S3Storage, Calls]
 # -- readers that know nothing of it -----------------------------------------------------------------------------------------
 
 
-def test_a_native_reader_in_the_middle_sees_an_error_or_the_old_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_reader_in_the_middle_sees_an_error_or_one_of_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of the file is there: it is written from front to back."""
     array, values = filled(appending(tmp_path))
-    seen: list[bool] = []
-    real = local_append._write
+    seen: list[str] = []
+    real = os.pwritev
 
-    def look(*arguments: Any) -> None:
-        real(*arguments)
-        for chunk in range(0, 512, 64):
-            try:
-                found = zarr.open_array(tmp_path / "a", mode="r")[:64, chunk : chunk + 64]
-            except ValueError:
-                seen.append(False)  # the index's checksum
-            else:
-                seen.append(True)
-                old = np.array_equal(found, values[:64, chunk : chunk + 64])
-                assert old or np.array_equal(found, np.full_like(found, 77))
+    def short(fd: int, buffers: list[Any], offset: int) -> int:
+        done = real(fd, [buffers[0][:700]], offset)
+        try:
+            found = np.asarray(zarr.open_array(tmp_path / "a", mode="r")[:])
+        except ValueError:
+            seen.append("error")  # the index's checksum
+        else:
+            seen.append("new" if (found[:64, :64] == 77).all() else "old")
+            assert np.array_equal(found[64:], values[64:])
+            assert seen[-1] == "new" or np.array_equal(found, values)
+        return done
 
-    monkeypatch.setattr(local_append, "_write", look)
+    monkeypatch.setattr(os, "pwritev", short)
     array[:64, :64] = 77
-    assert True in seen
-    assert False in seen
+    assert seen.count("error") > 5
+    assert seen[-1] == "new"
     values[:64, :64] = 77
     np.testing.assert_array_equal(array[:], values)
+
+
+def test_a_file_that_is_copied_meanwhile_is_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it from front to back, at whatever pace, has one version or finds no index."""
+    array, _ = filled(appending(tmp_path))
+    shard = tmp_path / "a/c/0/0"
+    copied = bytearray(shard.read_bytes()[:200_000])
+    real = os.pwritev
+
+    def short(fd: int, buffers: list[Any], offset: int) -> int:
+        done = real(fd, [buffers[0][:700]], offset)
+        with shard.open("rb") as file:
+            file.seek(len(copied))
+            copied.extend(file.read(9_000))
+        return done
+
+    monkeypatch.setattr(os, "pwritev", short)
+    array[:64, :64] = 77
+    (tmp_path / "copy/c/0").mkdir(parents=True)
+    (tmp_path / "copy/zarr.json").write_bytes((tmp_path / "a/zarr.json").read_bytes())
+    shard_copy = tmp_path / "copy/c/0/0"
+    complete = shard.read_bytes()
+    assert complete.startswith(copied)
+    for nbytes in range(len(copied) - 3, len(copied) + 1):
+        shard_copy.write_bytes(copied[:nbytes])
+        if copied[:nbytes] == complete:
+            np.testing.assert_array_equal(zarr.open_array(tmp_path / "copy", mode="r")[:], array[:])
+        else:
+            with pytest.raises(ValueError, match="checksum"):
+                zarr.open_array(tmp_path / "copy", mode="r")[:]

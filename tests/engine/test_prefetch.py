@@ -106,6 +106,15 @@ def test_no_more_is_prefetched_than_is_kept() -> None:
     assert store.prefetch("a") == 2
 
 
+def test_of_an_array_of_any_size() -> None:
+    storage = Server(fresh_memory())
+    store = shardstore.open(storage, chunks_per_shard=(4,), index_cache_bytes=64 * 10)
+    zarr.create_array(store, name="a", shape=(10**15,), chunks=(1000,), dtype="u1")
+    with storage.count() as block:
+        assert store.prefetch("a") == 0
+    assert requests(block) == 10
+
+
 def test_what_cannot_be_prefetched(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     filled(storage)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 
 from shardstore.engine.actions import ERASE
 from shardstore.engine.engine import Engine
-from shardstore.errors import Corruption
-from shardstore.storage.base import Found, Read, ReadOutcome
 from tests.engine.hooked import HookedStorage
 from tests.engine.test_engine import get, play, put
 
@@ -52,35 +47,5 @@ def test_a_chunk_that_is_erased_while_the_shard_changes_is_missing_and_not_damag
         storage.before = rewrite
         assert await get(mine, "a/c/1") is None
         assert number >= 9
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_index_that_is_read_while_it_is_overwritten_is_read_again(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """As at the end of an append in place; what stays so is damage."""
-
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        await put(other, c0=b"x", c1=b"v")
-        storage.capabilities_override = replace(storage.inner.capabilities, appends_in_place=True)
-        original = storage.inner.read
-        left = times
-
-        async def read(reads: Sequence[Read]) -> list[ReadOutcome]:
-            nonlocal left
-            outcomes = await original(reads)
-            for i, (asked, outcome) in enumerate(zip(reads, outcomes, strict=True)):
-                if asked.key == "a/c/0" and isinstance(outcome, Found) and left:
-                    left -= 1
-                    torn = bytes(outcome.buffers[0][:-1]) + b"?"
-                    outcomes[i] = replace(outcome, buffers=(memoryview(torn),))
-            return outcomes
-
-        monkeypatch.setattr(storage.inner, "read", read)
-        if times == 1:
-            assert await get(mine, "a/c/1") == b"v"
-        else:
-            with pytest.raises(Corruption, match="index"):
-                await get(mine, "a/c/1")
 
     play(scenario)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,3 +94,28 @@ def test_other_prefixes_do_not(prefix: str) -> None:
 )
 def test_documents(document: object, expected: ChunkKeyEncoding | None) -> None:
     assert parse_chunk_key_encoding(document) == expected
+
+
+odd_keys = st.one_of(
+    st.lists(st.integers(0, 10**19), min_size=1, max_size=3).map(lambda c: "c/" + "/".join(map(str, c))),
+    st.text("c/.0123-+ \n\u0661", max_size=8),
+)
+
+
+@given(st.sampled_from(["default", "v2"]), st.sampled_from(["/", "."]), st.integers(0, 3), st.lists(odd_keys, min_size=1, max_size=5))
+def test_many_keys_are_decoded_as_each_by_itself(name: Any, separator: Any, ndim: int, keys: list[str]) -> None:
+    encoding = ChunkKeyEncoding(name, separator)
+    each = [encoding.decode(key, ndim) for key in keys]
+    together = encoding.decode_all(keys, ndim)
+    if together is None:
+        assert not ndim or None in each or any(c >= 10**18 for coords in each for c in coords or ())
+    else:
+        assert [tuple(row) for row in together.tolist()] == each
+
+
+@given(st.sampled_from(["default", "v2"]), st.sampled_from(["/", "."]), st.lists(st.tuples(*[st.integers(0, 10**18 - 1)] * 2), min_size=1))
+def test_many_canonical_keys(name: Any, separator: Any, coords: list[tuple[int, int]]) -> None:
+    encoding = ChunkKeyEncoding(name, separator)
+    together = encoding.decode_all([encoding.encode(c) for c in coords], 2)
+    assert together is not None
+    assert [tuple(row) for row in together.tolist()] == coords

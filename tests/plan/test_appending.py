@@ -14,11 +14,11 @@ from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
 from shardstore.plan import appending
-from shardstore.plan.appending import Room, can_append, plan_append
+from shardstore.plan.appending import can_append, plan_append
 from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, Unused, WriteShard, plan_rewrite
 from tests.plan.carrying_out import carry_out, contents
 
-ROOM = Room(64, 127)
+ROOM = 64
 
 formats = st.builds(
     IndexFormat, st.lists(st.integers(1, 3), max_size=3).map(tuple), st.builds(IndexCodecs, st.sampled_from(["little", "big"]))
@@ -35,7 +35,7 @@ def stays(index_format: IndexFormat, old: ShardIndex, new: ShardIndex, updates: 
 @settings(deadline=None)
 @given(formats, st.sampled_from([None, ROOM]), st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([0, 100]), st.data())
 def test_a_sequence_of_commits_is_a_dict(
-    index_format: IndexFormat, room: Room | None, fraction: float, ignored: int, data: st.DataObject
+    index_format: IndexFormat, room: int | None, fraction: float, ignored: int, data: st.DataObject
 ) -> None:
     nslots = prod(index_format.chunks_per_shard)
     model: dict[int, bytes] = {}
@@ -87,12 +87,13 @@ def test_in_place_the_old_index_stays_and_nothing_else_is_written() -> None:
     assert plan.nbytes == len(old) + 64 + 3 + index_format.nbytes
 
 
-def test_a_small_index_keeps_the_last_bytes_to_itself() -> None:
-    index_format, index, old = shard_of(bytes(1000), bytes(1000))
-    plan = plan_append(index_format, index, len(old), {0: b"new"}, "C", 0.5, ROOM)
+def test_in_place_no_chunk_ends_with_a_page() -> None:
+    index_format, index, old = shard_of(*[bytes(1000)] * 20)
+    first = 2 * 4096 * 4 - len(old) - 64
+    plan = plan_append(index_format, index, len(old), {3: bytes(first), 4: b"next"}, "C", 0.9, ROOM)
     assert isinstance(plan, WriteShard)
-    assert plan.segments[3] == Unused(127 - index_format.nbytes)
-    assert index_format.nbytes == 36
+    assert plan.segments[2:5] == (NewBytes(bytes(first)), Unused(1), NewBytes(b"next"))
+    assert contents(index_format, carry_out(plan, old))[4] == b"next"
 
 
 def test_elsewhere_the_old_index_goes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -82,12 +83,12 @@ def test_what_it_costs(s: SyncStorage) -> None:
         append(s, old)
     lock = ["open", "flock", "fstat", "stat"]
     unlock = ["unlink", "flock", "close"]
-    look = ["fstat", "stat", "pread"]
-    write = ["pwritev", "pwritev", "fdatasync", "pwrite", "fdatasync"]
+    look = ["fstat", "stat", "getxattr"]
+    write = ["setxattr", "fsync", "pwritev", "fdatasync", "removexattr", "fsync"]
     assert counted.calls == ["open", *lock, *look, *write, "utime", "fstat", *unlock, "close"]
 
 
-@pytest.mark.parametrize("tail", [127, 128, 190, 191, 192, 4096, 70_000])
+@pytest.mark.parametrize("tail", [1, 64, 4096, 70_000])
 @pytest.mark.parametrize("old_nbytes", [0, 1, 63, 64, 4095, 4096, 5000])
 def test_of_any_size(s: SyncStorage, old_nbytes: int, tail: int) -> None:
     data = os.urandom(old_nbytes)
@@ -107,7 +108,6 @@ def test_of_any_size(s: SyncStorage, old_nbytes: int, tail: int) -> None:
         [Copy(0, len(OLD)), Room(1), New(NEW)],
         [Copy(0, len(OLD) - 1), Room(APPEND_ROOM_NBYTES), New(NEW)],
         [Copy(0, len(OLD)), New(NEW)],
-        [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(b"short")],
         [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(NEW), Copy(0, 1)],
     ],
     ids=str,
@@ -371,7 +371,7 @@ def _last_write(root: Path, crasher: Crasher) -> int:
     other = root.parent / f"{root.name}-counted"
     SyncStorage(LocalStorage(other)).put("d/a", OLD)
     calls = crasher.run(append_once, str(other)).calls
-    return calls.index("pwrite") + 1
+    return calls.index("fdatasync") + 1
 
 
 def test_what_was_left_is_the_old_version_to_everybody(left: tuple[SyncStorage, Generation, Path]) -> None:
@@ -394,18 +394,101 @@ def test_what_was_left_is_replaced_and_removed_on_condition(left: tuple[SyncStor
     assert not path.exists()
 
 
-def test_a_record_counts_only_where_it_was_written(left: tuple[SyncStorage, Generation, Path]) -> None:
+def test_the_attribute_means_nothing_without_the_record(left: tuple[SyncStorage, Generation, Path]) -> None:
+    """Somebody may write the file in place after its writer died."""
     s, _, path = left
     torn = path.read_bytes()
-    path.write_bytes(torn[:-1] + b"?")  # behind the record: it counts
-    assert s.get("d/a") == OLD
-    for shifted in (b"." * 64 + torn, torn[64:], torn[: len(torn) // 64 * 64 - 70]):
-        path.write_bytes(shifted)
-        assert s.get("d/a") == shifted
-    at = torn.rindex(bytes.fromhex("b7d05c3e"))
-    damaged = torn[: at + 20] + bytes([torn[at + 20] ^ 1]) + torn[at + 21 :]
-    path.write_bytes(damaged)
-    assert s.get("d/a") == damaged
+    record = torn[len(OLD) : len(OLD) + 64]
+    for shown, contents in [
+        (OLD, torn[: len(OLD) + 30]),
+        (OLD, torn + b"more"),
+        (OLD, OLD[::-1] + torn[len(OLD) :]),  # what else can be told of it
+        (None, b"." + torn),
+        (None, torn[1:]),
+        (None, OLD + b"." + record),
+        (None, OLD + record[:20] + bytes([record[20] ^ 1]) + record[21:]),
+        (None, OLD[:-5]),
+        (None, b""),
+    ]:
+        path.write_bytes(contents)  # the same file, with its attributes
+        expected = contents if shown is None else contents[: len(shown)]
+        assert s.get("d/a") == expected, len(contents)
+
+
+def test_a_copy_with_all_attributes_is_what_its_bytes_are(left: tuple[SyncStorage, Generation, Path]) -> None:
+    s, _, path = left
+    shutil.copy2(path, path.parent / "copy")
+    assert os.getxattr(path.parent / "copy", "user.shardstore.append")
+    assert s.get("d/copy") == OLD
+    data = path.read_bytes()
+    s.put("d/blob", data)
+    assert s.get("d/blob") == data  # bytes alone say nothing
+
+
+def test_a_file_system_without_attributes_gets_a_new_file(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = s.put("d/a", OLD)
+    inode = (tmp_path / "d/a").stat().st_ino
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    monkeypatch.setattr(os, "getxattr", refuse)
+    append(s, old)
+    assert is_appended(s.get("d/a"))
+    assert (tmp_path / "d/a").stat().st_ino != inode
+
+
+def test_a_limit_within_the_first_bytes(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could be written of it is cut off."""
+    old = s.put("d/a", OLD)
+    real, calls = os.pwritev, 0
+
+    def short(fd: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return real(fd, [buffers[0][:20]], offset)
+        raise OSError(errno.EFBIG, "file too large")
+
+    with monkeypatch.context() as patching:
+        patching.setattr(os, "pwritev", short)
+        with pytest.raises(StorageError, match="too large"):
+            append(s, old)
+    assert (tmp_path / "d/a").read_bytes() == OLD
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    append(s, found.generation)
+    assert is_appended(s.get("d/a"))
+
+
+def test_many_pieces_never_end_a_call_together(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others find the file as long as after any call: not where a chunk ends, which may be a shard itself."""
+    old = s.put("d/a", OLD)
+    pieces = [os.urandom(1 + number % 7) for number in range(3000)]
+    ends = set(itertools.accumulate(map(len, pieces), initial=len(OLD) + APPEND_ROOM_NBYTES))
+    real = os.pwritev
+    lengths: list[int] = []
+
+    def noting(fd: int, buffers: list[memoryview], offset: int) -> int:
+        assert len(buffers) <= 1024
+        done = real(fd, buffers, offset)
+        lengths.append(offset + done)
+        return done
+
+    monkeypatch.setattr(os, "pwritev", noting)
+    made: list[Segment] = [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), *map(New, pieces)]
+    s.compose("d/a", old, made, IfGeneration(old))
+    assert len(lengths) == 3
+    assert [length in ends for length in lengths[:-1]] == [piece_may_end(pieces, length, ends) for length in lengths[:-1]]
+    found = s.get("d/a")
+    assert found is not None
+    assert found[len(OLD) + APPEND_ROOM_NBYTES :] == b"".join(pieces)
+
+
+def piece_may_end(pieces: list[bytes], length: int, ends: set[int]) -> bool:
+    """Where a piece is of one byte, and its last byte is held back, the one before it ends there."""
+    return length in ends and length + 1 in ends
 
 
 def test_a_tail_is_told_and_cut_off(left: tuple[SyncStorage, Generation, Path]) -> None:
@@ -439,7 +522,8 @@ def test_verification_tells_a_tail_and_repair_cuts_it_off(tmp_path: Path) -> Non
     with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
         calls = crasher.run(assign_once, str(tmp_path)).calls
         before = zarr.open_array(tmp_path / "a", mode="r")[:]
-        assert crasher.run(assign_once, str(tmp_path), at=AtCall(calls.index("pwrite") + 1)).was_killed
+        assert crasher.run(assign_once, str(tmp_path), at=AtCall(calls.index("fdatasync") + 1)).was_killed
+    os.truncate(shard, len(shard.read_bytes()) - 5)  # as if the writer had died a little earlier
     assert whole != shard.read_bytes()
     np.testing.assert_array_equal(zarr.open_array(shardstore.open(tmp_path), path="a", mode="r")[:], before)
     with pytest.raises(ValueError, match="checksum"):

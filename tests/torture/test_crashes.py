@@ -56,9 +56,9 @@ def stored(root: Path) -> list[Chunks]:
     layout = sharded_arrays(objects)["a"]
     found: list[Chunks] = []
     for shard in range(SHARDS):
-        data = objects.get(layout.key((shard,)))
+        data = shown(root / layout.key((shard,)))
         found.append(
-            {int(key.rpartition("/")[2]): chunk for key, chunk in shard_chunks(layout, (shard,), shown(data))} if data is not None else {}
+            {int(key.rpartition("/")[2]): chunk for key, chunk in shard_chunks(layout, (shard,), data)} if data is not None else {}
         )
     return found
 

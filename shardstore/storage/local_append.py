@@ -32,6 +32,7 @@ def append_to(
     Raises:
         ConditionFailed: the file is not the version ``source``, or the condition does not hold. Nothing was done.
     """
+    rules.sweep_once(os.path.dirname(path))
     try:
         fd = os.open(path, _APPEND_FLAGS)
     except OSError:

@@ -95,7 +95,7 @@ def in_a_process(url: str, options: dict[str, Any], workloads: tuple[str, ...]) 
     argument = json.dumps({"url": url, "options": options, "workloads": workloads, "prefix": uuid.uuid4().hex})
     done = subprocess.run([sys.executable, __file__, "--one", argument], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{options.get('transport')} on {url} failed:\n{done.stderr}")
+        raise SystemExit(f"{options.get('transport')} on {url} failed ({done.returncode}):\n{done.stderr}")
     found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

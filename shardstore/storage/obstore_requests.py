@@ -6,9 +6,11 @@ refusal is left to the client that the user configured, which asks again by its 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ ONCE: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(0)}
 LONGEST_REQUEST = timedelta(days=1)
 """obstore ends a request after 30 seconds, whatever its size. A connection on which nothing comes is ended by the read timeout."""
 
+_LAST_MOMENT_SECONDS = 0.1
+
 # In the order of their words: a status stands behind the URL, which holds no spaces, and before the server's text.
 _STATUS = re.compile(r"Error performing [A-Z]+ \S+ in .*?Server returned non-2xx status code: (\d{3})", re.DOTALL)
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
@@ -51,6 +55,16 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _let_go() -> None:
+    """obstore's threads let go of the bytes that they were given a moment after their answer. One that does when the interpreter is gone
+    aborts the process, all of whose work is done: two of fourteen that ended with writes.
+    """
+    time.sleep(_LAST_MOMENT_SECONDS)
+
+
+atexit.register(_let_go)
 
 _has_told = False
 

@@ -127,7 +127,8 @@ def open(
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: ``pipeline``, ``fsync``, ``locks``, ``transport`` and those of ``shardstore.engine.options.EngineOptions``:
             ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
-            ``index_cache_bytes``, ``gap_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``, ``commit_concurrency``,
+            ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``,
+            ``commit_concurrency``,
             ``copy_window_bytes``, ``commit_attempts``.
 
     Raises:

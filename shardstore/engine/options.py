@@ -27,7 +27,6 @@ _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
 # Of a cached local file a request costs some microseconds, as much as copying 32 KiB; see docs/guide/storages.md.
 _GAP_BYTES = {"memory": 0, "local": 32 * 2**10}
-_FIRST_BYTES = 64 * 2**10
 
 _PRESENT: tuple[Present, ...] = get_args(Present)
 
@@ -65,6 +64,8 @@ class EngineOptions:
     """Ranges of a shard at most this far apart share a request; ``None``: by kind of storage."""
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
+    first_bytes: int = 0
+    """What is asked for at least with the index of a shard, so that a small shard comes whole by one request."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16
@@ -100,6 +101,7 @@ class EngineOptions:
         for name in ("request_bytes", "max_memory", "commit_concurrency", "copy_window_bytes", "commit_attempts"):
             _check_count(name, getattr(self, name), 1)
         _check_count("index_cache_bytes", self.index_cache_bytes, 0)
+        _check_count("first_bytes", self.first_bytes, 0)
         if self.gap_bytes is not None:
             _check_count("gap_bytes", self.gap_bytes, 0)
         for name in ("index_checksum", "require_atomic"):
@@ -149,12 +151,12 @@ class EngineOptions:
         """Gap and size limits for a kind of storage.
 
         A gap is worth reading where it costs less than a request: a few microseconds on a local disk, some ten
-        milliseconds, or half a MiB, on an object store. For the same reason an index is asked for with 64 KiB there.
+        milliseconds, or half a MiB, on an object store.
         """
         gap = self.gap_bytes
         if gap is None:
             gap = _GAP_BYTES.get(kind, 512 * 2**10)
-        return ReadLimits(gap, self.request_bytes, 0 if kind in _GAP_BYTES else _FIRST_BYTES)
+        return ReadLimits(gap, self.request_bytes, self.first_bytes)
 
 
 def _are_counts(value: object) -> bool:

@@ -19,8 +19,9 @@ from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.plan_writer import PlanWriter
-from shardstore.engine.reader import Reader, ShardRead, StaleLayout, same_shards
+from shardstore.engine.reader import Reader, StaleLayout, same_shards
 from shardstore.engine.retrying import Contention, Turn
+from shardstore.engine.shard_read import ShardRead
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords

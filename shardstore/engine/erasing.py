@@ -9,7 +9,8 @@ from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import join, metadata_path
 from shardstore.engine.listing import ArrayPrefix, Listing
-from shardstore.engine.reader import Reader, ShardRead, StaleLayout
+from shardstore.engine.reader import Reader, StaleLayout
+from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, InvalidInput, ShardStoreError
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix

@@ -9,7 +9,8 @@ from itertools import compress
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
-from shardstore.engine.reader import Reader, ShardRead, StaleLayout
+from shardstore.engine.reader import Reader, StaleLayout
+from shardstore.engine.shard_read import ShardRead
 from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
-from shardstore.engine.reader import Reader, StaleLayout, group_by_shard
+from shardstore.engine.reader import Reader, StaleLayout
+from shardstore.engine.shard_read import group_by_shard
 from shardstore.engine.values import Values
 from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, ShardStoreError, StorageError

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
-from shardstore.engine.reader import Reader, ShardRead, StaleLayout
+from shardstore.engine.reader import Reader, StaleLayout
+from shardstore.engine.shard_read import ShardRead
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords

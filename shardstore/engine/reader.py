@@ -7,8 +7,8 @@ the chunks where the index was read just now, so that the shard is not read by t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,12 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
+from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
-from shardstore.model.chunks import ChunkCoords, ChunkLocation
+from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
@@ -37,41 +38,6 @@ Value = memoryview | None | ShardStoreError
 
 class StaleLayout(Exception):
     """The array's metadata changed since its layout was looked up: the keys have to be located again."""
-
-
-@dataclass(slots=True)
-class ShardRead:
-    """The requests of one batch to one shard, each by its number in the batch, the chunk's slot, and which bytes of it."""
-
-    node: Node
-    layout: ArrayLayout
-    coords: ChunkCoords
-    key: str
-    numbers: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    requests: list[ByteRequest] = field(default_factory=list)
-    parts: int = 0
-    """How many of the requests are not for whole chunks."""
-    versions: dict[int, tuple[Generation, int]] | None = None
-    """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
-
-    def want(self, number: int, slot: int, request: ByteRequest) -> None:
-        self.numbers.append(number)
-        self.slots.append(slot)
-        self.requests.append(request)
-        self.parts += request is not EVERYTHING
-
-    @property
-    def wants_everything(self) -> bool:
-        """Whether every chunk that the array has in this shard is wanted, whole."""
-        per_shard, grid = self.layout.grid.chunks_per_shard, self.layout.chunk_grid_shape
-        here = 1
-        for s, n, g in zip(self.coords, per_shard, grid, strict=True):
-            here *= max(0, min(n, g - s * n))
-        if here == 0 or len(self.slots) < here:
-            return False
-        whole = self.slots if not self.parts else [s for s, r in zip(self.slots, self.requests, strict=True) if r == EVERYTHING]
-        return len(set(whole)) >= here
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +71,6 @@ class _Others:
 
     reads: Sequence[Read]
     outcomes: list[ReadOutcome] | None = None
-
-
-def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:
-    groups: dict[str, ShardRead] = {}
-    for i, target, request in targets:
-        group = groups.get(target.shard_key)
-        if group is None:
-            group = groups[target.shard_key] = ShardRead(target.node, target.layout, target.shard_coords, target.shard_key)
-        group.want(i, target.slot, request)
-    return list(groups.values())
 
 
 class Reader:

@@ -20,8 +20,9 @@ from shardstore.engine.actions import (
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.engine.reader import Reader, StaleLayout, Value, group_by_shard
+from shardstore.engine.reader import Reader, StaleLayout, Value
 from shardstore.engine.retrying import Contention
+from shardstore.engine.shard_read import group_by_shard
 from shardstore.engine.stored_documents import document_read
 from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer

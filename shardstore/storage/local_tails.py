@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.local_append_record import RECORD_NBYTES, version_before
+from shardstore.storage.local_append_record import RECORD_NBYTES, set_done, version_before
 from shardstore.storage.local_files import READ_FLAGS, is_reserved, stamp_mtime
 from shardstore.storage.local_rules import WriteRules
 
@@ -28,7 +28,7 @@ def find_tails(root: str, prefix: str) -> list[Leftover]:
                 before = version_before(fd, status) if stat_modes.S_ISREG(status.st_mode) else None
             finally:
                 os.close(fd)
-            if before is not None:
+            if before is not None and status.st_size > before.nbytes:
                 key = os.path.relpath(path, root).replace(os.sep, "/")
                 nbytes = status.st_size - before.nbytes
                 found.append(
@@ -55,6 +55,7 @@ def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_c
                     cut += 1
                     if not only_count:
                         os.ftruncate(fd, before.nbytes)
+                        set_done(fd)
                         stamp_mtime(fd)
                         if rules.fsync:
                             os.fsync(fd)

@@ -415,6 +415,21 @@ def test_the_attribute_means_nothing_without_the_record(left: tuple[SyncStorage,
         assert s.get("d/a") == expected, len(contents)
 
 
+def test_a_writer_that_died_before_it_wrote_left_no_tail(s: SyncStorage, tmp_path: Path) -> None:
+    old = s.put("d/a", OLD)
+    with Crasher(["tests.storage.test_local_append"], [str(ROOT)]) as crasher:
+        other = tmp_path.parent / f"{tmp_path.name}-counted"
+        SyncStorage(LocalStorage(other)).put("d/a", OLD)
+        calls = crasher.run(append_once, str(other)).calls
+        assert crasher.run(append_once, str(tmp_path), at=AtCall(calls.index("pwritev") + 1)).was_killed
+    assert os.listxattr(tmp_path / "d/a")
+    found = s.read("d/a", EVERYTHING)
+    assert isinstance(found, Found)
+    assert found.generation == old
+    assert isinstance(s.storage, LocalStorage)
+    assert [left.kind for left in on_io_loop(s.storage.leftovers(""))] == ["lock"]
+
+
 def test_a_copy_with_all_attributes_is_what_its_bytes_are(left: tuple[SyncStorage, Generation, Path]) -> None:
     s, _, path = left
     shutil.copy2(path, path.parent / "copy")
@@ -505,6 +520,7 @@ def test_a_tail_is_told_and_cut_off(left: tuple[SyncStorage, Generation, Path]) 
     assert path.read_bytes() == torn
     assert on_io_loop(storage.sweep(0)) == 1
     assert path.read_bytes() == OLD
+    assert os.listxattr(path) == []
     assert on_io_loop(storage.leftovers("")) == []
     found = s.read("d/a", EVERYTHING)
     assert isinstance(found, Found)

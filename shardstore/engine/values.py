@@ -267,6 +267,9 @@ class Values:
         check_keys([key for key, _ in updates])
         errors: list[Exception | None] = [None] * len(updates)
         documents, others = self._split(updates)
+        if not documents:
+            await self._update_values(others, updates, errors)
+            return errors
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
         # A group's consolidated metadata is translated by what its arrays are: they go first.
         for consolidated in (False, True):
@@ -352,9 +355,8 @@ class Values:
                         plain.append((i, target))
                     case _:
                         raise AssertionError(f"{target!r} is not to be written as a value")
-            outcomes, _ = await asyncio.gather(
-                self._writer.commit(with_whole([(t, updates[i][1]) for i, t in chunks])), self._update_plain(plain, updates, errors)
-            )
+            commits = self._writer.commit(with_whole([(t, updates[i][1]) for i, t in chunks]))
+            outcomes, _ = await asyncio.gather(commits, self._update_plain(plain, updates, errors)) if plain else (await commits, None)
             pending = []
             for (i, _), outcome in zip(chunks, outcomes, strict=True):
                 if isinstance(outcome, StaleLayout):

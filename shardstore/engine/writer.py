@@ -67,7 +67,7 @@ class Writer:
             slot = target.slot
             submission.actions.setdefault(slot, []).append(action)
             of_update.append((submission, slot))
-        results = await asyncio.gather(*(s.done for s in submissions.values()), return_exceptions=True)
+        results = await _all([s.done for s in submissions.values()])
         of_submission = {id(s): r for s, r in zip(submissions.values(), results, strict=True)}
         return [_outcome(of_submission[id(submission)], slot) for submission, slot in of_update]
 
@@ -80,9 +80,8 @@ class Writer:
         return queue
 
     async def _run(self, name: _QueueName, queue: _ShardQueue) -> None:
-        """Commit what waits for one shard, again and again, until nothing waits."""
+        """Commit what waits for one shard, again and again, until nothing waits. A task of its own, so what arrives in the same tick joins."""
         clock = asyncio.get_running_loop().time
-        await asyncio.sleep(0)  # let what arrives in this tick join
         try:
             while queue.waiting:
                 async with self._bound:
@@ -128,6 +127,16 @@ class Writer:
                 submission.done.set_result(result)
         if isinstance(result, asyncio.CancelledError):
             raise result
+
+
+async def _all(futures: Sequence[asyncio.Future[Refused]]) -> list[Refused | BaseException]:
+    """The result of each, or its exception. One alone, the usual case of small writes, needs none of what ``gather`` makes."""
+    if len(futures) == 1:
+        try:
+            return [await futures[0]]
+        except Exception as exc:  # noqa: BLE001  # handed on as a result
+            return [exc]
+    return await asyncio.gather(*futures, return_exceptions=True)
 
 
 def _outcome(result: Refused | BaseException, slot: int) -> ShardStoreError | StaleLayout | None:

@@ -118,11 +118,12 @@ class ShardIndex:
     def present(self) -> npt.NDArray[np.bool_]:
         """``(nslots,)``: where an entry is not the empty marker; half-empty ones count as present (and are corrupt)."""
         flat = self.flat
-        present: npt.NDArray[np.bool_] = (flat[:, 0] != EMPTY) | (flat[:, 1] != EMPTY)
+        present: npt.NDArray[np.bool_] = (flat[:, 0] & flat[:, 1]) != EMPTY  # all bits of both
         return present
 
-    def invalid(self, object_nbytes: int) -> npt.NDArray[np.bool_]:
-        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end.
+    def invalid(self, object_nbytes: int, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
+        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end; only ``among`` those that
+        are present, where they are given.
 
         Overlaps, aliases, gaps and any order are valid.
         """
@@ -130,7 +131,7 @@ class ShardIndex:
         limit = np.uint64(object_nbytes)
         # offset <= limit first, so that limit - offset cannot wrap where it counts.
         fits = (offset <= limit) & (nbytes <= limit - np.minimum(offset, limit))
-        invalid: npt.NDArray[np.bool_] = self.present() & ~fits
+        invalid: npt.NDArray[np.bool_] = (self.present() if among is None else among) & ~fits
         return invalid
 
     def places(self, slots: Sequence[int], object_nbytes: int) -> Places:

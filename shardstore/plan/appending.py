@@ -67,8 +67,9 @@ def plan_append(
     if not kept.any():
         return write_anew(index_format, old, kept, updates, order)
     chunks = [(slot, updates[slot]) for slot in sorted(updates)]
-    entries = np.where(kept[:, np.newaxis], old.flat, np.uint64(EMPTY))
-    live_nbytes = int(entries[kept, 1].sum()) + index_format.nbytes
+    live_nbytes = int(old.flat[:, 1].dot(kept)) + index_format.nbytes
+    entries = old.flat.copy()
+    entries[[slot for slot, _ in chunks]] = EMPTY
     kept_nbytes = old_nbytes if room_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
     segments: list[PlannedSegment] = [CopyOld(0, kept_nbytes)]
     if room_nbytes is not None:

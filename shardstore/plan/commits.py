@@ -103,7 +103,7 @@ def kept_slots(
     if all(value is None and not present[slot] for slot, value in updates.items()):
         return NothingToDo()
     if old is not None:
-        damaged = kept & old.invalid(old_nbytes)
+        damaged = old.invalid(old_nbytes, kept)
         if damaged.any():
             slot = int(np.flatnonzero(damaged)[0])
             old.location(slot, old_nbytes)  # raises, naming the entry

@@ -119,6 +119,10 @@ class LocalStorage:
 
     @property
     def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @cached_property
+    def _capabilities(self) -> Capabilities:
         return Capabilities(
             pinned_reads=True,
             create_if_absent=True,

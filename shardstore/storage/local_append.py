@@ -79,8 +79,8 @@ def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryv
 def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
     """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
 
-    ``False``, and nothing was done, where the file system has no extended attributes. An error before the attribute is removed leaves the
-    old version; an error of that, or behind it, either.
+    ``False``, and nothing was done, where the file system has no extended attributes. An error before the attribute says that all is done
+    leaves the old version; an error of that, or behind it, either.
     """
     record = encode_record(old)
     try:

@@ -32,7 +32,6 @@ _OPEN_FILES = (
     "fdatasync",
     "setxattr",
     "getxattr",
-    "removexattr",
     "fstat",
 )
 _NAMES = ("stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "rename", "replace", "link", "unlink")

@@ -84,7 +84,7 @@ def test_what_it_costs(s: SyncStorage) -> None:
     lock = ["open", "flock", "fstat", "stat"]
     unlock = ["unlink", "flock", "close"]
     look = ["fstat", "stat", "getxattr"]
-    write = ["setxattr", "fsync", "pwritev", "fdatasync", "removexattr", "fsync"]
+    write = ["setxattr", "fsync", "pwritev", "fdatasync", "setxattr", "fsync"]
     assert counted.calls == ["open", *lock, *look, *write, "utime", "fstat", *unlock, "close"]
 
 
@@ -520,7 +520,7 @@ def test_a_tail_is_told_and_cut_off(left: tuple[SyncStorage, Generation, Path]) 
     assert path.read_bytes() == torn
     assert on_io_loop(storage.sweep(0)) == 1
     assert path.read_bytes() == OLD
-    assert os.listxattr(path) == []
+    assert not any(os.getxattr(path, os.listxattr(path)[0]))
     assert on_io_loop(storage.leftovers("")) == []
     found = s.read("d/a", EVERYTHING)
     assert isinstance(found, Found)

@@ -163,7 +163,9 @@ class ShardedStore(Store):
         """
         if not self._is_open or not key[-1:].isdigit():  # for the chunks of an array there is a pipeline already
             await self._ensure_open()
-        return _buffer(await run_async(self.engine.get((key, byte_request(byte_range)))), prototype)
+        request = byte_request(byte_range)
+        value = self.engine.get_at_once(key, request)
+        return _buffer(await run_async(self.engine.get((key, request))) if value is None else value, prototype)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ZarrByteRequest | None]]

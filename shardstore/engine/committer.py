@@ -108,8 +108,7 @@ class Committer:
         if not is_done:
             refused = await self._update(shard, actions, swaps, turn)
         turn.won()
-        self._counters.commits += 1
-        self._counters.chunks_written += len(actions) - len(refused)
+        self._counters.add(commits=1, chunks_written=len(actions) - len(refused))
         return refused
 
     async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
@@ -137,7 +136,7 @@ class Committer:
                 await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
             else:
                 turn.won()
-                self._counters.commits += 1
+                self._counters.add(commits=1)
                 return True
 
     async def replace(self, shard: Shard, generation: Generation, plan: WriteShard | DeleteShard) -> None:
@@ -155,7 +154,7 @@ class Committer:
             await self._delete(shard, condition)
         else:
             self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
-        self._counters.commits += 1
+        self._counters.add(commits=1)
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
         """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""

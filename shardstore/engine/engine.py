@@ -16,6 +16,7 @@ from itertools import compress
 from typing import TypeVar
 
 from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.at_once import at_once
 from shardstore.engine.committer import Committer
 from shardstore.engine.consolidated import stale_consolidated
 from shardstore.engine.counters import Counters
@@ -41,12 +42,12 @@ from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrap_check import CheckedStorage
 from shardstore.storage.wrap_count import CountingStorage
 from shardstore.storage.wrapper import innermost
-from shardstore.stored.detect import DetectedStorage
+from shardstore.stored.detect import DetectedStorage, is_draft
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Engine:
         self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
+        self._at_once = at_once(storage, self.hierarchy, self._indices, self.counters) if self.options.present == "v3" else None
         self._versions = VersionReader(self.storage, self._values, self._reader)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -123,6 +125,15 @@ class Engine:
         """One value, or the part of it that is asked for; gathered with others of the same tick."""
         check_key(request[0])
         return await self._gets.submit(request)
+
+    def get_at_once(self, key: str, request: ByteRequest) -> memoryview | None:
+        """A value, or the part of it that is asked for, that needs not be waited for, in the calling thread, whichever it is.
+
+        ``None`` says nothing: ``get`` has to be asked.
+        """
+        if self._at_once is None or self._held is not None or is_draft(self.storage):
+            return None
+        return self._at_once.get(key, request)
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""

@@ -368,6 +368,18 @@ class Hierarchy:
             undecided = waiting
         return [t for t in targets if t is not None]
 
+    def fresh_chunk(self, key: str) -> ChunkTarget | None:
+        """The chunk that ``key`` means, where that is known and its array need not be looked at again; from any thread."""
+        if self._pending or metadata_path(key) is not None:
+            return None
+        owner = self._owner(possible_owners(key))
+        if owner is None:
+            return None
+        node, coords = owner
+        if node.layout is None or node.is_unborn or not self.is_fresh(node):
+            return None
+        return ChunkTarget.of(key, node, node.layout, coords)
+
     async def _locate_together(self, keys: Sequence[str], *, for_write: bool) -> list[Target] | None:
         """As ``locate``, where all keys are chunks of the sharded array that the first one is a chunk of; else ``None``.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from shardstore.engine.versions import chunk_version
@@ -42,7 +43,7 @@ class CachedIndex:
 
 
 class IndexCache:
-    """Least recently used go first. Used on one event loop only, so without a lock."""
+    """Least recently used go first. Used on one event loop only, so without a lock; but for ``peek``."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -58,6 +59,15 @@ class IndexCache:
             self.drop(shard_key)
             return None
         self._entries.move_to_end(shard_key)
+        return entry
+
+    def peek(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
+        """As ``get``, from any thread: the cache stays as it is, but that the entry counts as just used."""
+        entry = self._entries.get(shard_key)
+        if entry is None or entry.index_format != index_format:
+            return None
+        with suppress(KeyError):  # dropped meanwhile
+            self._entries.move_to_end(shard_key)
         return entry
 
     def put(self, shard_key: str, entry: CachedIndex) -> None:

@@ -261,7 +261,7 @@ class Reader:
                 await self._settle(pending, values)
                 break
             pending = await self._try(pending, values, others)
-            self._counters.retried_reads += len(pending)
+            self._counters.add(retried_reads=len(pending))
         damaged = [s for s in shards if any(isinstance(values[i], Corruption) for i in s.numbers)]
         if damaged:
             await self._confirm_layouts(damaged)
@@ -280,10 +280,9 @@ class Reader:
                 first.append(shard)
             else:
                 ready.append((shard, cached, places))
-        self._counters.index_hits += len(ready)
+        self._counters.add(index_hits=len(ready), index_misses=len(first))
         whole: list[_First] = []
         if first:
-            self._counters.index_misses += len(first)
             loaded, outdated, whole = await self._first_round(first, values, others)
             ready += loaded
         asked = [s for s in first if not s.wants_everything and s not in outdated]
@@ -507,12 +506,12 @@ class Reader:
             wanted.numbers, coalesced.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True
         ):
             values[number] = buffers[of_request][first:last]
-        self._counters.chunks_read += len(wanted.numbers)
-        for at in np.flatnonzero(lasts > came).tolist():
+        cut_short: list[int] = np.flatnonzero(lasts > came).tolist()
+        self._counters.add(chunks_read=len(wanted.numbers) - len(cut_short))
+        for at in cut_short:
             start, end = int(wanted.starts[at]), int(wanted.ends[at])
             what = f"bytes [{start}, {end}) were asked for, {max(0, int(came[at] - firsts[at]))} came"
             values[wanted.numbers[at]] = self._chunk_error(shard, wanted.slots[at], what, None)
-            self._counters.chunks_read -= 1
 
     def _where(self, shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:
         try:

@@ -159,7 +159,7 @@ class Turn:
             Conflict: it lost too many times in a row.
         """
         contention = self._contention
-        contention.counters.conflicts += 1
+        contention.counters.add(conflicts=1)
         self._losses += 1
         if self._losses >= contention.attempts:
             raise Conflict(f"other writers kept changing {what}; nothing of this write was stored: try again") from cause

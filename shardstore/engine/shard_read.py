@@ -28,12 +28,6 @@ class ShardRead:
     versions: dict[int, tuple[Generation, int]] | None = None
     """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
 
-    def want(self, number: int, slot: int, request: ByteRequest) -> None:
-        self.numbers.append(number)
-        self.slots.append(slot)
-        self.requests.append(request)
-        self.parts += request is not EVERYTHING
-
     @property
     def wants_everything(self) -> bool:
         """Whether every chunk that the array has in this shard is wanted, whole."""
@@ -53,5 +47,9 @@ def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> l
         group = groups.get(target.shard_key)
         if group is None:
             group = groups[target.shard_key] = ShardRead(target.node, target.layout, target.shard_coords, target.shard_key)
-        group.want(i, target.slot, request)
+        group.numbers.append(i)
+        group.slots.append(target.slot)
+        group.requests.append(request)
+        if request is not EVERYTHING:
+            group.parts += 1
     return list(groups.values())

@@ -215,7 +215,7 @@ class LocalStorage:
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         if not reads:
             return []
-        if len(reads) == 1 and (cached := self._read_at_once(reads[0])) is not None:
+        if len(reads) == 1 and (cached := self.read_at_once(reads[0])) is not None:
             return [cached]
         if len(reads) <= _READS_A_HOP:
             return await self._read_hop(reads[0].key, "reading", lambda: self._read_some(reads))
@@ -227,9 +227,9 @@ class LocalStorage:
 
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
-    def _read_at_once(self, read: Read) -> ReadOutcome | None:
+    def read_at_once(self, read: Read) -> Found | None:
         """A short read of one version without a hop, which takes longer than it; where nothing has to be waited for, as far as can be told:
-        the file was read a moment ago, and the bytes are in memory."""
+        the file was read a moment ago, and the bytes are in memory. From any thread."""
         if read.generation is None or read.beside is not None or not READS_CACHED or self._rules.is_network:
             return None
         path = self._path(read.key)

@@ -46,7 +46,7 @@ def _read_once(path: str, read: Read, look: Callable[[int, int, int], bytes | by
         os.close(fd)
 
 
-def read_cached(path: str, read: Read) -> ReadOutcome | None:
+def read_cached(path: str, read: Read) -> Found | None:
     """As ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try again."""
     try:
         outcome = _read_once(path, read, _cached_pread)

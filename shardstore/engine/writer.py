@@ -80,7 +80,10 @@ class Writer:
         return queue
 
     async def _run(self, name: _QueueName, queue: _ShardQueue) -> None:
-        """Commit what waits for one shard, again and again, until nothing waits. A task of its own, so what arrives in the same tick joins."""
+        """Commit what waits for one shard, again and again, until nothing waits.
+
+        A task of its own: what arrives in the same tick joins.
+        """
         clock = asyncio.get_running_loop().time
         try:
             while queue.waiting:

@@ -122,10 +122,9 @@ class ShardIndex:
         return present
 
     def invalid(self, object_nbytes: int, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end; only ``among`` those that
-        are present, where they are given.
+        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end.
 
-        Overlaps, aliases, gaps and any order are valid.
+        ``among``: those to look at, of the present ones; by default all. Overlaps, aliases, gaps and any order are valid.
         """
         offset, nbytes = self.flat[:, 0], self.flat[:, 1]
         limit = np.uint64(object_nbytes)

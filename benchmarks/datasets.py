@@ -88,7 +88,8 @@ class Scale:
     """Of chunks, one by one; over a network ``remote_reads``."""
     remote_reads: int
     batches: int
-    """Of 1,000 chunks."""
+    """Of 1,000 chunks; over a network ``remote_batches``."""
+    remote_batches: int
     boxes: int
     rounds: dict[StorageName, int]
     update_rounds: int
@@ -111,6 +112,7 @@ SCALES: dict[ScaleName, Scale] = {
         single_reads=20,
         remote_reads=4,
         batches=2,
+        remote_batches=1,
         boxes=2,
         rounds={"local": 1, "latency": 1, "s3": 1},
         update_rounds=1,
@@ -130,6 +132,7 @@ SCALES: dict[ScaleName, Scale] = {
         single_reads=2000,
         remote_reads=24,
         batches=5,
+        remote_batches=1,
         boxes=8,
         rounds={"local": 3, "latency": 3, "s3": 1},
         update_rounds=1,
@@ -149,6 +152,7 @@ SCALES: dict[ScaleName, Scale] = {
         single_reads=10_000,
         remote_reads=100,
         batches=20,
+        remote_batches=5,
         boxes=32,
         rounds={"local": 7, "latency": 5, "s3": 5},
         update_rounds=3,

@@ -148,10 +148,13 @@ class Warm(_Singles):
 class Batches(_Singles):
     """After every shard has been read from."""
 
+    def _batches(self, arena: Arena) -> int:
+        return arena.scale.batches if arena.storage == "local" else arena.scale.remote_batches
+
     def timed(self, arena: Arena, loop: asyncio.Runner, found: list[Values]) -> tuple[Run, CountsNow]:
         array, form = self.open(arena), self.form(arena)
         size = min(BATCH, form.shape[0] // form.chunks[0])
-        batches = [_chunks(form, size, 5 + number) for number in range(arena.scale.batches)]
+        batches = [_chunks(form, size, 5 + number) for number in range(self._batches(arena))]
         loop.run(_one_of_each_shard(array, form))
 
         async def read_all() -> list[float]:

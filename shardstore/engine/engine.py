@@ -434,6 +434,8 @@ class Engine:
         """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
         if self._held is not None:
             return [[i] for i in range(len(keys))]
+        if (together := await self.hierarchy.locate_together(keys, for_write=False)) is not None:
+            return [numbers.tolist() for numbers in together.numbers()]
         targets = await self.hierarchy.locate(keys, for_write=False)
         groups: dict[str, list[int]] = {}
         for i, target in enumerate(targets):

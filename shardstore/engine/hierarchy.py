@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
+
 from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
@@ -73,6 +76,30 @@ class ChunkTarget(NamedTuple):
         """The target of the chunk at ``coords``."""
         shard_coords = layout.grid.shard_of(coords)
         return cls(key, node, layout, shard_coords, shard_key(node.path, layout, shard_coords), layout.grid.slot_of(coords))
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedChunks:
+    """Many chunks of one sharded array: in which of some shards each lies, ``(n,)``, and in which slot of it, ``(n,)``."""
+
+    node: Node
+    layout: ArrayLayout
+    shard_coords: list[ChunkCoords]
+    shard_keys: list[str]
+    of_shard: npt.NDArray[np.intp]
+    slots: npt.NDArray[np.int64]
+
+    def targets(self, keys: Sequence[str]) -> list[Target]:
+        """One by one; ``keys`` are the keys that were located."""
+        return [
+            ChunkTarget(key, self.node, self.layout, self.shard_coords[i], self.shard_keys[i], slot)
+            for key, i, slot in zip(keys, self.of_shard.tolist(), self.slots.tolist(), strict=True)
+        ]
+
+    def numbers(self) -> list[npt.NDArray[np.intp]]:
+        """Of each shard, which of the chunks lie in it, in their order."""
+        order = np.argsort(self.of_shard, kind="stable")
+        return np.split(order, np.searchsorted(self.of_shard[order], np.arange(1, len(self.shard_keys))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +361,8 @@ class Hierarchy:
         Raises:
             NotFound: (writes) the key is a chunk of an array that was sharded and that has been deleted or moved.
         """
-        if len(keys) >= _MANY and (together := await self._locate_together(keys, for_write=for_write)) is not None:
-            return together
+        if (together := await self.locate_together(keys, for_write=for_write)) is not None:
+            return together.targets(keys)
         targets: list[Target | None] = [None] * len(keys)
         undecided: list[tuple[int, list[tuple[str, str]]]] = []
         for i, key in enumerate(keys):
@@ -380,11 +407,13 @@ class Hierarchy:
             return None
         return ChunkTarget.of(key, node, node.layout, coords)
 
-    async def _locate_together(self, keys: Sequence[str], *, for_write: bool) -> list[Target] | None:
-        """As ``locate``, where all keys are chunks of the sharded array that the first one is a chunk of; else ``None``.
+    async def locate_together(self, keys: Sequence[str], *, for_write: bool) -> LocatedChunks | None:
+        """As ``locate``, of many keys that are all chunks of the sharded array that the first one is a chunk of; else ``None``.
 
-        Of keys that begin with the path of a known array and ``c/``, or ``c.``, no array further out can be the owner.
+        Of keys that begin with the path of a known array and ``c/``, or ``c.``, no array further out can be the owner. Raises as that does.
         """
+        if len(keys) < _MANY:
+            return None
         (first,) = await self.locate(keys[:1], for_write=for_write)
         if not isinstance(first, ChunkTarget) or first.layout.key_encoding.name != "default":
             return None
@@ -398,10 +427,7 @@ class Hierarchy:
         shards, of_shard, slots = layout.grid.split_all(coords)
         shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
         shard_keys = [shard_key(node.path, layout, row) for row in shard_coords]
-        return [
-            ChunkTarget(key, node, layout, shard_coords[i], shard_keys[i], slot)
-            for key, i, slot in zip(keys, of_shard.tolist(), slots.tolist(), strict=True)
-        ]
+        return LocatedChunks(node, layout, shard_coords, shard_keys, of_shard, slots)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:
         """Whether what is remembered of an array will do.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardstore.engine.hierarchy import ChunkTarget, Node
+from shardstore.engine.hierarchy import ChunkTarget, LocatedChunks, Node
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
@@ -39,6 +39,20 @@ class ShardRead:
             return False
         whole = self.slots if not self.parts else [s for s, r in zip(self.slots, self.requests, strict=True) if r == EVERYTHING]
         return len(set(whole)) >= here
+
+
+def group_located(located: LocatedChunks, requests: Sequence[ByteRequest]) -> list[ShardRead]:
+    """As ``group_by_shard``, of chunks that were located together; one request for each."""
+    parts = [i for i, request in enumerate(requests) if request is not EVERYTHING]
+    shards: list[ShardRead] = []
+    for coords, key, numbers in zip(located.shard_coords, located.shard_keys, located.numbers(), strict=True):
+        mine: list[int] = numbers.tolist()
+        shard = ShardRead(located.node, located.layout, coords, key, mine, located.slots[numbers].tolist(), [EVERYTHING] * len(mine))
+        if parts:
+            shard.requests = [requests[i] for i in mine]
+            shard.parts = sum(request is not EVERYTHING for request in shard.requests)
+        shards.append(shard)
+    return shards
 
 
 def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:

@@ -22,7 +22,7 @@ from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, Meta
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reader import Reader, StaleLayout, Value
 from shardstore.engine.retrying import Contention
-from shardstore.engine.shard_read import group_by_shard
+from shardstore.engine.shard_read import group_by_shard, group_located
 from shardstore.engine.stored_documents import document_read
 from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
@@ -72,7 +72,10 @@ class Values:
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """The bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
-        check_keys([key for key, _ in requests])
+        keys = [key for key, _ in requests]
+        check_keys(keys)
+        if (together := await self._get_together(keys, requests)) is not None:
+            return together
         values: list[Value] = [None] * len(requests)
         pending = list(range(len(requests)))
         strictly = False
@@ -84,6 +87,16 @@ class Values:
         for i in pending:
             values[i] = Conflict(f"the metadata that decides where {requests[i][0]!r} lies kept changing; try again")
         return values
+
+    async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest]) -> list[Value] | None:
+        """The values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
+        try:
+            located = await self._hierarchy.locate_together(keys, for_write=False)
+            if located is None or located.node.is_unborn:
+                return None
+            return await self._reader.read(group_located(located, [request for _, request in requests]), len(keys))
+        except (StaleLayout, ShardStoreError):
+            return None
 
     async def _read(
         self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], requests: Sequence[KeyRequest], values: list[Value]

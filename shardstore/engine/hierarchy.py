@@ -303,8 +303,8 @@ class Hierarchy:
             nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
         return nodes
 
-    def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False) -> Node | None:
-        """Remember what a read of a node's document gave.
+    def learn(self, path: str, outcome: ReadOutcome, *, even_damaged: bool = False, described: Node | None = None) -> Node | None:
+        """Remember what a read of a node's document gave; ``described``, where given, is the node that it describes.
 
         The layout of an array whose document was damaged afterwards stays known, so that its shards are not taken for chunks.
 
@@ -332,7 +332,7 @@ class Hierarchy:
                 if known is not None and known.generation == generation:
                     node = replace(known, validated_at=self._clock())
                 else:
-                    node, _ = self.describe(path, data, generation)
+                    node = described or self.describe(path, data, generation)[0]
                     if known is not None and known.kind == "sharded" and node.kind == "other":
                         if even_damaged:
                             return node

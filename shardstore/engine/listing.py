@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import compress
@@ -75,7 +76,7 @@ class Listing:
         Raises:
             Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
         """
-        cuts = [(path, rest) for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
+        cuts = _cuts(prefix)
         if not cuts:
             return None
         nodes = await self._hierarchy.load((path for path, _ in cuts), even_damaged=even_damaged)
@@ -194,8 +195,11 @@ class Listing:
         Exact, unless ``approximate``: then the prefixes below an array are those of all chunks that a shard could hold
         (the 2022 draft, ``list_dir``), which saves reading the indices.
         """
-        within = await self.array_prefix(prefix)
-        listed = await self._storage.list_dir(prefix) if within is None or within.rest == "" else None
+        if any(rest for _, rest in _cuts(prefix)):
+            within = await self.array_prefix(prefix)
+            listed = await self._storage.list_dir(prefix) if within is None or within.rest == "" else None
+        else:  # whatever the node is, it is listed: in the same round
+            within, listed = await asyncio.gather(self.array_prefix(prefix), self._storage.list_dir(prefix))
         if within is None:
             assert listed is not None
             return ListedDir(_as_presented(listed), listed.prefixes)
@@ -241,6 +245,11 @@ async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> Lis
         else:
             here.append(value)
     return ListedDir(tuple(here), tuple(prefixes))
+
+
+def _cuts(prefix: str) -> list[tuple[str, str]]:
+    """``(path, rest)`` of every array into whose chunk keys ``prefix`` could reach."""
+    return [(path, rest) for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
 
 
 def _listed(found: ObjectInfo) -> ListedValue:

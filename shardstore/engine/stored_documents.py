@@ -33,7 +33,7 @@ class StoredDocument:
         presented = present_node(self.document)
         if self.hides_kept:
             presented = hide_kept(presented)
-        return self.data if presented == self.document else dumps(presented)
+        return self.data if presented == self.document else dumps(presented, indent=None)
 
 
 def document_read(path: str) -> Read:
@@ -64,8 +64,8 @@ class DocumentReader:
             case Failed(error):
                 raise error
             case Found(generation, _, (data,)):
-                self._hierarchy.learn(path, outcome, even_damaged=True)
                 node, document = self._hierarchy.describe(path, data, generation)
+                self._hierarchy.learn(path, outcome, even_damaged=True, described=node)
                 return StoredDocument(bytes(data), generation, node, document, self._hides_kept)
             case Absent() | Changed():
                 self._hierarchy.learn(path, Absent())

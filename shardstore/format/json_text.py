@@ -57,14 +57,19 @@ def loads_object(data: BytesLike) -> JsonObject:
     return document
 
 
-def dumps(document: Any) -> bytes:
-    """Write a document, two spaces an indent as zarr-python does; numbers kept as text come out as they came in."""
-    marker = uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
+def dumps(document: Any, indent: int | None = 2) -> bytes:
+    """Write a document, two spaces an indent as zarr-python does; ``None``: on one line, which takes a tenth of the time.
+
+    Numbers kept as text come out as they came in.
+    """
+    marker = ""
 
     def mark(value: object) -> str:
-        if isinstance(value, NumberText):
-            return f"{marker}{value.text}{marker}"
-        raise TypeError(f"{type(value).__name__} has no place in a JSON document")
+        nonlocal marker
+        if not isinstance(value, NumberText):
+            raise TypeError(f"{type(value).__name__} has no place in a JSON document")
+        marker = marker or uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
+        return f"{marker}{value.text}{marker}"
 
-    text = json.dumps(document, indent=2, default=mark)
-    return re.sub(f'"{marker}(.*?){marker}"', r"\1", text).encode()
+    text = json.dumps(document, indent=indent, default=mark)
+    return (re.sub(f'"{marker}(.*?){marker}"', r"\1", text) if marker else text).encode()

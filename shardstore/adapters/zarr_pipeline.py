@@ -70,10 +70,16 @@ def install_pipeline() -> None:
 
 
 def _workers() -> ThreadPoolExecutor:
+    """The threads that decode and encode; all are started with the first, which takes long while others run Python."""
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1), thread_name_prefix="shardstore-codec")
+            count = min(_MAX_WORKERS, os.cpu_count() or 1)
+            _pool = ThreadPoolExecutor(count, thread_name_prefix="shardstore-codec")
+            all_wait = threading.Event()
+            for _ in range(count):
+                _pool.submit(all_wait.wait)
+            all_wait.set()
         return _pool
 
 
@@ -110,6 +116,7 @@ class ShardedCodecPipeline(CodecPipeline):
 
         codecs = getattr(array_metadata, "codecs", None)
         if place_of(store) is not None and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
+            _workers()  # before the first selection has to wait for them
             return cls(codecs)
         # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
         return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
 _WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
-_USUAL_WAVE_BYTES = 2**24  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
+_USUAL_WAVE_BYTES = 2**22  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
 _READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
 _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched

@@ -14,11 +14,13 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters import zarr_pipeline
 from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
+from shardstore.errors import Corruption, Undecodable
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
+from tests import view
 
 VALUES = np.arange(1, 65, dtype="i4")
 
@@ -62,6 +64,18 @@ def test_arrays_of_other_stores_keep_the_pipeline_that_was_configured() -> None:
     assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
     array[...] = [1, 2, 3, 4]
     assert array[2] == 3
+
+
+def test_what_codecs_refuse_is_corruption_and_a_value_error() -> None:
+    """Codecs raise ``ValueError`` as a rule, and that is what callers of zarr may expect."""
+    store = shardstore.open(memory(), chunks_per_shard=(2,))
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4", compressors=zarr.codecs.GzipCodec())
+    view.put(store, "a/c/1", b"nothing that gzip knows")
+    with pytest.raises(ValueError, match="'a/c/1'") as raised:
+        array[...]
+    assert isinstance(raised.value, Undecodable)
+    assert isinstance(raised.value, Corruption)
+    assert raised.value.__cause__ is not None
 
 
 def test_selections_and_assignments_past_the_memory_bound_go_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:

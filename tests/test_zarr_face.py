@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import Buffer
 from zarr.core.sync import sync
+from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore._sync import run_sync
@@ -64,6 +66,57 @@ def test_arrays_of_other_stores_keep_the_pipeline_that_was_configured() -> None:
     assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
     array[...] = [1, 2, 3, 4]
     assert array[2] == 3
+
+
+class _Told(shardstore.ShardedStore):
+    """Notes which chunks it is asked for, and which it is given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.told: list[tuple[str, str]] = []
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Buffer | None:
+        self.told.append(("get", key))
+        return await super().get(key, *args, **options)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self.told.append(("set", key))
+        await super().set(key, value)
+
+
+class _ToldFsspec(FsspecStore):
+    """The same, of zarr's store over a filesystem."""
+
+    told: ClassVar[list[tuple[str, str]]] = []
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Buffer | None:
+        self.told.append(("get", key))
+        return await super().get(key, *args, **options)
+
+    async def set(self, key: str, *args: Any, **options: Any) -> None:
+        self.told.append(("set", key))
+        await super().set(key, *args, **options)
+
+
+@pytest.mark.parametrize("over", ["engine", "filesystem"])
+def test_a_subclass_with_methods_of_its_own_is_asked_for_each_chunk(over: str) -> None:
+    """Going to the engine would pass by what it does there."""
+    store: _Told | _ToldFsspec
+    if over == "engine":
+        store = _Told(memory(), chunks_per_shard=(2,))
+    else:
+        _ToldFsspec.told.clear()
+        options = {"sharded": {"chunks_per_shard": (2,)}}
+        made = _ToldFsspec.from_url(f"sharded::memory://face-{uuid.uuid4().hex}", storage_options=options)
+        assert isinstance(made, _ToldFsspec)
+        store = made
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
+    store.told.clear()
+    array[1:4] = [1, 2, 3]
+    assert sorted(store.told) == [("set", f"a/c/{i}") for i in (1, 2, 3)]
+    store.told.clear()
+    np.testing.assert_array_equal(array[:3], [0, 1, 2])
+    assert sorted(store.told) == [("get", f"a/c/{i}") for i in (0, 1, 2)]
 
 
 def test_what_codecs_refuse_is_corruption_and_a_value_error() -> None:

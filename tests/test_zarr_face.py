@@ -16,13 +16,14 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters import zarr_pipeline
 from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
-from shardstore.errors import Corruption, Undecodable
+from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 from tests import view
+from tests.stored import StorageObjects
 
 VALUES = np.arange(1, 65, dtype="i4")
 
@@ -179,6 +180,44 @@ def test_a_group_stays_writable_when_its_consolidated_metadata_is_out_of_date() 
     shown = consolidated(store)
     assert shown.metadata["a"].chunk_grid.chunk_shape == (4,)
     np.testing.assert_array_equal(zarr.open_array(shardstore.open(storage, chunks_per_shard=None), path="g/b")[...], [2] * 8)
+
+
+def test_a_group_stays_writable_when_an_array_that_passes_through_whole_is_gone() -> None:
+    """Members are deleted through one handle at once: each of them stores the consolidated metadata of what it knows to be left."""
+    bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {"chunk_shape": [2, 2], "codecs": [bytes_codec], "index_codecs": [bytes_codec, {"name": "crc32c"}]}
+    whole = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4, 4],
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [
+            {"name": "transpose", "configuration": {"order": [1, 0]}},  # ahead of the shards: what is in these is not shown
+            {"name": "sharding_indexed", "configuration": sharding},
+        ],
+    }
+
+    def group(*members: str) -> bytes:
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(members, whole)}
+        return dumps({"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated})
+
+    storage = memory()
+    objects = StorageObjects(storage)
+    objects.put("zarr.json", group("a", "b"))
+    for name in "ab":
+        objects.put(f"{name}/zarr.json", dumps(whole))
+    store = shardstore.open(storage)
+    assert set(consolidated(store).metadata) == {"a", "b"}
+    for name, left in (("a", "b"), ("b", "a")):
+        view.delete_dir(store, name)
+        view.put(store, "zarr.json", group())
+        view.put(store, "zarr.json", group(left))
+        assert objects.get("zarr.json") == view.get(store, "zarr.json") == group(left)
+    with pytest.raises(InvalidInput, match="asks for shards itself"):
+        view.put(store, "a/zarr.json", dumps(whole))
 
 
 @pytest.mark.parametrize("update", ["attributes", "resize", "consolidate"])

@@ -20,6 +20,7 @@ from shardstore.errors import (
     ReadOnly,
     ShardStoreError,
     StorageError,
+    Undecodable,
     Unsupported,
     WriteOutcomeUnknown,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "ShardedStore",
     "ShardingTransformer",
     "StorageError",
+    "Undecodable",
     "Unsupported",
     "WriteOutcomeUnknown",
     "align",

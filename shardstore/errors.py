@@ -42,6 +42,10 @@ class Corruption(ShardStoreError):
     """Stored bytes contradict themselves. Never raised for what is merely missing."""
 
 
+class Undecodable(Corruption, ValueError):
+    """The codecs can make nothing of a chunk's bytes. Also a ``ValueError``, as what most codecs raise, for callers that expect theirs."""
+
+
 class StorageError(ShardStoreError, OSError):
     """The underlying storage failed; the original exception is the cause."""
 

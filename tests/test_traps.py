@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 import shardstore
@@ -578,6 +579,24 @@ def test_chunks_outside_the_grid_are_kept(place: Place) -> None:
     array[5] = 9
     array.resize((8,))
     np.testing.assert_array_equal(place.native("ct")[...], [1, 2, 3, 4, 5, 9, 0, 0x63])
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_chunks_outside_the_grid_are_listed_and_erased(place: Place, separator: str) -> None:
+    """What can be read by its key is listed, and gone when what it lies below is erased: a larger shape must not bring it back."""
+    store = place.client(chunks_per_shard=(2, 4))
+    encoding: dict[str, Any] = {"name": "default", "separator": separator}
+    array = zarr.create_array(store, name="ct", shape=(4, 8), chunks=(1, 1), dtype="u1", fill_value=0, chunk_key_encoding=encoding)
+    array[...] = 1
+    before = view.keys(store)
+    sync(array.async_array.resize((3, 2), delete_outside_chunks=False))
+    assert view.keys(store) == before
+    assert [key for key in before if not view.exists(store, key)] == []
+    below = {key for key in before if key.startswith("ct/c/1/")}
+    view.delete_dir(store, "ct/c/1")
+    assert view.keys(store) == [key for key in before if key not in below]
+    assert [key for key in below if view.exists(store, key)] == []
+    assert view.list_dir(store, "ct/c") == (["0", "2", "3"] if separator == "/" else [])
 
 
 # -- arrays that grow, values that are empty, conditions -------------------------------------------------------------------

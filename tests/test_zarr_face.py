@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import Buffer
 from zarr.core.sync import sync
+from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters import zarr_pipeline
 from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
+from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
+from tests import view
+from tests.stored import StorageObjects
 
 VALUES = np.arange(1, 65, dtype="i4")
 
@@ -62,6 +67,69 @@ def test_arrays_of_other_stores_keep_the_pipeline_that_was_configured() -> None:
     assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
     array[...] = [1, 2, 3, 4]
     assert array[2] == 3
+
+
+class _Told(shardstore.ShardedStore):
+    """Notes which chunks it is asked for, and which it is given."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.told: list[tuple[str, str]] = []
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Buffer | None:
+        self.told.append(("get", key))
+        return await super().get(key, *args, **options)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        self.told.append(("set", key))
+        await super().set(key, value)
+
+
+class _ToldFsspec(FsspecStore):
+    """The same, of zarr's store over a filesystem."""
+
+    told: ClassVar[list[tuple[str, str]]] = []
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Buffer | None:
+        self.told.append(("get", key))
+        return await super().get(key, *args, **options)
+
+    async def set(self, key: str, *args: Any, **options: Any) -> None:
+        self.told.append(("set", key))
+        await super().set(key, *args, **options)
+
+
+@pytest.mark.parametrize("over", ["engine", "filesystem"])
+def test_a_subclass_with_methods_of_its_own_is_asked_for_each_chunk(over: str) -> None:
+    """Going to the engine would pass by what it does there."""
+    store: _Told | _ToldFsspec
+    if over == "engine":
+        store = _Told(memory(), chunks_per_shard=(2,))
+    else:
+        _ToldFsspec.told.clear()
+        options = {"sharded": {"chunks_per_shard": (2,)}}
+        made = _ToldFsspec.from_url(f"sharded::memory://face-{uuid.uuid4().hex}", storage_options=options)
+        assert isinstance(made, _ToldFsspec)
+        store = made
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")
+    store.told.clear()
+    array[1:4] = [1, 2, 3]
+    assert sorted(store.told) == [("set", f"a/c/{i}") for i in (1, 2, 3)]
+    store.told.clear()
+    np.testing.assert_array_equal(array[:3], [0, 1, 2])
+    assert sorted(store.told) == [("get", f"a/c/{i}") for i in (0, 1, 2)]
+
+
+def test_what_codecs_refuse_is_corruption_and_a_value_error() -> None:
+    """Codecs raise ``ValueError`` as a rule, and that is what callers of zarr may expect."""
+    store = shardstore.open(memory(), chunks_per_shard=(2,))
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4", compressors=zarr.codecs.GzipCodec())
+    view.put(store, "a/c/1", b"nothing that gzip knows")
+    with pytest.raises(ValueError, match="'a/c/1'") as raised:
+        array[...]
+    assert isinstance(raised.value, Undecodable)
+    assert isinstance(raised.value, Corruption)
+    assert raised.value.__cause__ is not None
 
 
 def test_selections_and_assignments_past_the_memory_bound_go_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +180,44 @@ def test_a_group_stays_writable_when_its_consolidated_metadata_is_out_of_date() 
     shown = consolidated(store)
     assert shown.metadata["a"].chunk_grid.chunk_shape == (4,)
     np.testing.assert_array_equal(zarr.open_array(shardstore.open(storage, chunks_per_shard=None), path="g/b")[...], [2] * 8)
+
+
+def test_a_group_stays_writable_when_an_array_that_passes_through_whole_is_gone() -> None:
+    """Members are deleted through one handle at once: each of them stores the consolidated metadata of what it knows to be left."""
+    bytes_codec = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {"chunk_shape": [2, 2], "codecs": [bytes_codec], "index_codecs": [bytes_codec, {"name": "crc32c"}]}
+    whole = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4, 4],
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 4]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [
+            {"name": "transpose", "configuration": {"order": [1, 0]}},  # ahead of the shards: what is in these is not shown
+            {"name": "sharding_indexed", "configuration": sharding},
+        ],
+    }
+
+    def group(*members: str) -> bytes:
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(members, whole)}
+        return dumps({"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": consolidated})
+
+    storage = memory()
+    objects = StorageObjects(storage)
+    objects.put("zarr.json", group("a", "b"))
+    for name in "ab":
+        objects.put(f"{name}/zarr.json", dumps(whole))
+    store = shardstore.open(storage)
+    assert set(consolidated(store).metadata) == {"a", "b"}
+    for name, left in (("a", "b"), ("b", "a")):
+        view.delete_dir(store, name)
+        view.put(store, "zarr.json", group())
+        view.put(store, "zarr.json", group(left))
+        assert objects.get("zarr.json") == view.get(store, "zarr.json") == group(left)
+    with pytest.raises(InvalidInput, match="asks for shards itself"):
+        view.put(store, "a/zarr.json", dumps(whole))
 
 
 @pytest.mark.parametrize("update", ["attributes", "resize", "consolidate"])

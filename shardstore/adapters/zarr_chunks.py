@@ -12,7 +12,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from shardstore.adapters.zarr_direct import DirectChain, compile_chain
 from shardstore.adapters.zarr_numcodecs import decode_sync, encode_sync, has_sync
-from shardstore.errors import Corruption
+from shardstore.errors import Undecodable
 from shardstore.format.blosc_header import check_blosc_header
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ChunkCodec:
         """The elements of one chunk.
 
         Raises:
-            Corruption: the codecs cannot make them of these bytes.
+            Undecodable: the codecs cannot make them of these bytes.
         """
         value: Any = entry.spec.prototype.buffer.from_bytes(data)
         try:
@@ -213,10 +213,10 @@ def fill_value(spec: ArraySpec) -> Any:
     return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
 
 
-def undecodable(key: str, nbytes: int, why: object) -> Corruption:
+def undecodable(key: str, nbytes: int, why: object) -> Undecodable:
     """The error for a chunk of so many bytes of which nothing can be made."""
     what = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    return Corruption(f"chunk {key!r} ({nbytes} bytes) cannot be decoded: {what}. Write the chunk again, or restore its shard")
+    return Undecodable(f"chunk {key!r} ({nbytes} bytes) cannot be decoded: {what}. Write the chunk again, or restore its shard")
 
 
 def _view(value: Buffer) -> memoryview:

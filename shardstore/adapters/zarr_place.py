@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zarr.storage import FsspecStore
 
 from shardstore.adapters.filesystem import ShardedFileSystem
-from shardstore.adapters.zarr_store import ShardedStore
+from shardstore.adapters.zarr_store import ShardedStore, handles_keys_as
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -39,10 +39,15 @@ class Place:
 
 
 def place_of(store: object) -> Place | None:
-    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other."""
+    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
+
+    Nor has a subclass one that handles keys in its own way.
+    """
     if isinstance(store, ShardedStore) and store.uses_pipeline:
         return Place(store, store.engine, "")
-    if isinstance(store, FsspecStore) and isinstance(store.fs, ShardedFileSystem) and store.fs.uses_pipeline:
+    if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
+        return None
+    if isinstance(store.fs, ShardedFileSystem) and store.fs.uses_pipeline:
         prefix = store.fs.key_of(store.path)
         return Place(store, store.fs.engine, prefix + "/" if prefix else "")
     return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _BATCHES_AT_ONCE = 16  # of at most a shard's keys each
+_OF_ONE_KEY = ("get", "set", "delete")
 
 
 class ShardedStore(Store):
@@ -69,8 +70,8 @@ class ShardedStore(Store):
 
     @property
     def uses_pipeline(self) -> bool:
-        """Whether whole selections and assignments go to the engine."""
-        return self._pipeline
+        """Whether whole selections and assignments go to the engine; not where a subclass has changed ``get``, ``set`` or ``delete``."""
+        return self._pipeline and handles_keys_as(self, ShardedStore)
 
     @property
     def counters(self) -> Counters:
@@ -309,6 +310,11 @@ class ShardedStore(Store):
         if not isinstance(value, Buffer):
             raise TypeError(f"{type(self).__name__}.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead.")
         return memoryview(value.as_numpy_array().data).cast("B") if len(value) else memoryview(b"")
+
+
+def handles_keys_as(store: Store, base: type[Store]) -> bool:
+    """Whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
+    return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)
 
 
 def byte_request(wanted: object) -> ByteRequest:

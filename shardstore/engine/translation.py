@@ -145,6 +145,9 @@ class Translation:
                     f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
                     "consolidate again"
                 )
+            if asks_for_shards(presented, may_stack=self._options.stacks_transformers) and present_array(presented) == presented:
+                stored[below] = presented  # it passed through whole until somebody erased it
+                continue
             stored[below] = await self.array(join(path, below), presented, None)
         translated = map_consolidated(document, lambda below, _: stored[below])
         return data if translated == original else dumps(translated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import compress, product
 from math import prod
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -40,17 +41,16 @@ def plan_prefix(layout: ArrayLayout, prefix: str) -> PrefixPlan:
 
 
 def chunks_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = ()) -> list[ChunkCoords]:
-    """The chunks that exist in a shard and lie in the array's grid, in C order; with ``leading``, only those below it.
+    """The chunks that exist in a shard, in C order; with ``leading``, only those below it.
 
-    Entries outside the array's shape (left by a resize) are kept in the shard and not listed.
+    Also those outside the array's shape, which a resize leaves: they can be read by their keys, as objects of a plain store can.
     """
     wanted = _wanted(layout, shard_coords, index, leading)
     if not layout.ndim:
         return [()] if wanted.any() else []
-    inside = np.stack(np.nonzero(wanted), axis=1)
-    per_shard = layout.grid.chunks_per_shard
-    first = [s * n for s, n in zip(shard_coords, per_shard, strict=True)] if len(inside) else [0] * layout.ndim
-    return [tuple(row) for row in (inside + np.array(first, dtype=np.int64)).tolist()]
+    # Added up by Python: coordinates are of any size.
+    first = [s * n for s, n in zip(shard_coords, layout.grid.chunks_per_shard, strict=True)]
+    return [tuple(map(add, first, slot)) for slot in np.argwhere(wanted).tolist()]
 
 
 def chunk_keys_of(
@@ -84,19 +84,13 @@ def chunk_keys_of(
 
 
 def _wanted(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> npt.NDArray[np.bool_]:
-    """``chunks_per_shard``: the chunks that exist, lie in the array's grid, and begin with ``leading``."""
+    """``chunks_per_shard``: the chunks that exist and begin with ``leading``."""
     per_shard = layout.grid.chunks_per_shard
-    wanted = index.present().reshape(per_shard)
-    if not layout.ndim:
-        return wanted
-    bounds: list[slice] = []
-    for axis, (s, n, extent) in enumerate(zip(shard_coords, per_shard, layout.chunk_grid_shape, strict=True)):
-        low, high = 0, min(n, extent - s * n)
-        if axis < len(leading):
-            low, high = max(low, leading[axis] - s * n), min(high, leading[axis] - s * n + 1)
-        if low >= high:
-            return np.zeros(per_shard, dtype=np.bool_)
-        bounds.append(slice(low, high))
-    clipped = np.zeros(per_shard, dtype=np.bool_)
-    clipped[tuple(bounds)] = wanted[tuple(bounds)]
-    return clipped
+    present = index.present().reshape(per_shard)
+    if not leading:
+        return present
+    wanted = np.zeros(per_shard, dtype=np.bool_)
+    slots = tuple(c - s * n for c, s, n in zip(leading, shard_coords, per_shard, strict=False))
+    if all(0 <= slot < n for slot, n in zip(slots, per_shard, strict=False)):
+        wanted[slots] = present[slots]
+    return wanted

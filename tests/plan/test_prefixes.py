@@ -24,7 +24,7 @@ def test_shards_below_the_stored_prefix_hold_every_match(
 ) -> None:
     grid, per_shard = tuple(d[0] for d in dims), tuple(d[1] for d in dims)
     layout = ArrayLayout(grid, (1,) * len(grid), encoding, IndexFormat(per_shard))
-    chunks: list[ChunkCoords] = list(product(*map(range, grid)))
+    chunks: list[ChunkCoords] = list(product(*(range(-(-g // n) * n) for g, n in dims)))  # all that the shards have a slot for
     key = encoding.encode(data.draw(st.sampled_from(chunks)))
     prefix = key[: data.draw(st.integers(0, len(key)))] + data.draw(st.sampled_from(["", encoding.separator]))
     matching = {c for c in chunks if encoding.encode(c).startswith(prefix)}
@@ -62,12 +62,16 @@ def test_keys_are_those_of_the_chunks(encoding: ChunkKeyEncoding, dims: list[tup
     assert dict(zip(keys, nbytes, strict=True)) == expected
 
 
-def test_entries_outside_the_array_are_not_listed() -> None:
+@pytest.mark.parametrize("shard", [0, 1, 10**18, 10**30])
+def test_entries_outside_the_array_are_listed(shard: int) -> None:
+    """As a store lists every key that it has a value for: a resize may have left them."""
     layout = ArrayLayout((5,), (2,), ChunkKeyEncoding(), IndexFormat((4,)))
     full = ShardIndex(np.zeros((4, 2), dtype=np.uint64))
-    assert chunks_of(layout, (0,), full) == [(0,), (1,), (2,)]
-    assert chunks_of(layout, (1,), full) == []
-    assert chunks_of(layout, (10**18,), full) == []
+    expected = [4 * shard + i for i in range(4)]
+    assert chunks_of(layout, (shard,), full) == [(i,) for i in expected]
+    assert chunks_of(layout, (shard,), full, (expected[1],)) == [(expected[1],)]
+    assert chunks_of(layout, (shard,), full, (expected[0] - 1,)) == []
+    assert chunk_keys_of(layout, (shard,), full) == ([f"c/{i}" for i in expected], [0] * 4)
 
 
 @pytest.mark.parametrize(("per_shard", "whole"), [((1, 2), True), ((2, 2), False)])

@@ -54,6 +54,8 @@ def test_an_exclusion_covers_its_parameters_only() -> None:
 
 PROGRAM = """
 import numpy, sys, zarr, zarr.storage
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
 from tests.zarr_suite.stand_ins import forget_contents, replace_stores
 
@@ -64,7 +66,10 @@ for target in (None, {}, sys.argv[1], zarr.storage.MemoryStore(), zarr.storage.L
     store = array.store
     assert store.chunks_per_shard("") == (2, 2), store
     assert isinstance(array.async_array.codec_pipeline, ShardedCodecPipeline)
-    print(type(store).__name__, store.counters.chunks_written, store.counters.commits)
+    if hasattr(store, "_store_dict"):
+        assert set(store._store_dict) == {"zarr.json", *(f"c/{i}/{j}" for i in range(6) for j in range(3))}
+        assert store._store_dict["c/5/2"] == sync(store.get("c/5/2", default_buffer_prototype()))
+    print(type(store).__name__, type(store).__qualname__, store.counters.chunks_written, store.counters.commits)
 assert sum(counters.chunks_written for counters in forget_contents()) == 90
 """
 
@@ -75,5 +80,5 @@ def test_the_stores_that_stand_in_shard(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
     )
     assert run.returncode == 0, run.stderr
-    memory, local = "MemoryStandIn 18 6", "LocalStandIn 18 6"
+    memory, local = "MemoryStore MemoryStandIn 18 6", "LocalStore LocalStandIn 18 6"
     assert re.findall(r".+", run.stdout) == [memory, memory, local, memory, local]

@@ -24,6 +24,9 @@ class Counters:
     index_misses: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type[Counters], tuple[int, ...]]:
+        return type(self), tuple(self.as_dict().values())  # a lock does not travel
+
     def add(
         self,
         *,

@@ -18,7 +18,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, ReadOutcome, Segment
 from shardstore.storage.object_requests import RequestFailed
-from shardstore.storage.s3_client import S3Client
+from shardstore.storage.s3_client import S3Client, member_of
 from shardstore.storage.s3_copy import copied_version, copy_source
 from shardstore.storage.s3_parts import CopiedPart, SentPart, plan_parts
 from shardstore.storage.s3_probe import ServerFacts, facts_of, probe_multipart
@@ -56,7 +56,7 @@ async def compose(
     await _check_conditions(client, facts, key, condition)
     write = S3Write(client, key, condition)
     created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
-    upload_id: str = created["UploadId"]
+    upload_id = member_of(created, "UploadId", "writing", key)
     # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
     try:
         etags = await _Upload(client, storage, facts, key, upload_id, source).send(parts)
@@ -130,8 +130,7 @@ class _Upload:
             response = await self._client.call(
                 "upload_part", "writing a part of", self._key, UploadId=self._upload_id, PartNumber=number, Body=body
             )
-            etag: str = response["ETag"]
-            return etag
+            return member_of(response, "ETag", "writing a part of", self._key)
 
     async def _copy(self, number: int, part: CopiedPart) -> str:
         try:

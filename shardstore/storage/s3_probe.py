@@ -15,7 +15,7 @@ from typing import Any
 from shardstore.model.generation import Generation
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.object_requests import PROBE_PREFIX, RequestFailed
-from shardstore.storage.s3_client import S3Client
+from shardstore.storage.s3_client import S3Client, member_of
 from shardstore.storage.s3_parts import COPY_PAYS_NBYTES
 
 _REFUSED = (404, 409, 412)
@@ -134,11 +134,11 @@ async def probe_multipart(client: S3Client) -> bool:
     """Whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
     key = _probe_key()
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
-    upload_id = created["UploadId"]
+    upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
     refused: bool | None = None
     try:
         part = await client.call("upload_part", "probing multipart uploads with", key, UploadId=upload_id, PartNumber=1, Body=b"p")
-        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        parts = {"Parts": [{"PartNumber": 1, "ETag": member_of(part, "ETag", "probing multipart uploads with", key)}]}
         refused = await _is_refused(
             client, "complete_multipart_upload", key, UploadId=upload_id, MultipartUpload=parts, IfMatch=_made_up_etag()
         )

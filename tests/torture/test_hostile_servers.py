@@ -512,6 +512,26 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     assert server.objects.keys() == before
 
 
+@pytest.mark.parametrize("server", ["s3", "s3 over obstore"], indirect=True)
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("always", [False, True])
+def test_an_empty_answer_acknowledges_nothing(server: Wire, in_parts: bool, always: bool) -> None:
+    """Of something before the server, that has not passed the request on."""
+
+    async def empty(_request: mis.Request, _send: mis.Send) -> mis.Outcome:
+        return mis.Answer(200)
+
+    case = Case(server)
+    client = Client(case.storage(**({"multipart_bytes": 1} if in_parts else {})))
+    on_io_loop(client.storage.probe())
+    rule = server.server.on(empty, method="PUT", target=writes_to(0), nth=None if always else 1)
+    (error,) = client.write({1: value(1, 2)})
+    assert rule.acted
+    assert isinstance(error, ShardStoreError) is always, error
+    server.server.behave()
+    assert case.stored() == (INITIAL if always else INITIAL | {1: value(1, 2)})
+
+
 @pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
 def test_a_range_that_is_said_to_be_past_the_end_is_no_change(server: Wire) -> None:
     case = Case(server)

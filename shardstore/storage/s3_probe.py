@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,10 @@ class ServerFacts:
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
     """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
-    copies_parts: bool = True
-    """Whether UploadPartCopy is known; until it has been refused."""
+    copies_parts: bool | None = None
+    """Whether UploadPartCopy is known, and copies the range that it is asked for."""
+    copies_on_condition: bool | None = None
+    """Whether UploadPartCopy honours conditions on the source: moto and Ceph do not."""
     etag_unquoted: bool = False
     """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
@@ -148,3 +151,39 @@ async def probe_multipart(client: S3Client) -> bool:
         else:
             await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
     return refused is True
+
+
+async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
+    """Whether the server has copied parts, by number, that are as many bytes long as was asked for.
+
+    Servers may not know ranges of what is copied, and copy all of it; the answer to a copy does not tell.
+    """
+    try:
+        listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
+    except RequestFailed as exc:
+        if exc.status in (*_NOT_KNOWN, 404):
+            return False  # what cannot be looked at is not trusted
+        raise
+    sizes = {int(part["PartNumber"]): int(part["Size"]) for part in listed.get("Parts", ())}
+    pairs = [(nbytes, sizes[number]) for number, nbytes in copied.items() if number in sizes]  # of the first page
+    return bool(pairs) and all(wanted == found for wanted, found in pairs)
+
+
+async def probe_copies_on_condition(client: S3Client, key: str, upload_id: str, number: int) -> bool:
+    """Whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
+    try:
+        await client.call(
+            "upload_part_copy",
+            "probing conditional copies with",
+            key,
+            UploadId=upload_id,
+            PartNumber=number,
+            CopySource={"Bucket": client.bucket, "Key": client.full_key(key)},
+            CopySourceRange="bytes=0-0",
+            CopySourceIfMatch=_made_up_etag(),
+        )
+    except RequestFailed as exc:
+        if exc.status == 412:
+            return True
+        raise
+    return False

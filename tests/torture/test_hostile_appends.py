@@ -9,6 +9,7 @@ What cannot be detected: a server that answers that all went well, with an ETag,
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +26,7 @@ from shardstore.testing.storage_suite import on_io_loop
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL
 from tests.torture.small_parts import limit_parts
-from tests.torture.wire import A_SHARD, CHUNKS, INITIAL, Case, Client, Values, Wire, value, wire
+from tests.torture.wire import A_SHARD, CHUNKS, INITIAL, Case, Client, Values, Wire, shard_bytes, value, wire, without_checksums
 
 SHARD = "x/c/0"
 NEW: Values = {1: value(1, 2)}
@@ -211,3 +212,151 @@ def test_lies_about_one_request(server: Wire, step: str, always: bool, record: R
             raise
         old = old | new
     record(f"{len(names)} lies, {acknowledged} times written nevertheless, the rest refused; old or new each time")
+
+
+# -- what a server does not do as it is asked ------------------------------------------------------------------------------------
+
+
+def _without(name: str) -> mis.Behaviour:
+    async def behave(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        return await send(request.with_header(name, None))
+
+    return behave
+
+
+def _half_the_range(request: mis.Request, send: mis.Send) -> Any:
+    first, last = (int(number) for number in re.findall(r"\d+", request.header("x-amz-copy-source-range") or ""))
+    return send(request.with_header("x-amz-copy-source-range", f"bytes={first}-{(first + last) // 2}"))
+
+
+IGNORING: dict[str, tuple[str, mis.Behaviour]] = {
+    "nothing": ("begin", _without("none")),
+    "conditions on copies": ("copy", _without("x-amz-copy-source-if-match")),
+    "conditions on completions": ("end", _without("If-Match")),
+    "ranges of copies": ("copy", _without("x-amz-copy-source-range")),
+    "ends of ranges of copies": ("copy", _half_the_range),
+}
+
+
+@pytest.fixture(params=IGNORING)
+def ignoring(request: pytest.FixtureRequest, server: Wire) -> str:
+    step, behaviour = IGNORING[request.param]
+    # The probe of completions has a key of its own.
+    server.server.on(behaviour, where=(lambda r: r.method == "POST") if step == "end" else STEPS[step])
+    name: str = request.param
+    return name
+
+
+def test_what_a_server_ignores_it_is_not_trusted_with(server: Wire, ignoring: str) -> None:
+    case = Case(server)
+    client = Client(case.storage(), strategy="append")
+    assert client.write(NEW) == [None]
+    check(case, INITIAL | NEW)
+    assert client.storage.capabilities.compose is (ignoring == "nothing")
+    assert unfinished(case) == 0
+    old = case.objects.get(SHARD)
+    assert old is not None
+    assert client.write({1: value(1, 3)}) == [None]
+    check(case, INITIAL | {1: value(1, 3)})
+    now = case.objects.get(SHARD)
+    assert now is not None
+    assert (len(now) > len(old)) is (ignoring == "nothing")
+
+
+@pytest.mark.parametrize("moment", ["begin", "copy", "part", "end", "the answer is lost"])
+def test_no_chunk_is_lost_to_another_append(server: Wire, ignoring: str, moment: str) -> None:
+    """Another writer's commit before each request of ours, or behind the last one, whose answer is lost."""
+    if not FULL and ignoring != "nothing":
+        pytest.skip("at full size")
+    case = Case(server)
+    theirs: Values = {2: value(2, 3)}
+    client = Client(case.storage(), strategy="append")
+    on_io_loop(client.storage.probe())
+
+    def act() -> None:
+        assert case.client(direct=True, strategy="append").write(theirs) == [None]
+
+    async def overtaken(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        await send(request)
+        await asyncio.to_thread(act)
+        return mis.Broken(is_reset=True)
+
+    if moment == "the answer is lost":
+        rule = server.server.on(overtaken, where=STEPS["end"], nth=1)
+    else:
+        rule = server.server.on(mis.meanwhile(act), where=STEPS[moment], nth=1)
+    assert client.write(NEW) == [None]
+    if not rule.acted:
+        assert ignoring != "nothing"
+        act()
+    check(case, INITIAL | theirs | NEW)
+    assert unfinished(case) == 0
+
+
+def test_a_shard_that_is_another_while_it_is_copied_and_the_old_one_again_afterwards(server: Wire, ignoring: str) -> None:
+    """An ETag is made of the bytes: with equal ones it comes again, so the condition on the completion does not show it."""
+    case = Case(server)
+    old = case.objects.get(SHARD)
+    assert old is not None
+    other = shard_bytes(0, {0: b"0" * 200, 1: b"1", 2: b"2" * 7, 3: b"3"})
+
+    async def swapped(request: mis.Request, send: mis.Send) -> mis.Outcome:
+        await asyncio.to_thread(case.objects.put, SHARD, other)
+        answer = await send(request)
+        await asyncio.to_thread(case.objects.put, SHARD, old)
+        return answer
+
+    client = Client(case.storage(), strategy="append")
+    on_io_loop(client.storage.probe())
+    rule = server.server.on(swapped, where=STEPS["copy"], nth=1)
+    assert client.write(NEW) == [None]
+    assert rule.acted or ignoring == "conditions on completions"
+    check(case, INITIAL | NEW)
+
+
+def test_nothing_is_appended_to_what_a_cache_remembers(server: Wire) -> None:
+    case = Case(server)
+    client = appending(case)
+    without_checksums(server.server)
+    server.server.on(mis.Stale(), method=("GET", "HEAD"))
+    assert client.read(0, 1) == [value(0, 1), value(1, 1)]
+    theirs: Values = {0: value(0, 2), 1: None}
+    assert case.client(direct=True, strategy="append").write(theirs) == [None, None]
+    (error,) = client.write({2: value(2, 2)})
+    assert isinstance(error, ShardStoreError), error
+    check(case, INITIAL | theirs)
+    assert unfinished(case) == 0
+
+
+async def _nobodys(request: mis.Request, send: mis.Send) -> mis.Outcome:
+    return (await send(request)).with_header("x-amz-meta-shardstore-write-id", None)
+
+
+LOOKS: dict[str, mis.Behaviour] = {
+    "404": says(404, b""),
+    "403": says(403, b""),
+    "500": says(500, b""),
+    "412": says(412, b""),
+    "of nobody": _nobodys,
+    "without ETag": _no_etag,
+    "of another version": _other_etag,
+    "lost": mis.drop_reply(),
+}
+
+
+@pytest.mark.parametrize("look", [*LOOKS, "stale"])
+@pytest.mark.parametrize("end", ["the answer is lost", "an empty 200", "an empty 200, carried out", "412, carried out", "no ETag"])
+def test_a_look_that_lies_about_what_became_of_an_append(server: Wire, end: str, look: str) -> None:
+    if not FULL and (end, look) not in (("the answer is lost", "of nobody"), ("the answer is lost", "stale"), ("an empty 200", "stale")):
+        pytest.skip("at full size")
+    case = Case(server)
+    client = appending(case)
+    if look == "stale":
+        without_checksums(server.server)
+        server.server.on(mis.Stale(), method=("GET", "HEAD"))
+        assert client.read(0) == [value(0, 1)]
+    else:
+        server.server.on(LOOKS[look], where=STEPS["look"])
+    server.server.on(LIES[end], where=STEPS["end"], nth=1)
+    written(case, client, INITIAL, NEW)
+    assert unfinished(case) == 0

@@ -47,6 +47,7 @@ from tests.torture.wire import (
     shard_bytes,
     value,
     wire,
+    without_checksums,
 )
 
 Bucket = tuple[str, dict[str, Any]]
@@ -69,12 +70,6 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     forget()
     server.server.behave()
-
-
-def without_checksums(server: MisbehavingServer) -> None:
-    """Of AWS every answer with a whole body has a checksum, which botocore compares; many servers know no such."""
-    for name in ("crc32", "crc32c", "crc64nvme", "sha1", "sha256"):
-        server.on(mis.change_header(f"x-amz-checksum-{name}", lambda _: None))
 
 
 def forget() -> None:

@@ -22,6 +22,9 @@ DOCUMENT = (
     b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"}]}' % (SHARDS * SLOTS)
 )
 
+APPENDING_REQUESTS = ("create_multipart_upload", "upload_part_copy", "upload_part", "complete_multipart_upload")
+"""Requests at which a writer is killed in every run; at full size at all, those included by which it learns what the server can do."""
+
 Change = dict[int, bytes | None]
 """New chunks by number; ``None``: erased."""
 
@@ -105,7 +108,7 @@ def append_once(child: Child, place: Place, change: Change, at: int, after: bool
     request = S3Client.unbounded_call
 
     async def counted(self: S3Client, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
-        is_struck = FULL or where == repr(key(0))  # at full size those too by which it learns what the server can do
+        is_struck = FULL or (where == repr(key(0)) and method in APPENDING_REQUESTS)
         methods.extend([method] if is_struck else [])
         is_last = is_struck and len(methods) == at
         if is_last and not after:

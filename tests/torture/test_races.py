@@ -63,7 +63,7 @@ def write_disjoint(place: Place, crew: Crew, writers: int, each: int, words: int
 
 @pytest.mark.parametrize("place", dict.fromkeys([*KINDS, *APPENDING]), indirect=True)
 def test_distinct_chunks_of_one_shard(place: Place, crew: Crew, record: Record) -> None:
-    words, each = 16, sized(250, 6 if place.small_parts else 15)
+    words, each = 16, sized(250, 4 if place.small_parts else 15)
     create(place.store(chunks_per_shard=(WRITERS * each,)), PATH, WRITERS * each, words)
     results = write_disjoint(place, crew, WRITERS, each, words)
     assert len(shards_of(place, PATH)) == 1

@@ -92,8 +92,8 @@ class S3Storage:
         facts = self._facts
         known = facts.capabilities or CLAIMED_WITHOUT_PROBE
         # What is conditional elsewhere has to be so when parts are put together; where nothing is, they always can be.
-        conditional = facts.multipart_conditions is not False or not known.compare_and_swap
-        return known if facts.copies_parts and conditional else replace(known, compose=False)
+        conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
+        return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
 
     async def probe(self) -> Capabilities:
         facts = self._facts

@@ -31,6 +31,14 @@ def generation_of(response: Mapping[str, Any], key: str) -> Generation:
     return Generation(canonical_etag(etag))
 
 
+def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:
+    """What an answer has to say for the work to go on."""
+    value: str | None = response.get(name)
+    if not value:
+        raise StorageError(f"{action} {key!r}: the server's answer has no {name}")
+    return value
+
+
 def _response_of(exc: BaseException) -> Mapping[str, Any]:
     """The server's answer that botocore attached to its error, which s3fs makes the cause of its own."""
     for error in (exc, exc.__cause__):

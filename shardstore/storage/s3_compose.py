@@ -2,9 +2,10 @@
 
     create upload ─► copied parts (UploadPartCopy, If-Match) and sent ones, together ─► complete, on the condition
 
-The old version is pinned in every request that takes bytes of it. Servers that ignore the condition on copied parts (moto, Ceph) are
-caught before the upload is completed, or by its own condition: the object has to be that version still. Whatever goes wrong before
-that aborts the upload, and the old object stays.
+The old version is pinned in every request that takes bytes of it. That the object is that version still when the upload is completed
+would not do: an ETag is made of the bytes, and comes again with them. So servers other than AWS are asked, by the first upload, whether
+they honour the condition on copied parts (moto and Ceph do not), and whether they copy the range that was asked for. Whatever goes wrong
+aborts the upload, and the old object stays.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, ReadOutcome, Segment
 from shardstore.storage.object_requests import RequestFailed
-from shardstore.storage.s3_client import S3Client
+from shardstore.storage.s3_client import S3Client, member_of
 from shardstore.storage.s3_copy import copied_version, copy_source
-from shardstore.storage.s3_parts import CopiedPart, SentPart, plan_parts
-from shardstore.storage.s3_probe import ServerFacts, facts_of, probe_multipart
+from shardstore.storage.s3_parts import MAX_PARTS, CopiedPart, SentPart, plan_parts
+from shardstore.storage.s3_probe import ServerFacts, facts_of, probe_copied_parts, probe_copies_on_condition, probe_multipart
 from shardstore.storage.s3_upload import S3Write, abort, complete
 
 _SENT_AT_ONCE = 6  # parts of about 8 MiB, of each of which aiohttp makes a copy
@@ -56,10 +57,11 @@ async def compose(
     await _check_conditions(client, facts, key, condition)
     write = S3Write(client, key, condition)
     created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
-    upload_id: str = created["UploadId"]
+    upload_id = member_of(created, "UploadId", "writing", key)
     # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
     try:
         etags = await _Upload(client, storage, facts, key, upload_id, source).send(parts)
+        await _check_copies(client, facts, key, upload_id, parts, condition)
         if condition != IfGeneration(source):  # with it, completing the upload is that check
             await _check_source(client, key, source)
         return await complete(write, upload_id, etags)
@@ -87,6 +89,30 @@ async def _check_conditions(client: S3Client, facts: ServerFacts, key: str, cond
         facts.multipart_conditions = await probe_multipart(client)
     if not facts.multipart_conditions:
         raise Unsupported(f"{client.endpoint} ignores conditions on multipart uploads: {key!r} has to be written by a single request")
+
+
+async def _check_copies(
+    client: S3Client, facts: ServerFacts, key: str, upload_id: str, parts: Sequence[CopiedPart | SentPart], condition: Condition
+) -> None:
+    """Are these parts what the server was asked for? Asked once: of AWS, whose manual can be believed, never."""
+    if client.is_aws:
+        return
+    if facts.copies_parts is None:
+        copied = {number: part.nbytes for number, part in enumerate(parts, 1) if isinstance(part, CopiedPart)}
+        facts.copies_parts = await probe_copied_parts(client, key, upload_id, copied)
+    if not facts.copies_parts:
+        raise Unsupported(f"{client.endpoint} copies other ranges of objects than it is asked for: {key!r} has to be sent")
+    if isinstance(condition, Unconditional):
+        return
+    if facts.copies_on_condition is None:
+        try:
+            facts.copies_on_condition = await probe_copies_on_condition(client, key, upload_id, min(len(parts) + 1, MAX_PARTS))
+        except RequestFailed as exc:
+            if exc.status == 404 and exc.code == "NoSuchKey":
+                raise _gone(key) from exc
+            raise
+    if not facts.copies_on_condition:
+        raise Unsupported(f"{client.endpoint} ignores conditions on copied parts: {key!r} has to be sent")
 
 
 async def _check_source(client: S3Client, key: str, source: Generation) -> None:
@@ -130,8 +156,7 @@ class _Upload:
             response = await self._client.call(
                 "upload_part", "writing a part of", self._key, UploadId=self._upload_id, PartNumber=number, Body=body
             )
-            etag: str = response["ETag"]
-            return etag
+            return member_of(response, "ETag", "writing a part of", self._key)
 
     async def _copy(self, number: int, part: CopiedPart) -> str:
         try:

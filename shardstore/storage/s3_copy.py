@@ -14,7 +14,7 @@ from typing import Any
 from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Generation
 from shardstore.storage.object_requests import WRITE_ID, RequestFailed
-from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of
+from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of, member_of
 from shardstore.storage.s3_upload import abort
 
 _MAX_COPY_BYTES = 5 << 30  # what CopyObject takes
@@ -83,7 +83,7 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
     created = await client.call("create_multipart_upload", f"copying {source!r} to", target, Metadata=metadata, **kept)
-    upload_id: str = created["UploadId"]
+    upload_id = member_of(created, "UploadId", f"copying {source!r} to", target)
     copied: Generation | None = None
     # As with any upload: the server keeps the parts, and charges for them, until it is completed or aborted.
     try:

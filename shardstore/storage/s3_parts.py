@@ -15,7 +15,7 @@ from shardstore.storage.base import Copy, New, Room, Segment
 
 MIN_PART_BYTES = 5 << 20
 _MAX_PART_BYTES = 5 << 30
-_MAX_PARTS = 10_000
+MAX_PARTS = 10_000
 _SENT_PART_BYTES = 8 << 20
 
 COPY_PAYS_NBYTES = 2 * MIN_PART_BYTES
@@ -47,7 +47,7 @@ def plan_parts(segments: Sequence[Segment]) -> list[Part]:
     """The parts, in order; none of them copied where no range is long enough."""
     runs = list(_joined(segments))
     sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
-    part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // _MAX_PARTS))
+    part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // MAX_PARTS))
     parts: list[Part] = []
     waiting: list[Segment] = []
     for run in runs:

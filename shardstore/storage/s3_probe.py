@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.model.generation import Generation
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.object_requests import PROBE_PREFIX, RequestFailed
-from shardstore.storage.s3_client import S3Client
+from shardstore.storage.s3_client import S3Client, member_of
 from shardstore.storage.s3_parts import COPY_PAYS_NBYTES
 
 _REFUSED = (404, 409, 412)
@@ -32,8 +33,10 @@ class ServerFacts:
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
     """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
-    copies_parts: bool = True
-    """Whether UploadPartCopy is known; until it has been refused."""
+    copies_parts: bool | None = None
+    """Whether UploadPartCopy is known, and copies the range that it is asked for."""
+    copies_on_condition: bool | None = None
+    """Whether UploadPartCopy honours conditions on the source: moto and Ceph do not."""
     etag_unquoted: bool = False
     """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
@@ -134,11 +137,11 @@ async def probe_multipart(client: S3Client) -> bool:
     """Whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
     key = _probe_key()
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
-    upload_id = created["UploadId"]
+    upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
     refused: bool | None = None
     try:
         part = await client.call("upload_part", "probing multipart uploads with", key, UploadId=upload_id, PartNumber=1, Body=b"p")
-        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        parts = {"Parts": [{"PartNumber": 1, "ETag": member_of(part, "ETag", "probing multipart uploads with", key)}]}
         refused = await _is_refused(
             client, "complete_multipart_upload", key, UploadId=upload_id, MultipartUpload=parts, IfMatch=_made_up_etag()
         )
@@ -148,3 +151,39 @@ async def probe_multipart(client: S3Client) -> bool:
         else:
             await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
     return refused is True
+
+
+async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
+    """Whether the server has copied parts, by number, that are as many bytes long as was asked for.
+
+    Servers may not know ranges of what is copied, and copy all of it; the answer to a copy does not tell.
+    """
+    try:
+        listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
+    except RequestFailed as exc:
+        if exc.status in (*_NOT_KNOWN, 404):
+            return False  # what cannot be looked at is not trusted
+        raise
+    sizes = {int(part["PartNumber"]): int(part["Size"]) for part in listed.get("Parts", ())}
+    pairs = [(nbytes, sizes[number]) for number, nbytes in copied.items() if number in sizes]  # of the first page
+    return bool(pairs) and all(wanted == found for wanted, found in pairs)
+
+
+async def probe_copies_on_condition(client: S3Client, key: str, upload_id: str, number: int) -> bool:
+    """Whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
+    try:
+        await client.call(
+            "upload_part_copy",
+            "probing conditional copies with",
+            key,
+            UploadId=upload_id,
+            PartNumber=number,
+            CopySource={"Bucket": client.bucket, "Key": client.full_key(key)},
+            CopySourceRange="bytes=0-0",
+            CopySourceIfMatch=_made_up_etag(),
+        )
+    except RequestFailed as exc:
+        if exc.status == 412:
+            return True
+        raise
+    return False

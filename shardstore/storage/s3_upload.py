@@ -14,7 +14,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.storage.body import Body, groups, joined, parts
 from shardstore.storage.lost_answers import Failure, ObjectWrite
 from shardstore.storage.object_requests import WRITE_ID, RequestFailed
-from shardstore.storage.s3_client import S3Client, generation_of, translated
+from shardstore.storage.s3_client import S3Client, generation_of, member_of, translated
 from shardstore.storage.s3_probe import facts_of, probe_multipart
 
 logger = logging.getLogger(__name__)
@@ -58,14 +58,25 @@ class S3Write(ObjectWrite):
                 return {}
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
-        """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed."""
+        """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
+
+        Raises:
+            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+        """
+        version = generation_of(response, self.key) if response.get("ETag") else await self._looked_up()
         if isinstance(self.condition, IfGeneration):
             facts = facts_of(self.client)
             facts.etag_unquoted, facts.etag_wording_is_proved = self._unquoted, True
-        if response.get("ETag"):
-            return generation_of(response, self.key)
-        # Stored, and replaced by another writer since: matches nothing any more.
-        return await self.own_version() or Generation(f'"replaced-{self.write_id}"')
+        return version
+
+    async def _looked_up(self) -> Generation:
+        """A 200 that says nothing can be that of something before the server, and nothing have been stored."""
+        head = await self.client.head(self.key)
+        if head is not None and head.write_id == self.write_id:
+            return head.generation
+        if head is None or not isinstance(self.condition, Unconditional):
+            raise RequestFailed(f"writing {self.key!r}: the server's answer has no ETag, and the object is not this write's")
+        return Generation(f'"replaced-{self.write_id}"')  # by another writer since: matches nothing any more
 
     def failure(self, exc: RequestFailed) -> Failure:
         if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted
@@ -108,12 +119,10 @@ async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Co
     write = S3Write(client, key, condition)
     while True:
         try:
-            response = await send(Body=data, Metadata=write.metadata, **write.headers)
+            return await write.stored(await send(Body=data, Metadata=write.metadata, **write.headers))
         except RequestFailed as exc:
             if (stored := await write.judge(exc)) is not None:
                 return stored
-        else:
-            return await write.stored(response)
 
 
 async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -130,7 +139,7 @@ async def put_large(client: S3Client, key: str, body: Body, nbytes: int, conditi
 async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
     write = S3Write(client, key, condition)
     created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
-    upload_id: str = created["UploadId"]
+    upload_id = member_of(created, "UploadId", "writing", key)
     # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
     try:
         etags = await _upload_parts(client, key, upload_id, body, nbytes)
@@ -148,7 +157,7 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
     async def upload(number: int, part: bytes) -> None:
         try:
             response = await client.call("upload_part", "writing a part of", key, UploadId=upload_id, PartNumber=number, Body=part)
-            etags[number] = response["ETag"]
+            etags[number] = member_of(response, "ETag", "writing a part of", key)
         finally:
             free.release()
 
@@ -176,12 +185,11 @@ async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> 
             response = await write.client.call(
                 "complete_multipart_upload", "completing", write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
             )
+            return await write.stored(response)
         except RequestFailed as exc:
             # After 409 the parts are of no use any more: AWS asks for a new upload.
             if (stored := await write.judge(exc, can_resend=exc.status != 409)) is not None:
                 return stored
-        else:
-            return await write.stored(response)
 
 
 async def abort(client: S3Client, key: str, upload_id: str) -> None:
@@ -207,12 +215,10 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
         while True:
             file.seek(0)
             try:
-                response = await _put_file(write, file, nbytes)
+                return await write.stored(await _put_file(write, file, nbytes))
             except RequestFailed as exc:
                 if (stored := await write.judge(exc)) is not None:
                     return stored
-            else:
-                return await write.stored(response)
 
 
 async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:

@@ -170,7 +170,8 @@ def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     on_io_loop(storage.probe())
     calls = Calls(storage.fs, monkeypatch)
     honour_on_completion(storage, calls)
-    facts_of(storage._client).multipart_conditions = True
+    facts = facts_of(storage._client)
+    facts.multipart_conditions = facts.copies_parts = facts.copies_on_condition = True
     yield storage, calls
     forget_facts()
 

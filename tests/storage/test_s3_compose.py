@@ -42,7 +42,8 @@ def calls(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> Calls:
     on_io_loop(storage.probe())
     made = Calls(storage.fs, monkeypatch)
     honour_on_completion(storage, made)
-    facts_of(storage._client).multipart_conditions = True
+    facts = facts_of(storage._client)
+    facts.multipart_conditions = facts.copies_parts = facts.copies_on_condition = True
     return made
 
 

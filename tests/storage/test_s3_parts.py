@@ -83,5 +83,5 @@ def test_more_than_a_part_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_never_too_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_parts, "_MAX_PARTS", 4)
+    monkeypatch.setattr(s3_parts, "MAX_PARTS", 4)
     assert len(plan_parts([New(memoryview(bytes(200 * MIB)))])) <= 4

@@ -11,6 +11,7 @@ import pytest
 from tests.torture import places
 from tests.torture.crew import Crew
 from tests.torture.places import Place
+from tests.torture.small_parts import limit_parts
 
 _ROWS = pytest.StashKey[list[tuple[str, str, str]]]()
 
@@ -45,6 +46,13 @@ def moto_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def aws_endpoint() -> Iterator[str]:
+    """Of a server that honours the conditions on copied parts and on the completion of uploads too."""
+    with places.moto(as_aws=True) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
 def ministack_endpoint() -> Iterator[str]:
     program = os.environ.get("SHARDSTORE_MINISTACK")
     if not program:
@@ -63,15 +71,24 @@ def ceph_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(params=places.KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A fresh root in each kind of storage, one after the other."""
+    yield _place(request, tmp_path)
+    limit_parts(small=False)
+
+
+def _place(request: pytest.FixtureRequest, directory: Path) -> Place:
     match request.param:
         case "local":
-            return Place("local", str(tmp_path / "root"))
+            return Place("local", str(directory / "root"))
         case "append":
-            return Place("local", str(tmp_path / "root"), strategy="append")
+            return Place("local", str(directory / "root"), strategy="append")
         case "gcs":
             return Place("gcs", *request.getfixturevalue("gcs_url"))
+        case "moto-append":
+            return places.s3_place(request.param, request.getfixturevalue("aws_endpoint"), appends=True)
+        case "ministack-append":
+            return places.s3_place(request.param, request.getfixturevalue("ministack_endpoint"), appends=True)
         case kind:
             return places.s3_place(kind, request.getfixturevalue(f"{kind}_endpoint"))
 

@@ -9,7 +9,11 @@ from typing import Any
 import shardstore
 from shardstore.storage import local, local_sweep
 from shardstore.storage.local_mounts import Mount
+from shardstore.storage.s3_client import S3Client
 from shardstore.testing.crash import Child
+from shardstore.testing.system_calls import kill
+from tests.torture.places import Place
+from tests.torture.scale import FULL
 
 SHARDS = 4
 SLOTS = 16
@@ -17,6 +21,9 @@ DOCUMENT = (
     b'{"zarr_format":3,"node_type":"array","shape":[%d],"data_type":"uint8","chunk_grid":{"name":"regular","configuration":'
     b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"}]}' % (SHARDS * SLOTS)
 )
+
+APPENDING_REQUESTS = ("create_multipart_upload", "upload_part_copy", "upload_part", "complete_multipart_upload")
+"""Requests at which a writer is killed in every run; at full size at all, those included by which it learns what the server can do."""
 
 Change = dict[int, bytes | None]
 """New chunks by number; ``None``: erased."""
@@ -88,6 +95,41 @@ def write_once(child: Child, root: str, change: Change, mode: str, fsync: bool) 
     with child.counted():
         apply(store, change)
     child.acknowledge("written")
+
+
+def append_once(child: Child, place: Place, change: Change, at: int, after: bool) -> None:
+    """One change of a store on S3; this process dies at request number ``at``, from 1: before it is sent, or ``after`` its answer.
+
+    Acknowledged by the names of the requests.
+    """
+    store = place.mapper()
+    assert store["a/zarr.json"]
+    methods: list[str] = []
+    request = S3Client.unbounded_call
+
+    async def counted(self: S3Client, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
+        is_struck = FULL or (where == repr(key(0)) and method in APPENDING_REQUESTS)
+        methods.extend([method] if is_struck else [])
+        is_last = is_struck and len(methods) == at
+        if is_last and not after:
+            kill(method)
+        try:
+            return await request(self, method, action, where, **parameters)
+        finally:
+            if is_last:
+                kill(method)
+
+    setattr(S3Client, "unbounded_call", counted)  # noqa: B010  # of this process, which ends with this function
+    apply(store, change)
+    child.acknowledge(" ".join(methods))
+
+
+def append_on(child: Child, place: Place, seed: int, run: int) -> None:
+    """As ``write_on``, to a store on S3."""
+    store = place.mapper()
+    for number, change in enumerate(changes(seed, run)):
+        apply(store, change)
+        child.acknowledge(str(number))
 
 
 def wait_for_ever(child: Child, texts: list[str]) -> None:

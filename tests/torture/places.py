@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.torture.crew import ROOT
+from tests.torture.moto_as_aws import behave_as_aws, take_small_parts
+from tests.torture.scale import FULL
+from tests.torture.small_parts import limit_parts
 
 if TYPE_CHECKING:
     import zarr
@@ -28,7 +31,19 @@ if TYPE_CHECKING:
     from shardstore.adapters.filesystem import ShardedFileSystem
     from tests.stored import Objects
 
-KINDS = ("local", "append", "moto", "ministack", "ceph", "gcs")
+APPENDING = ("append", "moto-append", "ministack-append")
+"""Where shards are appended to: local files in place, objects of S3 by copying."""
+
+KINDS = (
+    "local",
+    "append",
+    "moto",
+    *(("moto-append",) if FULL else ()),
+    "ministack",
+    *(("ministack-append",) if FULL else ()),
+    "ceph",
+    "gcs",
+)
 
 _START_SECONDS = 120.0
 
@@ -41,8 +56,11 @@ class Place:
     url: str
     storage_options: dict[str, Any] = field(default_factory=dict)
     strategy: str = "rewrite"
+    small_parts: bool = False
+    """Whether uploads to this server, which takes them, may have parts of a few bytes."""
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        limit_parts(small=self.small_parts)
         # A storage that turned out to have no compare-and-swap would pass many of these tests by luck.
         return {"storage_options": self.storage_options, "require_atomic": True, "strategy": self.strategy, **options}
 
@@ -60,6 +78,7 @@ class Place:
         """The filesystem whose paths are presented keys behind ``self.path``."""
         from shardstore.adapters.filesystem import ShardedFileSystem
 
+        limit_parts(small=self.small_parts)
         protocol, _, path = self.url.rpartition("://")
         return ShardedFileSystem(
             fo=path,
@@ -91,13 +110,28 @@ class Place:
         assert array.shards is not None
         return array
 
+    def native_beside(self, path: str) -> zarr.Array[Any]:
+        """The same, straight from the storage, while others write there."""
+        import zarr
+        from zarr.storage import FsspecStore, LocalStore
+
+        is_local = "://" not in self.url
+        store = LocalStore(self.url, read_only=True) if is_local else FsspecStore.from_url(self.url, self.storage_options, read_only=True)
+        array = zarr.open_array(store, path=path, mode="r")
+        assert array.shards is not None
+        return array
+
 
 # -- servers ---------------------------------------------------------------------------------------------------------------
 
 
-def _moto_process(connection: Connection) -> None:
+def _moto_process(connection: Connection, as_aws: bool) -> None:
+    if as_aws:
+        take_small_parts()
     from moto.server import ThreadedMotoServer
 
+    if as_aws:
+        behave_as_aws()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -108,13 +142,13 @@ def _moto_process(connection: Connection) -> None:
 
 
 @contextlib.contextmanager
-def moto() -> Iterator[str]:
-    """The address of moto, which is written in Python."""
+def moto(*, as_aws: bool = False) -> Iterator[str]:
+    """The address of moto, which is written in Python; ``as_aws``: with conditions wherever AWS has them, and small parts."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_moto_process, args=(theirs,), daemon=True)
+    process = context.Process(target=_moto_process, args=(theirs, as_aws), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -177,11 +211,11 @@ def ceph(directory: str) -> Iterator[str]:
         subprocess.run(["bash", script, "stop", directory, port], check=True, timeout=120)
 
 
-def s3_place(kind: str, endpoint: str) -> Place:
-    """A place in a fresh bucket."""
+def s3_place(kind: str, endpoint: str, *, appends: bool = False) -> Place:
+    """A place in a fresh bucket; ``appends``: by the strategy ``append``, to shards of any size."""
     import s3fs
 
     options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": endpoint}
     bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem(**options).call_s3("create_bucket", Bucket=bucket)
-    return Place(kind, f"s3://{bucket}/root", options)
+    return Place(kind, f"s3://{bucket}/root", options, strategy="append" if appends else "rewrite", small_parts=appends)

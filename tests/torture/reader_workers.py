@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,8 @@ class Reads:
     versions: int
     retried: int
     seconds: float
+    errors: Counter[str] = field(default_factory=Counter)
+    """By type; of readers that may see some."""
 
 
 class Checker:
@@ -176,6 +179,54 @@ def rewrite(place: Place, words: int, chunks: int, writer: int, readers: int, to
         for number, (array, run) in enumerate(zip(arrays, (range(chunks), rng.choice([range(first, last), [first]])), strict=True)):
             values = joined([Payload(number, 0, chunk, writer, version) for chunk in run], words)
             array[run[0] * words : (run[-1] + 1) * words] = values
+        version += 1
+    return store.counters.commits
+
+
+# -- shards that are appended to, and readers that know nothing of it -------------------------------------------------------------
+
+# Cells of the board as above.
+
+
+def read_natively(place: Place, words: int, chunks: int, reader: int, readers: int, limits: Limits, together: Together) -> Reads:
+    """Read chunks and runs of ``parts`` by plain zarr-python: an error may come, a wrong value never, nor an older one than before."""
+    array = place.native_beside(PARTS)
+    rng = random.Random(reader)
+    checker = Checker()
+    errors: Counter[str] = Counter()
+    reads = count = 0
+    together.start()
+    began = time.monotonic()
+    while time.monotonic() < began + limits.seconds or reads < limits.reads:
+        together.check()
+        first, last = sorted(rng.sample(range(chunks + 1), 2))
+        wanted = rng.choice([range(first, first + 1), range(first, last), range(chunks)])
+        try:
+            found = np.asarray(array[wanted.start * words : wanted.stop * words])
+        except Exception as exc:  # noqa: BLE001  # zarr has no class of its own for what it cannot decode
+            errors[type(exc).__name__] += 1
+        else:
+            checker.check(PARTS, wanted, list(found.reshape(-1, words)))
+            count += len(wanted)
+        reads += 1
+    seconds = time.monotonic() - began
+    together.board[readers + reader] = 1
+    return Reads("native", reads, count, 0, 0, seconds, errors)
+
+
+def append_on(place: Place, words: int, chunks: int, writer: int, readers: int, together: Together) -> int:
+    """Assign runs of ``parts``, never all of it, until the readers have ended; how many commits. No shard is rewritten."""
+    store = place.store(max_dead_fraction=0.999)
+    array = zarr.open_array(store, path=PARTS, mode="r+")
+    rng = random.Random(writer)
+    together.start()
+    store.counters.reset()
+    version = 1
+    while not together.board[readers : 2 * readers].all():
+        together.check()
+        first = rng.randrange(chunks)
+        run = range(first, min(chunks, first + rng.choice([1, 1, 2, chunks // 2])))
+        array[run.start * words : run.stop * words] = joined([Payload(1, 0, chunk, writer, version) for chunk in run], words)
         version += 1
     return store.counters.commits
 

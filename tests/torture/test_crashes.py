@@ -8,11 +8,14 @@ import os
 import random
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import shardstore
 from shardstore.storage.local_range_locks import DIRECTORY_LOCK
 from shardstore.testing.crash import AfterAcknowledgements, AtCall, ChildFailed, Crasher, random_moment
 from tests.appended import shown
@@ -20,11 +23,14 @@ from tests.shards import shard_chunks, sharded_arrays
 from tests.stored import LocalObjects
 from tests.torture.conftest import Record
 from tests.torture.crash_workers import (
+    APPENDING_REQUESTS,
     DOCUMENT,
     SHARDS,
     SLOTS,
     Change,
     acknowledge_and_fail,
+    append_on,
+    append_once,
     apply,
     changes,
     opened,
@@ -33,6 +39,7 @@ from tests.torture.crash_workers import (
     write_once,
 )
 from tests.torture.crew import ROOT
+from tests.torture.places import APPENDING, Place
 from tests.torture.scale import FULL, sized
 
 Chunks = dict[int, bytes]
@@ -42,7 +49,7 @@ MODES = ["auto", "append", "cluster", "network"]
 @pytest.fixture(scope="module")
 def crasher() -> Iterator[Crasher]:
     # The package imports its faces when they are first used: so that each child need not.
-    with Crasher(["tests.torture.crash_workers", "shardstore.adapters.mapping"], [str(ROOT)]) as running:
+    with Crasher(["tests.torture.crash_workers", "shardstore.adapters.mapping", "s3fs"], [str(ROOT)]) as running:
         yield running
 
 
@@ -172,6 +179,86 @@ def test_killed_at_every_system_call(crasher: Crasher, tmp_path: Path, record: R
     assert {"fdatasync" if in_place else "fsync", "fcntl" if mode == "network" else "flock"} <= set(ended.calls)
     assert became_new > 1
     record(f"{at - 1} kills, one {'after' if after else 'before'} each system call: old or new, and nothing left by the next write")
+
+
+# -- appends on S3 -----------------------------------------------------------------------------------------------------
+
+
+def stored_at(place: Place) -> list[Chunks]:
+    """As ``stored``, of a store on S3."""
+    objects = place.objects
+    layout = sharded_arrays(objects)["a"]
+    shards = [objects.get(layout.key((shard,))) for shard in range(SHARDS)]
+    return [
+        {} if data is None else {int(key.rpartition("/")[2]): chunk for key, chunk in shard_chunks(layout, (shard,), data)}
+        for shard, data in enumerate(shards)
+    ]
+
+
+def check_swept(place: Place) -> int:
+    """What killed writers have left are unfinished uploads, which are told, and end when somebody says so; how many."""
+    options: dict[str, Any] = {"storage_options": place.storage_options}
+    told = [finding for finding in shardstore.verify(place.url, **options).findings if finding.kind == "upload"]
+    swept = shardstore.repair(place.url, yes=True, older_than_hours=0, **options).leftovers.uploads
+    assert len(told) == swept
+    assert not [finding for finding in shardstore.verify(place.url, **options).findings if finding.kind == "upload"]
+    return swept
+
+
+@pytest.mark.parametrize("after", [False, True] if FULL else [False], ids=lambda after: "after" if after else "before")
+@pytest.mark.parametrize("place", APPENDING[1:], indirect=True)
+def test_killed_at_every_request_of_an_append(crasher: Crasher, place: Place, record: Record, after: bool) -> None:
+    store = place.mapper(chunks_per_shard=(SLOTS,))
+    store["a/zarr.json"] = DOCUMENT
+    apply(store, dict.fromkeys(range(10), b"old" * 50))
+    became_new = 0
+    for at in itertools.count(1):
+        change: Change = {2: b"%d" % at * 70, 12: b"new %d" % at}
+        old, new = stored_at(place)[0], changed(stored_at(place)[0], change, 0)
+        ended = crasher.run(append_once, place, change, at, after)
+        found = stored_at(place)[0]
+        assert found == new if ended.acknowledged else found in (old, new), at
+        became_new += found == new
+        if ended.acknowledged:
+            break
+    assert set(APPENDING_REQUESTS) <= set(ended.acknowledged[0].split())
+    assert became_new == (2 if after else 1)
+    record(f"{place.kind}: {at - 1} kills: old or new; {check_swept(place)} unfinished uploads were told, and swept up")
+
+
+@pytest.mark.skipif(not FULL, reason="at full size: every request is struck in every run")
+@pytest.mark.parametrize("place", APPENDING[1:], indirect=True)
+def test_killed_at_random_moments_of_appends(crasher: Crasher, place: Place, record: Record) -> None:
+    kills = 200
+    seed = random.SystemRandom().randrange(10**6)
+    rng = random.Random(seed)
+    place.mapper(chunks_per_shard=(SLOTS,))["a/zarr.json"] = DOCUMENT
+    model = stored_at(place)
+    acknowledged = finished = 0
+    for run in range(kills):
+        moment = random_moment(rng, 6, 0.06)
+        ended = crasher.run(append_on, place, seed, run, at=moment)
+        where = f"seed {seed}, run {run}, {moment}, {len(ended.acknowledged)} acknowledged"
+        written = changes(seed, run)
+        for change in itertools.islice(written, len(ended.acknowledged)):
+            model = [changed(chunks, change, shard) for shard, chunks in enumerate(model)]
+        under_way = next(written)
+        settle()
+        found = stored_at(place)
+        for shard, chunks in enumerate(found):
+            assert chunks in (model[shard], changed(model[shard], under_way, shard)), f"{where}: shard {shard}"
+        finished += found != model
+        model = found
+        acknowledged += len(ended.acknowledged)
+    record(
+        f"{place.kind}: {kills} kills (seed {seed}), {acknowledged} acknowledged changes: none lost; "
+        f"{finished} an unacknowledged change that was stored; {check_swept(place)} unfinished uploads were told, and swept up"
+    )
+
+
+def settle() -> None:
+    """A request that a killed client has sent may still be carried out: the server is given the time for it."""
+    time.sleep(0.3)
 
 
 # -- the harness itself ------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from tests.torture.wire import (
     shard_bytes,
     value,
     wire,
+    without_checksums,
 )
 
 Bucket = tuple[str, dict[str, Any]]
@@ -69,12 +70,6 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     forget()
     server.server.behave()
-
-
-def without_checksums(server: MisbehavingServer) -> None:
-    """Of AWS every answer with a whole body has a checksum, which botocore compares; many servers know no such."""
-    for name in ("crc32", "crc32c", "crc64nvme", "sha1", "sha256"):
-        server.on(mis.change_header(f"x-amz-checksum-{name}", lambda _: None))
 
 
 def forget() -> None:
@@ -510,6 +505,26 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     assert isinstance(storage, S3Storage)
     assert not on_io_loop(s3_probe.probe_multipart(storage._client))
     assert server.objects.keys() == before
+
+
+@pytest.mark.parametrize("server", ["s3", "s3 over obstore"], indirect=True)
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("always", [False, True])
+def test_an_empty_answer_acknowledges_nothing(server: Wire, in_parts: bool, always: bool) -> None:
+    """Of something before the server, that has not passed the request on."""
+
+    async def empty(_request: mis.Request, _send: mis.Send) -> mis.Outcome:
+        return mis.Answer(200)
+
+    case = Case(server)
+    client = Client(case.storage(**({"multipart_bytes": 1} if in_parts else {})))
+    on_io_loop(client.storage.probe())
+    rule = server.server.on(empty, method="PUT", target=writes_to(0), nth=None if always else 1)
+    (error,) = client.write({1: value(1, 2)})
+    assert rule.acted
+    assert isinstance(error, ShardStoreError) is always, error
+    server.server.behave()
+    assert case.stored() == (INITIAL if always else INITIAL | {1: value(1, 2)})
 
 
 @pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)

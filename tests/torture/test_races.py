@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import s3fs
 import zarr
 
 from tests.torture.conftest import Record
 from tests.torture.crew import Crew, Job
 from tests.torture.payloads import Payload
-from tests.torture.places import Place
+from tests.torture.places import APPENDING, KINDS, Place
 from tests.torture.race_workers import (
     Done,
     create,
@@ -60,11 +61,15 @@ def write_disjoint(place: Place, crew: Crew, writers: int, each: int, words: int
     return results
 
 
+@pytest.mark.parametrize("place", dict.fromkeys([*KINDS, *APPENDING]), indirect=True)
 def test_distinct_chunks_of_one_shard(place: Place, crew: Crew, record: Record) -> None:
-    words, each = 16, sized(250, 15)
+    words, each = 16, sized(250, 4 if place.small_parts else 15)
     create(place.store(chunks_per_shard=(WRITERS * each,)), PATH, WRITERS * each, words)
     results = write_disjoint(place, crew, WRITERS, each, words)
     assert len(shards_of(place, PATH)) == 1
+    if place.small_parts:
+        info = s3fs.S3FileSystem(**place.storage_options).info(f"{place.path}/{PATH}/c/0")
+        assert info["ETag"].strip('"').endswith("-2"), "the last commit did not append"
     record(f"{summary(place.kind, results)}; 0 lost")
 
 

@@ -1,4 +1,4 @@
-"""Readers beside writers: never a wrong value, never an error, on every kind of storage."""
+"""Readers beside writers: never a wrong value, on every kind of storage, nor an error but for those that know nothing of appends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import zarr
 from tests.torture.conftest import Record
 from tests.torture.crew import Crew, Job
 from tests.torture.lives_workers import OTHER_CHUNKS, OTHER_SHARDS, Enough, Life, Seen, live, watch
-from tests.torture.places import Place
-from tests.torture.reader_workers import Limits, Reads, prepare, read_on, rewrite
+from tests.torture.places import APPENDING, Place
+from tests.torture.reader_workers import PARTS, Limits, Reads, append_on, prepare, read_natively, read_on, rewrite
 from tests.torture.scale import FULL, sized
 
 READERS, WRITERS = 4, 2
@@ -34,6 +34,35 @@ def test_while_the_shard_is_rewritten(place: Place, crew: Crew, record: Record) 
         f"{place.kind}: {reads} reads ({by_face}) of {sum(r.chunks for r in readers)} chunks in {seconds:.0f} s beside "
         f"{sum(results[READERS:])} commits, {sum(r.retried for r in readers)} retried; 0 wrong, 0 errors"
     )
+
+
+@pytest.mark.parametrize("place", APPENDING, indirect=True)
+def test_native_readers_while_the_shard_is_appended_to(place: Place, crew: Crew, record: Record) -> None:
+    """An error may come where a file is appended to in place, since no index is at its end then; a wrong value never."""
+    chunks, words, readers = 16, 1024, sized(3, 2)
+    prepare(place, words, chunks)
+    nbytes = len(shard_of(place))
+    limits = Limits(60.0 if FULL else 0.0, sized(100 if place.small_parts else 5000, 25), 0)
+    jobs = [Job(read_natively, (place, words, chunks, reader, readers, limits)) for reader in range(readers)]
+    jobs += [Job(append_on, (place, words, chunks, writer, readers)) for writer in range(WRITERS)]
+    results = crew.run(jobs, cells=2 * readers)
+    commits = sum(results[readers:])
+    reads: list[Reads] = results[:readers]
+    errors = sum((r.errors for r in reads), Counter[str]())
+    assert not (place.small_parts and errors), errors  # objects are replaced at once
+    assert errors.total() < sum(r.reads for r in reads)
+    assert len(shard_of(place)) > nbytes + commits * 24, "it was rewritten, so that nothing has been seen"
+    record(
+        f"{place.kind}: {sum(r.reads for r in reads)} reads of {sum(r.chunks for r in reads)} chunks in "
+        f"{max(r.seconds for r in reads):.0f} s beside {commits} appends; {errors.total()} errors {dict(errors) or ''}; 0 wrong"
+    )
+
+
+def shard_of(place: Place) -> bytes:
+    """The only shard of ``parts``, as it is stored."""
+    found = place.objects.get(f"{PARTS}/c/0")
+    assert found is not None
+    return found
 
 
 def watch_lives(place: Place, crew: Crew, record: Record, lives: Sequence[Life], faces: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ from shardstore.storage.http import HTTPStorage
 from shardstore.storage.http_client import Retries
 from shardstore.storage.s3 import S3Storage
 from shardstore.storage.transports import Transport, carried_by
+from shardstore.testing import misbehaviours as mis
 from shardstore.testing.misbehaving_server import MisbehavingServer
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
@@ -250,3 +251,9 @@ def wire(kind: Kind, endpoint: str, transport: Transport = "fsspec") -> Iterator
             objects = FsspecObjects(f"s3://{bucket}", {"key": "test", "secret": "test", "endpoint_url": endpoint})
             objects.fs.call_s3("create_bucket", Bucket=bucket)
         yield Wire(kind, server, objects, bucket, transport)
+
+
+def without_checksums(server: MisbehavingServer) -> None:
+    """Of AWS every answer with a whole body has a checksum, which botocore compares; many servers know no such."""
+    for name in ("crc32", "crc32c", "crc64nvme", "sha1", "sha256"):
+        server.on(mis.change_header(f"x-amz-checksum-{name}", lambda _: None))

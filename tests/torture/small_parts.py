@@ -1,0 +1,20 @@
+"""S3 with parts of a few bytes, so that a shard of a few chunks is appended to by copying what it holds.
+
+AWS takes no part below 5 MiB but the last: a commit of the smallest shard that is copied would move 10 MiB within the server. What may go
+wrong is the same with small ones. The server has to take such parts; MiniStack does, moto can be told.
+"""
+
+from __future__ import annotations
+
+from shardstore.storage import s3_parts, s3_probe
+
+SMALL_PART_BYTES = 32
+
+_AS_SHIPPED = s3_parts.MIN_PART_BYTES
+
+
+def limit_parts(*, small: bool) -> None:
+    """Let all storages of this process that are opened from now on take small parts, or none that AWS would refuse."""
+    least = SMALL_PART_BYTES if small else _AS_SHIPPED
+    s3_parts.MIN_PART_BYTES = least
+    s3_parts.COPY_PAYS_NBYTES = s3_probe.__dict__["COPY_PAYS_NBYTES"] = 2 * least

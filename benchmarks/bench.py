@@ -156,7 +156,7 @@ class Ground:
         if storage == "latency":
             url = self.stack.enter_context(latency_http(self.root, LATENCY_SECONDS))
             return Place(str(self.root), latency_seconds=LATENCY_SECONDS, http_url=url)
-        server = self.stack.enter_context(counting_s3())
+        server = self.stack.enter_context(counting_s3(as_aws=True))
         return Place(f"{server.bucket}/{uuid.uuid4().hex}", server.endpoint)
 
     def make(self, workload: Workload, storage: StorageName) -> None:

@@ -70,10 +70,14 @@ class _CountingApp:
         return [json.dumps(counts).encode()]
 
 
-def _serve(pipe: multiprocessing.connection.Connection[Any, Any]) -> None:
+def _serve(pipe: multiprocessing.connection.Connection[Any, Any], as_aws: bool) -> None:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    if as_aws:
+        from shardstore.testing.moto_as_aws import behave_as_aws
+
+        behave_as_aws()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     app = _CountingApp(cast("Callable[..., Iterable[bytes]]", DomainDispatcherApplication(create_backend_app)))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
@@ -100,13 +104,13 @@ def take_counts(url: str) -> Counts:
 
 
 @contextmanager
-def counting_s3() -> Iterator[CountingS3]:
-    """Start the server, and end it with the block."""
+def counting_s3(*, as_aws: bool = False) -> Iterator[CountingS3]:
+    """Start the server, and end it with the block; with ``as_aws`` it honours the conditions that AWS honours and moto does not."""
     import s3fs
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, as_aws), daemon=True)
     process.start()
     theirs.close()
     try:

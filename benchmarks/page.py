@@ -44,8 +44,8 @@ make bench PYTHON=python3.13              # the same beside a newer zarr-python
   then goes to local files: at most 64 at once, each library asking for as many as it does by default. tensorstore cannot be wrapped: it
   reads the same files from an HTTP server on this machine that waits as long, so it pays for HTTP besides. Requests of shardstore are
   merged with the gap that is its default on object stores.
-- *S3* is moto in a process of its own, one request at a time: it shares the processors with everybody, so requests and bytes mean more
-  than seconds there.
+- *S3* is moto in a process of its own, one request at a time, made to honour conditions on uploads of several parts as AWS does: it
+  shares the processors with everybody, so requests and bytes mean more than seconds there.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
 - What could not take part is named below each table, and so is what failed.

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardstore.testing.moto_as_aws import behave_as_aws, take_small_parts
 from tests.torture.crew import ROOT
-from tests.torture.moto_as_aws import behave_as_aws, take_small_parts
 from tests.torture.scale import FULL
-from tests.torture.small_parts import limit_parts
+from tests.torture.small_parts import SMALL_PART_BYTES, limit_parts
 
 if TYPE_CHECKING:
     import zarr
@@ -127,7 +127,7 @@ class Place:
 
 def _moto_process(connection: Connection, as_aws: bool) -> None:
     if as_aws:
-        take_small_parts()
+        take_small_parts(SMALL_PART_BYTES)
     from moto.server import ThreadedMotoServer
 
     if as_aws:

@@ -10,12 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.torture.small_parts import SMALL_PART_BYTES
 
-
-def take_small_parts() -> None:
-    """Before moto is imported."""
-    os.environ["S3_UPLOAD_PART_MIN_SIZE"] = str(SMALL_PART_BYTES)
+def take_small_parts(nbytes: int) -> None:
+    """Before moto is imported: parts may be as short as ``nbytes``."""
+    os.environ["S3_UPLOAD_PART_MIN_SIZE"] = str(nbytes)
     os.environ["MOTO_S3_DEFAULT_KEY_BUFFER_SIZE"] = str(5 << 20)
 
 

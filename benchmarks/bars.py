@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,9 @@ Status = Literal["held", "NOT HELD", "not measured"]
 APPEND = "shardstore, append"
 MAPPING = "shardstore, mapping"
 LOOP = "bytes and codecs"
+OBJECTS = "zarr-python's objects alone"
 REQUESTS = "requests alone"
+DECODED_REQUESTS = "requests and codecs"
 ZARR = "zarr-python"
 FUSED = "zarr-python, fused pipeline"
 TENSORSTORE = "tensorstore"
@@ -33,22 +36,45 @@ class Verdict:
     status: Status
 
 
-def _judge(bar: str, unit: str, bound: float, measure: Callable[[], float], *, at_least: bool = False) -> Verdict:
+def _judge(
+    bar: str, unit: str, bound: float, measure: Callable[[], float], *, at_least: bool = False, note: Callable[[], str] | None = None
+) -> Verdict:
+    """``note``: what has to be known to understand why it is not held."""
     text = f"{bar} {'≥' if at_least else '≤'} {_number(bound)}{unit}"
     try:
         value = measure()
     except Missing as missing:
         return Verdict(text, str(missing), "not measured")
     held = value >= bound if at_least else value <= bound
-    return Verdict(text, f"{_number(value)}{unit}", "held" if held else "NOT HELD")
+    measured = f"{_number(value)}{unit}"
+    if not held and note is not None:
+        with suppress(Missing):
+            measured += f" ({note()})"
+    return Verdict(text, measured, "held" if held else "NOT HELD")
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _at_most(run: Run, workload: str, storage: str, other: str, bound: float, me: str = SHARDSTORE) -> Verdict:
-    return _judge(f"{storage}, {workload}: {me} over {other}", " ×", bound, lambda: run.ratio(workload, storage, me, other))
+def _at_most(
+    run: Run, workload: str, storage: str, other: str, bound: float, me: str = SHARDSTORE, note: Callable[[], str] | None = None
+) -> Verdict:
+    bar = f"{storage}, {workload}: {me} over {other}"
+    return _judge(bar, " ×", bound, lambda: run.ratio(workload, storage, me, other), note=note)
+
+
+def _with_codecs(run: Run, workload: str) -> str:
+    """Of reads over latency: how much of it is decoding."""
+    of_limit = run.ratio(workload, "latency", DECODED_REQUESTS, REQUESTS)
+    beside = run.ratio(workload, "latency", SHARDSTORE, DECODED_REQUESTS)
+    return f"with its codecs the leanest loop takes {_number(of_limit)} ×, and shardstore {_number(beside)} × that"
+
+
+def _with_objects(run: Run, workload: str) -> str:
+    """Of local reads: how much of it is zarr-python's own."""
+    mine, loop, objects = (run.median(workload, "local", each, "seconds") for each in (SHARDSTORE, LOOP, OBJECTS))
+    return f"{_number(mine / (loop + objects))} × that loop and zarr-python's own {objects * 1e3:.0f} ms together"
 
 
 def _faster(
@@ -78,7 +104,7 @@ def other_version(run: Run) -> str:
 
 def _over_latency(run: Run) -> Iterator[Verdict]:
     for workload in _REMOTE_READS:
-        yield _at_most(run, workload, "latency", REQUESTS, 1.25)
+        yield _at_most(run, workload, "latency", REQUESTS, 1.25, note=lambda workload=workload: _with_codecs(run, workload))  # type: ignore[misc]
     for workload in _REMOTE_READS:
         yield _judge(
             f"latency, {workload}: requests beyond indices and merged ranges",
@@ -98,7 +124,7 @@ def _over_latency(run: Run) -> Iterator[Verdict]:
 
 def _local_reads(run: Run) -> Iterator[Verdict]:
     for workload in _READS:
-        yield _at_most(run, workload, "local", LOOP, 1.25)
+        yield _at_most(run, workload, "local", LOOP, 1.25, note=lambda workload=workload: _with_objects(run, workload))  # type: ignore[misc]
         yield _faster(run, workload, "local", ZARR, 2)
         if run.zarr_version >= _COALESCING_SINCE:
             yield _faster(run, workload, "local", FUSED, 1)

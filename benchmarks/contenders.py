@@ -404,6 +404,27 @@ class ShardStore(Contender):
         return "only local files are flushed" if self.fsync and storage != "local" else None
 
 
+@dataclass(frozen=True, slots=True)
+class ZarrObjects(ShardStore):
+    """No library but a limit: what zarr-python does with a selection of the chunks that shardstore shows, before and after it is asked."""
+
+    name: str = "zarr-python's objects alone"
+    codecs: bool = False
+
+    def open(self, address: Address) -> OpenArray:
+        from no_pipeline import NoPipeline
+
+        zarr.config.set({"codec_pipeline.path": f"{NoPipeline.__module__}.{NoPipeline.__qualname__}"})
+        return super(ZarrObjects, self).open(address)
+
+    def _target(self, place: Place) -> tuple[Any, dict[str, Any]]:
+        target, options = super(ZarrObjects, self)._target(place)
+        return target, {**options, "pipeline": False}
+
+    def unavailable(self, storage: StorageName) -> str | None:
+        return None if storage == "local" else "it is a limit of other storages"
+
+
 REMOTE_GAP_NBYTES = 512 * 2**10
 """shardstore's default away from local disks: wanted ranges at most this far apart share a request."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contenders import FUSED, ZARRS, Contender, ShardStore, TensorStore, ZarrPython
+from contenders import FUSED, ZARRS, Contender, ShardStore, TensorStore, ZarrObjects, ZarrPython
 from leanest import LIMITS
 
 SHARDSTORE = ShardStore()
@@ -21,6 +21,7 @@ TRANSACTIONS = TensorStore("tensorstore, transactions", own_transactions=True)
 
 READERS: tuple[Contender, ...] = (
     *LIMITS,
+    ZarrObjects(),
     SHARDSTORE,
     ZARR,
     FUSED_PIPELINE,

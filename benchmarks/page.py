@@ -48,6 +48,8 @@ make bench PYTHON=python3.13              # the same beside a newer zarr-python
   shares the processors with everybody, so requests and bytes mean more than seconds there.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
+- *zarr-python's objects alone* is one more limit: the same selections with a codec pipeline that does nothing. What is left is what
+  zarr-python does for each chunk before shardstore, or any other store, is asked.
 - What could not take part is named below each table, and so is what failed.
 """
 

@@ -21,6 +21,8 @@ def shown(path: Path) -> bytes | None:
         record = os.getxattr(path, "user.shardstore.append")
     except OSError:
         return data
+    if not any(record):
+        return data
     position, old_nbytes = struct.unpack("<QQ", record[16:32])
     assert position == old_nbytes
     assert google_crc32c.value(record[:60]) == int.from_bytes(record[60:], "little")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from results import SHARDSTORE, Missing, Run
@@ -104,7 +105,7 @@ def other_version(run: Run) -> str:
 
 def _over_latency(run: Run) -> Iterator[Verdict]:
     for workload in _REMOTE_READS:
-        yield _at_most(run, workload, "latency", REQUESTS, 1.25, note=lambda workload=workload: _with_codecs(run, workload))  # type: ignore[misc]
+        yield _at_most(run, workload, "latency", REQUESTS, 1.25, note=partial(_with_codecs, run, workload))
     for workload in _REMOTE_READS:
         yield _judge(
             f"latency, {workload}: requests beyond indices and merged ranges",
@@ -124,7 +125,7 @@ def _over_latency(run: Run) -> Iterator[Verdict]:
 
 def _local_reads(run: Run) -> Iterator[Verdict]:
     for workload in _READS:
-        yield _at_most(run, workload, "local", LOOP, 1.25, note=lambda workload=workload: _with_objects(run, workload))  # type: ignore[misc]
+        yield _at_most(run, workload, "local", LOOP, 1.25, note=partial(_with_objects, run, workload))
         yield _faster(run, workload, "local", ZARR, 2)
         if run.zarr_version >= _COALESCING_SINCE:
             yield _faster(run, workload, "local", FUSED, 1)

@@ -415,7 +415,7 @@ class ZarrObjects(ShardStore):
         from no_pipeline import NoPipeline
 
         zarr.config.set({"codec_pipeline.path": f"{NoPipeline.__module__}.{NoPipeline.__qualname__}"})
-        return super(ZarrObjects, self).open(address)
+        return super(ZarrObjects, self).open(address)  # named: a class with slots is not the one that ``super()`` knows
 
     def _target(self, place: Place) -> tuple[Any, dict[str, Any]]:
         target, options = super(ZarrObjects, self)._target(place)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 DISABLED_BY = "SHARDSTORE_PIPELINE"
 _WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
 _USUAL_WAVE_BYTES = 2**22  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
+_SHARDS_A_WAVE = 8  # at least, up to ``_LARGE_WAVE_BYTES``: over a network each wave checks the array's document, a request more
+_LARGE_WAVE_BYTES = 2**24
 _READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
 _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
@@ -295,22 +297,23 @@ async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, spl
 
     A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
     """
-    full = min(_USUAL_WAVE_BYTES, _WAVE_BYTES)
+    full, large = min(_USUAL_WAVE_BYTES, _WAVE_BYTES), min(max(_USUAL_WAVE_BYTES, _LARGE_WAVE_BYTES), _WAVE_BYTES)
     if sum(sizes) <= full:
         return [range(len(keys))]
     waves: list[list[int]] = [[]]
-    held = 0
+    held = shards = 0
     for group in await run_async(place.engine.shard_groups([place.key(key) for key in keys])):
         nbytes = sum(sizes[i] for i in group)
         if split_shards and nbytes > _WAVE_BYTES:
             at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
             waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
             continue
-        if waves[-1] and held + nbytes > full:
+        if waves[-1] and held + nbytes > (full if shards >= _SHARDS_A_WAVE else large):
             waves.append([])
-            held = 0
+            held = shards = 0
         waves[-1] += group
         held += nbytes
+        shards += 1
     return [wave for wave in waves if wave]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import zarr
 import shardstore
 from shardstore.adapters import zarr_pipeline, zarr_scatter
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrap_trace import TraceStorage
 
 PER_SHARD = 4
 CHUNK = 8
@@ -28,6 +30,7 @@ PATIENCE_SECONDS = 10
 def array(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One shard makes a wave full, and no wave is small enough to be worked on where it arrives."""
     monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
+    monkeypatch.setattr(zarr_pipeline, "_SHARDS_A_WAVE", 1)
     monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 0)
     store = shardstore.open(MemoryStorage(f"/waves-{uuid.uuid4().hex}"), chunks_per_shard=(PER_SHARD,))
     return zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
@@ -69,6 +72,34 @@ def test_chunks_are_decoded_while_later_ones_are_on_their_way(array: Any, monkey
     fetches.last_waits = True
     np.testing.assert_array_equal(array[...], VALUES)
     assert fetches.asked == SHARDS
+
+
+class Server(TraceStorage):
+    """As an object store is seen: a document that has to be checked beside shards is a request of its own."""
+
+    @property
+    def capabilities(self) -> Any:
+        return replace(self.inner.capabilities, reads_beside=False)
+
+
+@pytest.mark.parametrize(("large_wave_shards", "waves"), [(100, 3), (8, 3), (2, 12)])
+def test_each_wave_checks_the_document_so_waves_of_few_shards_are_large(
+    monkeypatch: pytest.MonkeyPatch, large_wave_shards: int, waves: int
+) -> None:
+    """Every shard alone would make a wave full: eight go together, unless these are many bytes."""
+    monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
+    monkeypatch.setattr(zarr_pipeline, "_LARGE_WAVE_BYTES", large_wave_shards * SHARD_NBYTES)
+    server = Server(MemoryStorage(f"/waves-{uuid.uuid4().hex}"))
+    store = shardstore.open(server, chunks_per_shard=(PER_SHARD,))
+    values = np.arange(1, 24 * PER_SHARD * CHUNK + 1, dtype="i4")
+    array = zarr.create_array(store, name="a", shape=values.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
+    array[...] = values
+    fresh = zarr.open_array(shardstore.open(server, chunks_per_shard=(PER_SHARD,), metadata_ttl=3600), path="a", mode="r")
+    with server.count() as block:
+        np.testing.assert_array_equal(fresh[...], values)
+    keys = [event.key for event in block.events if event.op == "read"]
+    assert sum("/c/" in key for key in keys) == 24
+    assert sum(key.endswith("zarr.json") for key in keys) == waves
 
 
 @pytest.mark.parametrize("shards_at_once", [2, 3])

@@ -60,9 +60,10 @@ def at_once(store: Any, key: str, request: Any = EVERYTHING) -> bytes | None:
     return None if found is None else bytes(found)
 
 
-def test_no_thread_is_asked(store: shardstore.ShardedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_is_asked(store: shardstore.ShardedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module.Engine, "get", None)
-    mapper = shardstore.get_mapper(store.engine.storage.inner.inner.inner.root, chunks_per_shard=(4,), fsync=False, metadata_ttl=3600)  # type: ignore[attr-defined]
+    mapper = shardstore.get_mapper(tmp_path, chunks_per_shard=(4,), fsync=False, metadata_ttl=3600)
+    assert mapper.engine is store.engine
     store.counters.reset()
     for i in range(7):
         assert get(store, f"a/c/{i}") == VALUES[i].tobytes()

@@ -39,12 +39,12 @@ def test_the_same_reads(opened: ShardingTransformer, positions: list[tuple[int, 
     hierarchy: Hierarchy = engine.hierarchy
     located = run_sync(hierarchy.locate_together(keys, for_write=False))
     assert located is not None
-    one_by_one = []
+    one_by_one: list[ChunkTarget] = []
     for key in keys:
         (target,) = run_sync(hierarchy.locate([key], for_write=False))
         assert isinstance(target, ChunkTarget)
         one_by_one.append(target)
-    assert [target[3:] for target in located.targets(keys)] == [target[3:] for target in one_by_one]  # type: ignore[index]
+    assert located.targets(keys) == one_by_one
     together = {s.key: s for s in group_located(located, requests)}
     apart = {s.key: s for s in group_by_shard(zip(range(len(keys)), one_by_one, requests, strict=True))}
     assert together.keys() == apart.keys()
@@ -55,9 +55,8 @@ def test_the_same_reads(opened: ShardingTransformer, positions: list[tuple[int, 
         )
     wanted = list(zip(keys, requests, strict=True))
     values = run_sync(engine.get_many(wanted))
-    for value, request in zip(values, wanted, strict=True):
-        (alone,) = run_sync(engine.get_many([request]))
-        assert (None if value is None else bytes(value)) == (None if alone is None else bytes(alone))  # type: ignore[arg-type]
+    assert not any(isinstance(value, Exception) for value in values)
+    assert values == [value for request in wanted for value in run_sync(engine.get_many([request]))]
 
 
 def test_of_several_arrays_it_is_not_done(opened: ShardingTransformer) -> None:
@@ -67,4 +66,6 @@ def test_of_several_arrays_it_is_not_done(opened: ShardingTransformer) -> None:
         for wanted in ([*keys, other], [other, *keys]):
             assert run_sync(hierarchy.locate_together(wanted, for_write=False)) is None
     assert run_sync(hierarchy.locate_together(keys[:7], for_write=False)) is None
-    assert np.array_equal(np.concatenate(run_sync(hierarchy.locate_together(keys, for_write=False)).numbers()), np.arange(10))  # type: ignore[union-attr]
+    located = run_sync(hierarchy.locate_together(keys, for_write=False))
+    assert located is not None
+    assert np.array_equal(np.concatenate(located.numbers()), np.arange(10))

@@ -35,7 +35,7 @@ make bench PYTHON=python3.13              # the same beside a newer zarr-python
   Rounds are interleaved: one turn of everybody, then the next. Times are medians; "× shardstore" is the median over the rounds of the
   ratio within a round, above 1 where shardstore is faster.
 - Nobody flushes to disk, but for the contenders called durable, which are `fsync=True`, shardstore's default. Files are in the page
-  cache.
+  cache: each turn reads them before it begins.
 - What contenders read must be equal, and what they wrote is read back by plain zarr-python: other values are an error of the run.
 - *Requests* and bytes are the kernel's on a local disk (calls that read and write; memory maps are not seen), the server's on S3, and
   those of the model over latency. *Amplification* is bytes moved over bytes asked for: of reads the values selected, which compression

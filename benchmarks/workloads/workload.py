@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from contenders import Address, Contender, OpenArray, Place, StorageName, Values
 from counting_s3 import Counts
-from datasets import Form, Scale
+from datasets import Form, Scale, warm
 
 Extra = dict[str, float]
 
@@ -94,6 +94,9 @@ def made(root: Path, name: str, make: Callable[..., None], form: Form | int, **o
 
 
 def opened(arena: Arena, name: str) -> OpenArray:
+    """The array, whose files are in the page cache: what has not been touched for seconds, some systems take out of it."""
+    if arena.place.endpoint is None:
+        warm(arena.directory / name)
     return arena.contender.open(arena.address(name))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
 
     from shardstore.adapters.zarr_place import Place
+    from shardstore.engine.chunk_parts import ChunkParts
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
 _WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
@@ -71,12 +73,16 @@ def install_pipeline() -> None:
         config.set({"codec_pipeline.path": path})
 
 
+def _threads() -> int:
+    return min(_MAX_WORKERS, os.cpu_count() or 1)
+
+
 def _workers() -> ThreadPoolExecutor:
     """The threads that decode and encode; all are started with the first, which takes long while others run Python."""
     global _pool
     with _pool_lock:
         if _pool is None:
-            count = min(_MAX_WORKERS, os.cpu_count() or 1)
+            count = _threads()
             _pool = ThreadPoolExecutor(count, thread_name_prefix="shardstore-codec")
             all_wait = threading.Event()
             for _ in range(count):
@@ -146,20 +152,35 @@ class ShardedCodecPipeline(CodecPipeline):
         present, missing = status(True), status(False)
         found = [present] * len(infos)
 
-        async def wave(numbers: Sequence[int]) -> None:
-            values = await _fetch(place, [keys[i] for i in numbers])
+        def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
             for i, value in zip(numbers, values, strict=True):
-                if value is None:
-                    found[i] = missing
-            mine = [infos[i] for i in numbers]
+                found[i] = missing if value is None else present
+            scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
+
+        rest: Sequence[int] = range(len(infos))
+        if codec.is_sync and place.engine.reads_parts and max(sizes) * _threads() <= _WAVE_BYTES:
+            await place.ensure_open()
+            mine = [place.key(key) for key in keys]
+            parts = place.engine.known_parts(mine, _threads()) or await run_async(place.engine.chunk_parts(mine, _threads()))
+            if parts is not None:
+                rest = await _scatter_parts(parts, sum(sizes), scatter)
+                if not rest:
+                    return tuple(found)
+
+        async def wave(within: Sequence[int]) -> None:
+            numbers = [rest[i] for i in within]
+            values = await _fetch(place, [keys[i] for i in numbers])
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                await _in_threads(len(mine), nbytes, lambda a, b: scatter_chunks(codec, mine[a:b], values[a:b], out, drop_axes))
-            else:
-                fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
-                await codec.pipeline.read(fetched, out, drop_axes)
+                await _in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
+                return
+            for i, value in zip(numbers, values, strict=True):
+                found[i] = missing if value is None else present
+            fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
+            await codec.pipeline.read(fetched, out, drop_axes)
 
-        await _in_waves(await _waves(place, keys, sizes, split_shards=True), sizes, _READ_BYTES, wave)
+        keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
+        await _in_waves(await _waves(place, keys_left, sizes_left, split_shards=True), sizes_left, _READ_BYTES, wave)
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -290,6 +311,40 @@ async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
             raise value
         values.append(value)
     return values
+
+
+async def _scatter_parts(
+    parts: ChunkParts, nbytes: int, scatter: Callable[[Sequence[int], Sequence[memoryview | None]], None]
+) -> Sequence[int]:
+    """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
+    if parts.missing:
+        scatter(parts.missing, [None] * len(parts.missing))
+    waiting = deque((part, parts.in_memory) for part in parts.parts)
+    failed: set[int] = set()
+    may_wait = nbytes > _INLINE_BYTES  # else this is the loop's thread
+
+    def work(_: int, __: int) -> None:
+        while True:
+            try:
+                part, read = waiting.popleft()
+            except IndexError:
+                return
+            values = None if part.shard in failed else read(part)
+            if values is None and may_wait and read == parts.in_memory:
+                waiting.append((part, parts.wait_for))  # behind all others
+            elif values is None:
+                failed.add(part.shard)
+            else:
+                try:
+                    scatter(part.numbers, values)
+                except BaseException:
+                    waiting.clear()  # the others need not go on
+                    raise
+                del values  # the next part can have the memory
+
+    if waiting:
+        await _in_threads(len(waiting), nbytes, work)
+    return sorted(parts.others + [i for shard in failed for i in parts.shards[shard].tolist()])
 
 
 async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:

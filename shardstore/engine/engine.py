@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.at_once import at_once
+from shardstore.engine.chunk_parts import ChunkParts, part_reads
 from shardstore.engine.committer import Committer
 from shardstore.engine.consolidated import stale_consolidated
 from shardstore.engine.counters import Counters
@@ -24,7 +25,7 @@ from shardstore.engine.documents import Documents
 from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keys import check_key, check_prefix, metadata_key, metadata_path
+from shardstore.engine.keys import check_key, check_keys, check_prefix, metadata_key, metadata_path
 from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
@@ -108,7 +109,9 @@ class Engine:
         self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
-        self._at_once = at_once(storage, self.hierarchy, self._indices, self.counters) if self.options.present == "v3" else None
+        shows_stored = self.options.present == "v3"
+        self._at_once = at_once(storage, self.hierarchy, self._indices, self.counters) if shows_stored else None
+        self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
         self._versions = VersionReader(self.storage, self._values, self._reader)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)
         self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -134,6 +137,24 @@ class Engine:
         if self._at_once is None or self._held is not None or is_draft(self.storage):
             return None
         return self._at_once.get(key, request)
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether ``chunk_parts`` is worth asking; from any thread."""
+        return self._part_reads is not None and self._held is None and not is_draft(self.storage)
+
+    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
+        """As ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""
+        if self._part_reads is None or not self.reads_parts:
+            return None
+        return self._part_reads.known(keys, threads)
+
+    async def chunk_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
+        """Whole chunks in parts that so many threads read; ``None`` where ``get_many`` has to be asked for them."""
+        if self._part_reads is None or not self.reads_parts:
+            return None
+        check_keys(keys)
+        return await self._part_reads.find(keys, threads)
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""

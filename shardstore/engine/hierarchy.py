@@ -138,6 +138,23 @@ def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
     return f"{path}/{encoded}" if path else encoded
 
 
+def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | None:
+    """Chunks of the array that ``first`` is one of; ``None`` where not all of them can be told to be that at a glance."""
+    node, layout = first.node, first.layout
+    if layout.key_encoding.name != "default":
+        return None
+    before = metadata_key(node.path).removesuffix(METADATA_NAME)
+    if not all(key.startswith(before) for key in keys):
+        return None
+    coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
+    if coords is None:
+        return None
+    shards, of_shard, slots = layout.grid.split_all(coords)
+    shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
+    shard_keys = [shard_key(node.path, layout, row) for row in shard_coords]
+    return LocatedChunks(node, layout, shard_coords, shard_keys, of_shard, slots)
+
+
 class Siblings:
     """The hierarchies of this process that look at one kind of storage, each with the URL of its root.
 
@@ -415,19 +432,12 @@ class Hierarchy:
         if len(keys) < _MANY:
             return None
         (first,) = await self.locate(keys[:1], for_write=for_write)
-        if not isinstance(first, ChunkTarget) or first.layout.key_encoding.name != "default":
-            return None
-        node, layout = first.node, first.layout
-        before = metadata_key(node.path).removesuffix(METADATA_NAME)
-        if not all(key.startswith(before) for key in keys):
-            return None
-        coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
-        if coords is None:
-            return None
-        shards, of_shard, slots = layout.grid.split_all(coords)
-        shard_coords: list[ChunkCoords] = [tuple(row) for row in shards.tolist()]
-        shard_keys = [shard_key(node.path, layout, row) for row in shard_coords]
-        return LocatedChunks(node, layout, shard_coords, shard_keys, of_shard, slots)
+        return _located_with(first, keys) if isinstance(first, ChunkTarget) else None
+
+    def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
+        """As ``locate_together``, where the array is known and need not be looked at again; from any thread."""
+        first = self.fresh_chunk(keys[0]) if len(keys) >= _MANY else None
+        return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:
         """Whether what is remembered of an array will do.

@@ -21,7 +21,7 @@ from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.format.shard_index import Places
+from shardstore.format.shard_index import IndexFormat, Places
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
@@ -41,7 +41,7 @@ class StaleLayout(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
 
     numbers: list[int]
@@ -124,6 +124,34 @@ class Reader:
         for i in pending:
             indices[i] = Conflict(f"the metadata of array {shards[i].node.path!r} kept changing; try again")
         return indices
+
+    async def verified_indices(self, shards: Sequence[ShardRead]) -> list[tuple[CachedIndex | ShardStoreError | None, bool]] | None:
+        """The verified index of each shard, ``None`` where there is none, and whether it was read just now: else a read of its version has
+        to confirm it. The arrays are fresh. ``None`` instead of a list where that is not so.
+
+        Raises:
+            ShardStoreError: of an array's document.
+        """
+        remembered = [self.remembered_index(shard.key, shard.layout.index_format) for shard in shards]
+        unknown = [shard for shard, index in zip(shards, remembered, strict=True) if index is None]
+        self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
+        try:
+            loaded = await self.load_indices(unknown) if unknown else []
+            await self._read_with_metadata(shards, [])
+        except StaleLayout:
+            return None
+        if any(isinstance(index, CachedIndex) and not self._is_sure(index) for index in loaded):
+            return None
+        new = iter(loaded)
+        return [(next(new), True) if index is None else (index, False) for index in remembered]
+
+    def remembered_index(self, key: str, index_format: IndexFormat) -> CachedIndex | None:
+        """The index of a shard, where one is remembered and verified; from any thread."""
+        cached = self._indices.peek(key, index_format)
+        return cached if cached is not None and self._is_sure(cached) else None
+
+    def _is_sure(self, index: CachedIndex) -> bool:
+        return index.is_verified or self._hierarchy.never_checks
 
     async def chunk_nbytes(self, shard: ShardRead) -> int | None:
         """The encoded size of the one chunk that is wanted of a shard; ``None``: there is none. Raises as ``chunk_place``."""
@@ -398,7 +426,7 @@ class Reader:
         or are ``unchecked``.
         """
         reads: list[Read] = []
-        plans: list[tuple[ShardRead, _Wanted, CoalescedReads]] = []
+        plans: list[tuple[ShardRead, Wanted, CoalescedReads]] = []
         unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
         for shard, cached, places in shards:
             wanted = self._wanted(shard, cached, places, values)
@@ -475,7 +503,7 @@ class Reader:
         all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
         self._slice_all(shard, wanted, all_in_one, (data,), values)
 
-    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> _Wanted:
+    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> Wanted:
         """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
         numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
         requests = shard.requests
@@ -490,13 +518,13 @@ class Reader:
             for number, slot, offset, length in zip(numbers, slots, starts.tolist(), nbytes.tolist(), strict=True):
                 shard.versions[number] = cached.version(slot, ChunkLocation(offset, length)), length
         if not shard.parts:
-            return _Wanted(numbers, slots, starts, starts + nbytes)
+            return Wanted(numbers, slots, starts, starts + nbytes)
         inside = [resolve(request, length) for request, length in zip(requests, nbytes.tolist(), strict=True)]
         bounds = np.array([(part.start, part.end) for part in inside], dtype=np.int64).reshape(len(inside), 2)
-        return _Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
+        return Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
 
     def _slice_all(
-        self, shard: ShardRead, wanted: _Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
+        self, shard: ShardRead, wanted: Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
     ) -> None:
         """What is wanted, out of the buffers of the requests that it lies in."""
         bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]

@@ -133,14 +133,9 @@ class ShardIndex:
         invalid: npt.NDArray[np.bool_] = (self.present() if among is None else among) & ~fits
         return invalid
 
-    def places(self, slots: Sequence[int], object_nbytes: int) -> Places:
+    def places(self, slots: Sequence[int] | npt.NDArray[np.int64], object_nbytes: int) -> Places:
         """Where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
-        entries = self.flat[np.asarray(slots, dtype=np.intp)]
-        offsets, nbytes = entries[:, 0], entries[:, 1]
-        limit = np.uint64(object_nbytes)
-        exists = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
-        is_damaged = ~exists & ((offsets != EMPTY) | (nbytes != EMPTY))
-        return Places(offsets.view(np.int64), nbytes.view(np.int64), exists, is_damaged)
+        return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes))
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
         """Where a slot's bytes lie, or ``None`` where it is empty.
@@ -156,6 +151,20 @@ class ShardIndex:
         if offset + nbytes > object_nbytes:
             raise Corruption(f"index entry {slot} names bytes [{offset}, {offset + nbytes}) of an object of {object_nbytes} bytes")
         return ChunkLocation(offset, nbytes)
+
+
+def places_in(shards: Sequence[tuple[ShardIndex, int, npt.NDArray[np.int64]]]) -> Places:
+    """``ShardIndex.places`` of several shards, each with its size in bytes and the slots, one behind the other."""
+    entries = np.concatenate([index.flat[slots] for index, _, slots in shards])
+    sizes = np.array([object_nbytes for _, object_nbytes, _ in shards], dtype=np.uint64)
+    return _places(entries, np.repeat(sizes, [len(slots) for *_, slots in shards]))
+
+
+def _places(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint64]) -> Places:
+    offsets, nbytes = entries[:, 0], entries[:, 1]
+    exists = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
+    is_damaged = ~exists & ((offsets != EMPTY) | (nbytes != EMPTY))
+    return Places(offsets.view(np.int64), nbytes.view(np.int64), exists, is_damaged)
 
 
 @dataclass(frozen=True, slots=True)

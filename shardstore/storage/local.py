@@ -48,7 +48,7 @@ from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
-from shardstore.storage.local_reading import READS_CACHED, read_cached, read_file
+from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
 from shardstore.storage.local_tails import cut_tails, find_tails
@@ -245,6 +245,17 @@ class LocalStorage:
         self._lately.add(path)
         return None
 
+    @property
+    def reads_in_threads(self) -> bool:
+        return READS_CACHED and not self._rules.is_network
+
+    def read_in_memory(self, read: Read) -> Found | None:
+        path = self._path(read.key)
+        found = None if path is None else read_cached(path, read)
+        if found is None and path is not None:
+            fetch_soon(path, read)
+        return found
+
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         path = self._path_to_write(key)
         if isinstance(body, Sequence):
@@ -270,7 +281,7 @@ class LocalStorage:
     # -- for callers that have a thread of their own -------------------------------------------------------------------
 
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """As ``read``, in the calling thread: many small files take longer to hand to other threads than to read."""
+        """As ``read``, in the calling thread, whichever it is."""
         return self._read_some(reads)
 
     def concatenate_here(

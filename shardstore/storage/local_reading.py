@@ -9,6 +9,9 @@ import errno
 import os
 import stat as stat_modes
 from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
 
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
@@ -20,7 +23,7 @@ READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 _READ_ATTEMPTS = 3
 
 
-def _read_once(path: str, read: Read, look: Callable[[int, int, int], bytes | bytearray] = pread) -> ReadOutcome:
+def _read_once(path: str, read: Read, look: Callable[[int, int, int], bytes | memoryview] = pread) -> ReadOutcome:
     fd = os.open(path, READ_FLAGS)
     try:
         status = os.fstat(fd)
@@ -55,9 +58,21 @@ def read_cached(path: str, read: Read) -> Found | None:
     return outcome if isinstance(outcome, Found) else None
 
 
-def _cached_pread(fd: int, nbytes: int, offset: int) -> bytes | bytearray:
+def fetch_soon(path: str, read: Read) -> None:
+    """Let the system fetch what ``read`` is going to ask for, and do not wait for it."""
+    with suppress(OSError):  # a read will tell
+        fd = os.open(path, READ_FLAGS)
+        try:
+            for wanted in read.ranges:
+                if isinstance(wanted, ByteRange):
+                    os.posix_fadvise(fd, wanted.start, wanted.end - wanted.start, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
     """Exactly ``nbytes`` that are in memory. Raises ``BlockingIOError`` where they are not."""
-    data = bytearray(nbytes)
+    data = np.empty(nbytes, np.uint8).data  # a bytearray is filled with zeros first
     if os.preadv(fd, [data], offset, os.RWF_NOWAIT) != nbytes:
         raise BlockingIOError(f"{nbytes} bytes at {offset} are not all in memory")
     return data

@@ -1,0 +1,328 @@
+"""Selections of local files, in parts that the decoding threads read: what is read, when the engine is asked, and that nothing is mixed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
+from zarr.core.sync import sync
+
+import shardstore
+from shardstore._sync import run_sync
+from shardstore.adapters import zarr_pipeline
+from shardstore.engine import chunk_parts
+from shardstore.engine.chunk_parts import ChunkParts, Part
+from shardstore.engine.engine import Engine
+from shardstore.errors import Corruption
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.storage import local_reading
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_reading import READS_CACHED
+from shardstore.storage.wrap_trace import TraceStorage
+from tests.engine.hooked import document
+
+pytestmark = pytest.mark.skipif(not READS_CACHED, reason="this system cannot tell what is in memory")
+
+SHAPE, CHUNK, PER_SHARD = (40, 40), (5, 5), (4, 2)  # 8 by 8 chunks in 2 by 4 shards
+VALUES = np.random.default_rng(0).integers(1, 1000, SHAPE, dtype="<u2")
+
+
+@pytest.fixture(autouse=True)
+def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel holds in memory is its own affair: reads of cached bytes just read. No selection is too small for the threads."""
+    monkeypatch.setattr(local_reading, "_cached_pread", lambda fd, nbytes, offset: memoryview(os.pread(fd, nbytes, offset)))
+    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 0)
+
+
+def opened(root: Path, **options: Any) -> shardstore.ShardedStore:
+    return shardstore.open(root, chunks_per_shard=PER_SHARD, fsync=False, metadata_ttl=3600, **options)
+
+
+def other(root: Path, **options: Any) -> Any:
+    """The same array through an engine of its own, as another process has it."""
+    store = shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=PER_SHARD, **options)
+    return zarr.open_array(store, path="a", mode="r+")
+
+
+@pytest.fixture
+def array(tmp_path: Path) -> Any:
+    array = zarr.create_array(opened(tmp_path), name="a", shape=SHAPE, chunks=CHUNK, dtype="<u2", compressors=ZstdCodec(), fill_value=0)
+    array[...] = VALUES
+    return array
+
+
+def must_not_be_asked(*_: Any, **__: Any) -> None:
+    raise AssertionError("the engine was asked")
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many chunks the engine is asked, each time."""
+    counts: list[int] = []
+    fetch = zarr_pipeline._fetch
+
+    async def counting(place: Any, keys: Sequence[str]) -> Any:
+        counts.append(len(keys))
+        return await fetch(place, keys)
+
+    monkeypatch.setattr(zarr_pipeline, "_fetch", counting)
+    return counts
+
+
+def before_part(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Act when the part of this number is about to be read."""
+    read, seen = ChunkParts.in_memory, []
+
+    def hooked(parts: ChunkParts, part: Part) -> Any:
+        seen.append(part)
+        if len(seen) == number + 1:
+            act()
+        return read(parts, part)
+
+    monkeypatch.setattr(ChunkParts, "in_memory", hooked)
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+def test_the_engine_is_not_asked_for_values(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = asked(monkeypatch)
+    counters = array.store.counters
+    for selection in ((slice(None), slice(None)), (slice(3, 38), slice(7, 31)), (slice(0, 40), 17), (slice(1, 40, 7), slice(0, 40, 3))):
+        np.testing.assert_array_equal(array[selection], VALUES[selection])
+    np.testing.assert_array_equal(array.oindex[[1, 39, 4], [0, 38]], VALUES[np.ix_([1, 39, 4], [0, 38])])
+    assert counts == [4]  # of few chunks it takes no longer
+    counters.reset()
+    monkeypatch.setattr(Engine, "chunk_parts", must_not_be_asked)  # everything is known: not even the loop is asked
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert (counters.chunks_read, counters.index_hits, counters.index_misses) == (64, 8, 0)
+    assert counters.bytes_read == sum(path.stat().st_size - (8 * 16 + 4) for path in shards(array))
+    assert counters.requests == 8  # all chunks of a shard are one range
+
+
+def shards(array: Any) -> list[Path]:
+    return [path for path in (Path(array.store.engine.storage.url.removeprefix("file://")) / "a" / "c").rglob("*") if path.is_file()]
+
+
+def test_the_first_selection_reads_indices(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_pipeline, "_fetch", must_not_be_asked)
+    again = other(tmp_path, metadata_ttl=3600)
+    again.store.counters.reset()
+    np.testing.assert_array_equal(again[:20], VALUES[:20])
+    counters = again.store.counters
+    assert (counters.index_misses, counters.chunks_read, counters.requests) == (4, 32, 8)
+
+
+def test_what_is_missing_is_fill_values(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = VALUES.copy()
+    expected[5:10, 10:20] = 0
+    array[5:10, 10:20] = 0  # two chunks of different shards
+    expected[20:, 20:30] = 0
+    array[20:, 20:30] = 0  # a shard
+    monkeypatch.setattr(zarr_pipeline, "_fetch", must_not_be_asked)
+    for each in (array, other(tmp_path)):
+        for _ in range(2):
+            np.testing.assert_array_equal(each[...], expected)
+
+
+_POSITIONS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=8, max_size=80)
+
+
+@given(st.data())
+def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    """Chunks of any length in any order, some missing, some empty, asked for once or twice, in parts of any length."""
+    store = shardstore.get_mapper(tmp_path_factory.mktemp("parts"), chunks_per_shard=(4, 3), fsync=False, metadata_ttl=3600)
+    store["a/zarr.json"] = document((50, 50), (5, 5))
+    lengths = st.sampled_from([0, 1, 7, 300, 5000])
+    stored = data.draw(st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 9)), lengths, max_size=60))
+    store.setitems({f"a/c/{i}/{j}": bytes([i * 10 + j]) * length for (i, j), length in stored.items()})
+    keys = [f"a/c/{i}/{j}" for i, j in data.draw(_POSITIONS)]
+    engine: Engine = store.engine
+    if data.draw(st.booleans()):
+        engine._indices.drop_prefix("a/")
+    limits = data.draw(st.sampled_from([(1, 1), (64, 600), (2**16, 2**20)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_parts, "_LEAST_BYTES", limits[0])
+        patch.setattr(chunk_parts, "_MOST_BYTES", limits[1])
+        parts = engine.known_parts(keys, 2) or run_sync(engine.chunk_parts(keys, 2))
+    assert parts is not None
+    values: list[Any] = [...] * len(keys)
+    for i in parts.missing:
+        values[i] = None
+    for part in parts.parts:
+        found = parts.wait_for(part)
+        assert found is not None
+        for i, value in zip(part.numbers, found, strict=True):
+            assert values[i] is ...
+            values[i] = value
+    for i in parts.others:
+        values[i] = run_sync(engine.get_many([(keys[i], EVERYTHING)]))[0]
+    assert values == run_sync(engine.get_many([(key, EVERYTHING) for key in keys]))
+    assert all(
+        sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits[1], 5000) for part in parts.parts
+    )
+
+
+# -- what has to be waited for -----------------------------------------------------------------------------------------
+
+
+def not_in_memory(fd: int, nbytes: int, offset: int) -> memoryview:
+    raise BlockingIOError
+
+
+def test_what_is_not_in_memory_is_waited_for_by_the_threads(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[int] = []
+    advise = os.posix_fadvise
+
+    def noted(fd: int, offset: int, nbytes: int, advice: int) -> None:
+        announced.append(nbytes)
+        advise(fd, offset, nbytes, advice)
+
+    monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    monkeypatch.setattr(zarr_pipeline, "_fetch", must_not_be_asked)
+    array.store.counters.reset()
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert sum(announced) == array.store.counters.bytes_read > 0
+
+
+def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is small is worked on where it arrives, in a thread that others wait for too."""
+    monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
+    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 2**20)
+    monkeypatch.setattr(ChunkParts, "wait_for", must_not_be_asked)
+    counts = asked(monkeypatch)
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert counts == [64]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_large_chunks_are_left_to_the_engine(array: Any, monkeypatch: pytest.MonkeyPatch, is_held: bool) -> None:
+    """One of them for each thread may be all that memory allows; and what a transaction holds is nowhere else."""
+    counts = asked(monkeypatch)
+    if is_held:
+        with array.store.transaction():
+            array[0, 0] = 7
+            assert array[...][0, 0] == 7
+    else:
+        monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 5 * 5 * 2 * zarr_pipeline._threads() - 1)
+        np.testing.assert_array_equal(array[...], VALUES)
+    assert counts
+
+
+def test_a_wrapped_storage_sees_every_read(array: Any, tmp_path: Path) -> None:
+    store = shardstore.open(TraceStorage(LocalStorage(tmp_path)), chunks_per_shard=PER_SHARD)
+    assert not store.engine.reads_parts
+    np.testing.assert_array_equal(zarr.open_array(store, path="a")[...], VALUES)
+
+
+# -- what changes meanwhile --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("strategy", ["rewrite", "append"])
+def test_a_shard_is_of_one_version(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, strategy: str) -> None:
+    """Another client replaces every shard while some parts of some of them have been read."""
+    monkeypatch.setattr(chunk_parts, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(chunk_parts, "_MOST_BYTES", 60)  # several parts a shard
+    np.testing.assert_array_equal(array[...], VALUES)
+    writer = other(tmp_path, strategy=strategy)
+
+    def write() -> None:
+        writer[...] = VALUES + 1
+
+    before_part(monkeypatch, part * 3, write)
+    counts = asked(monkeypatch)
+    difference = array[...].astype("i4") - VALUES
+    for i in range(0, 40, 20):
+        for j in range(0, 40, 10):
+            assert len(np.unique(difference[i : i + 20, j : j + 10])) == 1
+    assert (difference == 1).any()
+    assert sum(counts) >= 8
+    np.testing.assert_array_equal(array[...], VALUES + 1)
+
+
+def test_what_was_missing_is_looked_for(array: Any, tmp_path: Path) -> None:
+    """By the indices that are remembered nothing would be read, which would have shown that they are old."""
+    array[:15, :20] = 0  # all but a few chunks of two shards
+    assert not array[:15, :20].any()
+    other(tmp_path)[:15, :20] = VALUES[:15, :20]
+    np.testing.assert_array_equal(array[:15, :20], VALUES[:15, :20])
+
+
+def test_of_an_index_that_is_not_verified(array: Any) -> None:
+    """It may have been read by the layout of an array that was there before."""
+    engine = array.store.engine
+    keys = [f"a/c/{i}/{j}" for i in range(8) for j in range(8)]
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert engine.known_parts(keys, 2) is not None
+    entry = engine._indices.peek("a/c/1/1", run_sync(engine.layout("a")).index_format)
+    engine._indices.put("a/c/1/1", replace(entry, is_verified=False))
+    assert engine.known_parts(keys, 2) is None
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert engine.known_parts(keys, 2) is not None
+    engine.hierarchy.distrust("a")
+    assert engine.known_parts(keys, 2) is None
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert engine.known_parts(keys, 2) is not None
+
+
+def test_what_is_gone_is_gone(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.testing.assert_array_equal(array[...], VALUES)
+    writer = other(tmp_path)
+    before_part(monkeypatch, 0, lambda: sync(writer.store.delete("a/c/0/0")))
+    expected = VALUES.copy()
+    expected[:5, :5] = 0
+    np.testing.assert_array_equal(array[...], expected)
+
+
+def test_another_layout_is_found_out(array: Any, tmp_path: Path) -> None:
+    """The array was deleted and made anew with other chunks; what is remembered of it has not expired."""
+    np.testing.assert_array_equal(array[...], VALUES)
+    sync(other(tmp_path).store.delete_dir("a"))
+    again = zarr.create_array(other_store(tmp_path), name="a", shape=SHAPE, chunks=(10, 5), dtype="<u2", compressors=None, fill_value=0)
+    again[...] = VALUES + 5
+    with pytest.raises(Exception, match=r"decoded|damaged"):
+        array[...]  # opened for other chunks: their bytes mean nothing to it
+
+
+def other_store(root: Path) -> shardstore.ShardedStore:
+    return shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=PER_SHARD)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_entry_is_told(array: Any, tmp_path: Path) -> None:
+    """Of another writer, who knows no better: the index itself is sound."""
+    engine = array.store.engine
+    path = tmp_path / "a/c/0/0"
+    layout = run_sync(engine.layout("a"))
+    data = path.read_bytes()
+    index = layout.index_format.decode(memoryview(data)[-layout.index_format.nbytes :])
+    entries = index.entries.copy()
+    entries[1, 1] = (2**40, 5)
+    path.write_bytes(data[: -layout.index_format.nbytes] + layout.index_format.encode(type(index)(entries)))
+    for each in (array, other(tmp_path)):
+        with pytest.raises(Corruption, match="chunk 'c/1/1' of array 'a' in shard 'a/c/0/0' is damaged"):
+            each[...]
+    np.testing.assert_array_equal(array[20:], VALUES[20:])
+
+
+def test_a_chunk_that_cannot_be_decoded_is_told(array: Any, tmp_path: Path) -> None:
+    np.testing.assert_array_equal(array[...], VALUES)
+    path = tmp_path / "a/c/1/2"
+    data = bytearray(path.read_bytes())
+    data[:20] = b"\xff" * 20
+    path.write_bytes(data)
+    with pytest.raises(Corruption, match=r"chunk 'a/c/\d/\d' \(\d+ bytes\) cannot be decoded"):
+        array[...]
+    np.testing.assert_array_equal(array[:20], VALUES[:20])

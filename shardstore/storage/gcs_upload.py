@@ -7,6 +7,7 @@ import logging
 import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
@@ -57,17 +58,21 @@ class _Write(ObjectWrite):
                 return {}
 
     async def stored(self, answer: Answer, checksum: Checksum) -> Generation:
-        """The version that this write made, from the answer to it. Raises ``StorageError`` where other bytes were stored."""
-        made: Mapping[str, Any] = answer.json(self.what)
+        """The version that this write made, from the answer to it.
+
+        Raises:
+            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+            StorageError: other bytes were stored.
+        """
+        made: Mapping[str, Any] = {}
+        with suppress(StorageError):  # no document: the object has to tell
+            made = answer.json(self.what)
         if str(made.get("size", self.nbytes)) != str(self.nbytes) or made.get("crc32c", str(checksum)) != str(checksum):
             raise StorageError(
                 f"{self.what}: {self.client.endpoint} stored other bytes than were sent (size {made.get('size')}, CRC-32C "
                 f"{made.get('crc32c')}; sent were {self.nbytes} bytes, {checksum}). Write it again"
             )
-        if made.get("generation"):
-            return Generation(str(made["generation"]))
-        # Stored, and replaced by another writer since: matches nothing any more.
-        return await self.own_version() or Generation(f"replaced-{self.write_id}")
+        return Generation(str(made["generation"])) if made.get("generation") else await self.unnamed_version()
 
     def failure(self, exc: RequestFailed) -> Failure:
         if exc.status == 412 and not isinstance(self.condition, Unconditional):
@@ -93,12 +98,10 @@ async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generati
     query = {"uploadType": "multipart", **write.conditions}
     while True:
         try:
-            answer = await write.client.insert(write.what, query, headers=body.headers, data=body.start())
+            return await write.stored(await write.client.insert(write.what, query, headers=body.headers, data=body.start()), body.checksum)
         except RequestFailed as exc:
             if (stored := await write.judge(exc)) is not None:
                 return stored
-        else:
-            return await write.stored(answer, body.checksum)
 
 
 async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
@@ -199,6 +202,8 @@ class _ResumableUpload:
             what = f"writing a part of {write.key!r}"
             try:
                 answer = await write.client.request("PUT", self._location, what=what, headers=headers, data=Unclosed(part))
+                if is_last and answer.status != 308:
+                    return await write.stored(answer, self._checksum)
             except RequestFailed as exc:
                 if not is_last:
                     raise await _not_sent(write, exc) from exc
@@ -206,9 +211,7 @@ class _ResumableUpload:
                     return stored
                 continue
             if answer.status != 308:
-                if not is_last:
-                    raise StorageError(f"{write.what}: the server ended the upload at {end} of {write.nbytes} bytes: write it again")
-                return await write.stored(answer, self._checksum)
+                raise StorageError(f"{write.what}: the server ended the upload at {end} of {write.nbytes} bytes: write it again")
             matched = _PERSISTED.fullmatch(answer.headers.get("Range", ""))
             kept = (int(matched[1]) + 1 if matched else 0) - self._offset
             if not 0 < kept <= len(part):

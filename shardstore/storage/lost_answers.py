@@ -81,10 +81,19 @@ class ObjectWrite:
         """The error where the server stays busy."""
         return exc
 
-    async def own_version(self) -> Generation | None:
-        """The version that this write made, where it is still there."""
+    async def unnamed_version(self) -> Generation:
+        """The version that this write made, after a success that does not name it: something before the server may have
+        answered, and nothing have been stored.
+
+        Raises:
+            RequestFailed: the object does not tell either: as if the answer had been lost.
+        """
         head = await self._look_up(self.key)
-        return head.generation if head is not None and head.write_id == self.write_id else None
+        if head is not None and head.write_id == self.write_id:
+            return head.generation
+        if head is None or not isinstance(self.condition, Unconditional):
+            raise RequestFailed(f"writing {self.key!r}: the server's answer names no version, and the object is not this write's")
+        return Generation(f'"replaced-{self.write_id}"')  # by another writer since: matches nothing any more
 
     async def judge(self, exc: RequestFailed, *, can_resend: bool = True) -> Generation | None:
         """The version that was stored in spite of ``exc``; ``None``: send the same request again, now.

@@ -171,13 +171,28 @@ class _Upload:
                 CopySourceIfMatch=self._source.token,
             )
         except RequestFailed as exc:
+            if exc.status == 412 and not self._client.is_aws:
+                await self._check_refusal(exc)
             if exc.status == 412 or (exc.status == 404 and exc.code == "NoSuchKey"):
                 raise _gone(self._key) from exc
             if exc.status in _NOT_KNOWN:
                 self._facts.copies_parts = False
                 raise Unsupported(f"{self._client.endpoint} does not copy parts of objects: {self._key!r} has to be sent") from exc
             raise
+        self._facts.refused_wrongly = False
         return copied_version(response.get("CopyPartResult"), self._key).token
+
+    async def _check_refusal(self, refusal: RequestFailed) -> None:
+        """Raises ``Unsupported`` where the server refuses to copy the version that is there, and not for the first time."""
+        head = await self._client.head(self._key)
+        if head is None or head.generation != self._source:
+            return
+        if self._facts.refused_wrongly:
+            self._facts.copies_on_condition = False
+            raise Unsupported(
+                f"{self._client.endpoint} refuses to copy the version that is there: {self._key!r} has to be sent"
+            ) from refusal
+        self._facts.refused_wrongly = True
 
 
 async def _bytes_of(storage: Composed, key: str, source: Generation, part: SentPart) -> list[BytesLike]:

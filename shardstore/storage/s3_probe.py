@@ -37,6 +37,8 @@ class ServerFacts:
     """Whether UploadPartCopy is known, and copies the range that it is asked for."""
     copies_on_condition: bool | None = None
     """Whether UploadPartCopy honours conditions on the source: moto and Ceph do not."""
+    refused_wrongly: bool = False
+    """Whether it has refused to copy the version that was there, and not copied any since."""
     etag_unquoted: bool = False
     """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False

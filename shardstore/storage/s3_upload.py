@@ -63,20 +63,11 @@ class S3Write(ObjectWrite):
         Raises:
             RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
         """
-        version = generation_of(response, self.key) if response.get("ETag") else await self._looked_up()
+        version = generation_of(response, self.key) if response.get("ETag") else await self.unnamed_version()
         if isinstance(self.condition, IfGeneration):
             facts = facts_of(self.client)
             facts.etag_unquoted, facts.etag_wording_is_proved = self._unquoted, True
         return version
-
-    async def _looked_up(self) -> Generation:
-        """A 200 that says nothing can be that of something before the server, and nothing have been stored."""
-        head = await self.client.head(self.key)
-        if head is not None and head.write_id == self.write_id:
-            return head.generation
-        if head is None or not isinstance(self.condition, Unconditional):
-            raise RequestFailed(f"writing {self.key!r}: the server's answer has no ETag, and the object is not this write's")
-        return Generation(f'"replaced-{self.write_id}"')  # by another writer since: matches nothing any more
 
     def failure(self, exc: RequestFailed) -> Failure:
         if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted

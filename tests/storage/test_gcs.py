@@ -424,6 +424,32 @@ def test_a_lost_answer(s: SyncStorage, calls: Calls) -> None:
     assert s.infos() == [ObjectInfo("a", 1, second)]
 
 
+def saying(body: bytes, *, carried_out: bool) -> Callable[..., Any]:
+    """A success that names no version."""
+
+    async def act(send: Callable[..., Any], *arguments: str, **options: Any) -> Any:
+        if carried_out:
+            await send(*arguments, **options)
+        return 200, {}, None, body
+
+    return act
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"<html>please sign in</html>"])
+def test_a_success_that_names_no_version(s: SyncStorage, calls: Calls, body: bytes) -> None:
+    """It may be the answer of something before the server: what was not stored is not acknowledged."""
+    calls.when("multipart", saying(body, carried_out=False))
+    for condition in (UNCONDITIONAL, IF_ABSENT):
+        with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+            s.put("a", b"1", condition)
+    calls.when("multipart", saying(body, carried_out=False), times=1)
+    first = s.put("a", b"1", IF_ABSENT)
+    assert s.infos() == [ObjectInfo("a", 1, first)]
+    calls.when("multipart", saying(body, carried_out=True))
+    second = s.put("a", b"22", IfGeneration(first))
+    assert s.infos() == [ObjectInfo("a", 2, second)]
+
+
 @pytest.mark.parametrize("code", [400, 413, 503])
 def test_refusals(s: SyncStorage, calls: Calls, code: int) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:
@@ -700,6 +726,24 @@ def test_a_lost_last_answer(storage: GCSStorage, large: SyncStorage, calls: Call
     calls.when("part", lose_last)
     generation = large.write("a", [LARGE], len(LARGE))
     assert large.infos() == [ObjectInfo("a", len(LARGE), generation)]
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_a_last_answer_that_names_no_version(large: SyncStorage, calls: Calls, carried_out: bool) -> None:
+    async def say_nothing(send: Callable[..., Any], *arguments: str, **options: Any) -> Any:
+        _, last, nbytes = map(int, re.findall(r"\d+", options["headers"]["Content-Range"]))
+        is_last = last == nbytes - 1
+        answer = await send(*arguments, **options) if carried_out or not is_last else None
+        return (200, {}, None, b"{}") if is_last else answer
+
+    calls.when("part", say_nothing)
+    if carried_out:
+        generation = large.write("a", [LARGE], len(LARGE))
+        assert large.infos() == [ObjectInfo("a", len(LARGE), generation)]
+        return
+    with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+        large.write("a", [LARGE], len(LARGE))
+    assert large.keys() == []
 
 
 def test_a_failing_part_leaves_nothing(large: SyncStorage, calls: Calls) -> None:

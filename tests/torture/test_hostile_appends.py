@@ -263,6 +263,17 @@ def test_what_a_server_ignores_it_is_not_trusted_with(server: Wire, ignoring: st
     assert (len(now) > len(old)) is (ignoring == "nothing")
 
 
+def test_a_server_that_refuses_every_copy_is_sent_the_shard(server: Wire) -> None:
+    """It says that the object is another, which is not true."""
+    case = Case(server)
+    client = appending(case)
+    server.server.on(says(412, _xml("PreconditionFailed")), where=STEPS["copy"])
+    assert client.write(NEW) == [None]
+    check(case, INITIAL | NEW)
+    assert not client.storage.capabilities.compose
+    assert unfinished(case) == 0
+
+
 @pytest.mark.parametrize("moment", ["begin", "copy", "part", "end", "the answer is lost"])
 def test_no_chunk_is_lost_to_another_append(server: Wire, ignoring: str, moment: str) -> None:
     """Another writer's commit before each request of ours, or behind the last one, whose answer is lost."""

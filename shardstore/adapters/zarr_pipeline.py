@@ -74,7 +74,8 @@ def install_pipeline() -> None:
 
 
 def _threads() -> int:
-    return min(_MAX_WORKERS, os.cpu_count() or 1)
+    """As many as this process may use processors: fewer than there are, on nodes that are shared."""
+    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _workers() -> ThreadPoolExecutor:

@@ -25,8 +25,8 @@ Strategy = Literal["rewrite", "append"]
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
-# Of a cached local file a request costs some microseconds, as much as copying 32 KiB; see docs/guide/storages.md.
-_GAP_BYTES = {"memory": 0, "local": 32 * 2**10}
+# Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
+_GAP_BYTES = {"memory": 0, "local": 8 * 2**10}
 
 _PRESENT: tuple[Present, ...] = get_args(Present)
 

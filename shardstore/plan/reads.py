@@ -18,7 +18,7 @@ class ReadLimits:
     A single wanted range is never split, however long it is.
     """
 
-    gap_bytes: int = 32 * 2**10
+    gap_bytes: int = 8 * 2**10
     request_bytes: int = 16 * 2**20
     first_bytes: int = 0
     """What is fetched at least with an index, since it takes no longer: a small shard is read whole that way."""

@@ -17,7 +17,8 @@ import pytest
 
 from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING, BytesLike
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
+from shardstore.storage import local_reading
 from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Copy, Failed, Found, New, Read
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_extents import Extents
@@ -38,6 +39,34 @@ def s(storage: LocalStorage) -> SyncStorage:
 
 class TestLocalStorage(StorageSuite):
     pass
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system reads into no memory that is there")
+def test_what_is_read_together_lies_in_a_few_blocks(storage: LocalStorage, s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_reading, "_LARGE_PAGES_FROM", 1000)
+    monkeypatch.setattr(local_reading, "_BLOCK_BYTES", 2000)
+    data = {key: os.urandom(3000) for key in "abc"}
+    for key, value in data.items():
+        s.put(key, value)
+    ranges = (ByteRange(0, 500), ByteRange(2900, 3100), ByteRange(700, 1500), ByteRange(10, 10), ByteSuffix(20), ByteRange(0, 2500))
+
+    def read(*wanted: ByteRange | ByteSuffix) -> list[memoryview]:
+        outcomes = on_io_loop(storage.read([Read(key, wanted) for key in ("a", "none", "b", "c")]))
+        assert outcomes[1] is ABSENT
+        found = [outcome for outcome in outcomes if isinstance(outcome, Found)]
+        assert [list(map(bytes, outcome.buffers)) for outcome in found] == [
+            [data[key][r.start : r.end] if isinstance(r, ByteRange) else data[key][-r.nbytes :] for r in wanted] for key in "abc"
+        ]
+        return [buffer for outcome in found for buffer in outcome.buffers]
+
+    read(*ranges)  # past the end of the file, too, and longer than a block
+    in_blocks = read(ByteRange(0, 500), ByteRange(600, 800))
+    assert len({id(buffer.obj) for buffer in in_blocks}) == 2
+    apart = read(ByteRange(0, 100), ByteRange(600, 700))
+    assert len({id(buffer.obj) for buffer in apart}) == 6
 
 
 # -- what is on the disk -----------------------------------------------------------------------------------------------

@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 
-def at_every_request(effect: Effect, attempt: Callable[[Fault], bool]) -> int:
-    """Call ``attempt`` with ``effect`` at the first request, at the second, and so on; how many requests were struck.
+def at_every_request(effect: Effect, attempt: Callable[[Fault], bool], *, every: int = 1) -> int:
+    """Call ``attempt`` with ``effect`` at the first request, the second, and so on, or at one in ``every`` of them; how many were struck.
 
     ``attempt`` starts from the same state each time, runs the operation over a ``FaultStorage`` with the fault that it is given,
     checks what became of it, and returns whether the fault struck anything: the sweep ends where it did not.
     """
-    for at in itertools.count(1):
+    for struck, at in enumerate(itertools.count(1, every)):
         if not attempt(Fault(at, effect)):
-            return at - 1
+            return struck
     raise AssertionError("counting never ends")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 FULL = bool(os.environ.get("SHARDSTORE_TORTURE"))
+EVERY = int(os.environ.get("SHARDSTORE_EVERY", "1"))
+"""Of the requests and other moments of an operation, one in so many is put to the test: all of them, but where time is short."""
 
 
 def sized(full: int, small: int) -> int:

@@ -52,6 +52,7 @@ from tests.torture.operations import (
     new,
     old,
 )
+from tests.torture.scale import EVERY
 from tests.torture.settling import settled
 from tests.torture.test_faults import Kind, attempt, check_answers, check_new, check_view
 
@@ -211,7 +212,7 @@ class Pausing(HookedStorage):
 def test_every_await(operation: Operation, when: When, record: Record) -> None:
     moments = 0
     for plain in (False, True):
-        for at in itertools.count(1):
+        for at in itertools.count(1, EVERY):
             if not attempt_interrupted(operation, at, when, plain=plain):
                 break
             moments += 1
@@ -224,7 +225,7 @@ def test_every_await(operation: Operation, when: When, record: Record) -> None:
 def test_every_request(operation: Operation, after_it: bool, record: Record) -> None:
     """What ends a request inside the engine is no cancellation of the caller, who gets a documented error."""
     kind = Kind("memory", fresh_memory)
-    record(f"{at_every_request(Cancel(after_it), partial(attempt, operation, kind, warm=after_it))} requests")
+    record(f"{at_every_request(Cancel(after_it), partial(attempt, operation, kind, warm=after_it), every=EVERY)} requests")
 
 
 # -- others ------------------------------------------------------------------------------------------------------------

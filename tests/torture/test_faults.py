@@ -49,7 +49,7 @@ from tests.torture.conftest import Record
 from tests.torture.contents import Contents, check_old_or_new, contents_of, layouts_of, presented_by, restore
 from tests.torture.operations import BY_NAME, OPERATIONS, ZARRS_WARNINGS, Answers, B, Operation, after, before, check_table, client
 from tests.torture.places import s3_place
-from tests.torture.scale import FULL
+from tests.torture.scale import EVERY, FULL
 from tests.torture.settling import settled
 
 pytestmark = [
@@ -248,7 +248,7 @@ def test_a_clean_run_does_what_the_table_says(operation: Operation) -> None:
 def test_every_request(operation: Operation, local_kind: Kind, record: Record) -> None:
     struck = 0
     for effect, warm in itertools.product(EFFECTS, (False, True)) if FULL else IN_EVERY_RUN[local_kind.name]:
-        struck += at_every_request(effect, partial(attempt, operation, local_kind, warm=warm))
+        struck += at_every_request(effect, partial(attempt, operation, local_kind, warm=warm), every=EVERY)
     record(f"{struck} requests struck")
 
 
@@ -271,7 +271,7 @@ def test_everything_fails_from_some_request_on(operation: Operation, memory: Kin
     def from_then_on(fault: Fault) -> bool:
         return attempt(operation, memory, replace(fault, times=None), warm=FULL and fault.at % 2 == 0)
 
-    record(f"{at_every_request(Fail(), from_then_on)} requests")
+    record(f"{at_every_request(Fail(), from_then_on, every=EVERY)} requests")
 
 
 @pytest.mark.parametrize("effect", [DropReply(), Fail()], ids=lambda effect: type(effect).__name__)

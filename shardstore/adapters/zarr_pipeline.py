@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ from shardstore._sync import run_async
 from shardstore.adapters.zarr_chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
 from shardstore.adapters.zarr_scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.chunk_parts import ChunkParts, Part
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
 
     from shardstore.adapters.zarr_place import Place
-    from shardstore.engine.chunk_parts import ChunkParts
 
 DISABLED_BY = "SHARDSTORE_PIPELINE"
 _WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
@@ -52,6 +53,8 @@ _READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
 _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 _INLINE_BYTES = 2**17  # decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later
+_ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
+_PIECES_A_THREAD = 4
 _MAX_WORKERS = 32
 
 T = TypeVar("T")
@@ -318,33 +321,54 @@ async def _scatter_parts(
     parts: ChunkParts, nbytes: int, scatter: Callable[[Sequence[int], Sequence[memoryview | None]], None]
 ) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    if parts.missing:
-        scatter(parts.missing, [None] * len(parts.missing))
-    waiting = deque((part, parts.in_memory) for part in parts.parts)
+    waiting: deque[Part | Sequence[int]] = deque(parts.parts)
+    step = max(1, len(parts.missing) // (_PIECES_A_THREAD * _threads()))
+    waiting.extend(parts.missing[start : start + step] for start in range(0, len(parts.missing), step))
+    late: deque[Part] = deque()  # the system was told to fetch them
+    most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
     failed: set[int] = set()
     may_wait = nbytes > _INLINE_BYTES  # else this is the loop's thread
+
+    def take(part: Part, values: list[memoryview] | None) -> bool:
+        if values is not None:
+            scatter(part.numbers, values)
+        return values is not None
 
     def work(_: int, __: int) -> None:
         while True:
             try:
-                part, read = waiting.popleft()
-            except IndexError:
+                is_late = len(late) > most_late or not waiting
+                task = late.popleft() if is_late else waiting.popleft()
+            except IndexError:  # another thread was faster
+                if waiting or late:
+                    continue
                 return
-            values = None if part.shard in failed else read(part)
-            if values is None and may_wait and read == parts.in_memory:
-                waiting.append((part, parts.wait_for))  # behind all others
-            elif values is None:
-                failed.add(part.shard)
-            else:
-                try:
-                    scatter(part.numbers, values)
-                except BaseException:
-                    waiting.clear()  # the others need not go on
-                    raise
-                del values  # the next part can have the memory
+            if not isinstance(task, Part):
+                scatter(task, [None] * len(task))
+            elif task.shard in failed:
+                continue
+            elif is_late:
+                if not take(task, parts.wait_for(task)):
+                    failed.add(task.shard)
+            elif not take(task, parts.in_memory(task)):
+                if may_wait:
+                    late.append(task)
+                else:
+                    failed.add(task.shard)
+
+    def stop() -> None:
+        waiting.clear()
+        late.clear()
+
+    def until_an_error(first: int, last: int) -> None:
+        try:
+            work(first, last)
+        except BaseException:
+            stop()  # the others need not go on
+            raise
 
     if waiting:
-        await _in_threads(len(waiting), nbytes, work)
+        await _in_threads(len(waiting), nbytes, until_an_error, stop)
     return sorted(parts.others + [i for shard in failed for i in parts.shards[shard].tolist()])
 
 
@@ -399,8 +423,11 @@ async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_onc
             raise result
 
 
-async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
-    """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in the pool; its results in order."""
+async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T], stop: Callable[[], object] = bool) -> list[T]:
+    """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in the pool; its results in order.
+
+    When this is cancelled it waits for the threads, which use what is the caller's, and ``stop`` is to end them soon.
+    """
     if nbytes <= _INLINE_BYTES:
         return [work(0, count)]
     pool = _workers()
@@ -410,7 +437,16 @@ async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) ->
     futures = [loop.run_in_executor(pool, work, a, b) for a, b in pairwise(bounds)]
     results: list[T] = []
     errors: list[BaseException] = []
-    for done in await asyncio.gather(*futures, return_exceptions=True):
+    ended = asyncio.gather(*futures, return_exceptions=True)
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        stop()
+        while not ended.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([ended])
+        raise
+    for done in ended.result():
         if isinstance(done, BaseException):
             errors.append(done)
         else:

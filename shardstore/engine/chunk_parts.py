@@ -42,9 +42,8 @@ _Index = tuple[CachedIndex | ShardStoreError | None, bool]
 class ReadsInThreads(Protocol):
     """A storage that can read in the calling thread, whichever it is."""
 
-    @property
     def reads_in_threads(self) -> bool:
-        """Whether that is the best way, as for local files."""
+        """Whether that is the best way, as for local files; to be asked once it has been used: what is there can be mounted by that."""
 
     def read_in_memory(self, read: Read) -> Found | None:
         """The answer, of exactly the bytes that were asked for, where they need not be waited for. ``None`` where they must be: the system
@@ -66,6 +65,7 @@ class Part:
     read: Read
     places: list[tuple[int, int, int]]
     """Of each chunk: which range of the read it lies in, and from where to where in that."""
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,8 @@ class PartReads:
         self._reader = reader
         self._gap_bytes = limits.gap_bytes
         self._counters = counters
+        self.is_of_use = True
+        """Not where it was found out that the storage is better read otherwise."""
 
     def known(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
         """As ``find``, where the array is fresh and all indices are remembered; from any thread."""
@@ -148,6 +150,9 @@ class PartReads:
         return None if indices is None else self._divided(located, indices, threads)
 
     def _divided(self, located: LocatedChunks, indices: Sequence[_Index], threads: int) -> ChunkParts | None:
+        self.is_of_use = self._storage.reads_in_threads()
+        if not self.is_of_use:
+            return None
         divided = ChunkParts(self._storage, self._counters, [], [], [], [])
         shards: list[_Indexed] = []
         for key, numbers, (index, is_current) in zip(located.shard_keys, located.numbers(), indices, strict=True):
@@ -201,7 +206,8 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, thre
         base, shard = number * _STRIDE, shards[number]
         ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
         within = [(at - low, first, last) for at, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
-        divided.parts.append(Part(number, which[begin:end], Read(shard.key, ranges, shard.index.generation), within))
+        nbytes_read = sum([part.end - part.start for part in ranges])
+        divided.parts.append(Part(number, which[begin:end], Read(shard.key, ranges, shard.index.generation), within, nbytes_read))
 
 
 def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
@@ -213,7 +219,5 @@ def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -
 
 
 def part_reads(storage: Storage, hierarchy: Hierarchy, reader: Reader, limits: ReadLimits, counters: Counters) -> PartReads | None:
-    """The batches of a storage that reads in any thread; ``None`` where it does not."""
-    if not isinstance(storage, ReadsInThreads) or not storage.reads_in_threads:
-        return None
-    return PartReads(storage, hierarchy, reader, limits, counters)
+    """The batches of a storage that reads in any thread; ``None`` where it cannot."""
+    return PartReads(storage, hierarchy, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None

@@ -141,7 +141,7 @@ class Engine:
     @property
     def reads_parts(self) -> bool:
         """Whether ``chunk_parts`` is worth asking; from any thread."""
-        return self._part_reads is not None and self._held is None and not is_draft(self.storage)
+        return self._part_reads is not None and self._part_reads.is_of_use and self._held is None and not is_draft(self.storage)
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
         """As ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""

@@ -93,7 +93,7 @@ class IndexCache:
             self._used -= entry.cost
 
     def drop_prefix(self, prefix: str) -> None:
-        for key in [key for key in self._entries if key.startswith(prefix)]:
+        for key in [key for key in list(self._entries) if key.startswith(prefix)]:  # a list in one step: others peek
             self.drop(key)
 
     def __len__(self) -> int:

@@ -246,7 +246,6 @@ class LocalStorage:
         self._lately.add(path)
         return None
 
-    @property
     def reads_in_threads(self) -> bool:
         return READS_CACHED and not self._rules.is_network
 

@@ -44,7 +44,7 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
             data = look(fd, nbytes, wanted.start) if nbytes else b""
             if len(data) != nbytes:
                 return CHANGED
-            buffers.append(memoryview(data))
+            buffers.append(memoryview(data).toreadonly())
         # Our own writers replace files, or leave the bytes that were there; but others may write in place, and that shows here.
         after = os.fstat(fd)
         if not same_bytes(status, after) and not was_appended_to(fd, version, after):
@@ -90,7 +90,10 @@ class Blocks:
             self._block = np.empty(max(nbytes, min(_BLOCK_BYTES, self._to_come)), np.uint8).data
         place, self._block = self._block[:nbytes], self._block[nbytes:]
         self._to_come -= nbytes
-        return place if os.preadv(fd, [place], offset) == nbytes else pread(fd, nbytes, offset)
+        done = 0
+        while done < nbytes and (more := os.preadv(fd, [place[done:]], offset + done)):  # at most 2 GiB a call
+            done += more
+        return place[:done]
 
 
 def reading_of(reads: Sequence[Read]) -> Pread:

@@ -87,13 +87,13 @@ class ObjectWrite:
 
         Raises:
             RequestFailed: the object does not tell either: as if the answer had been lost.
+            WriteOutcomeUnknown: it cannot be looked up.
         """
-        head = await self._look_up(self.key)
+        lost = RequestFailed(f"writing {self.key!r}: the server's answer names no version, and the object is not this write's")
+        head = await self._look(lost)
         if head is not None and head.write_id == self.write_id:
             return head.generation
-        if head is None or not isinstance(self.condition, Unconditional):
-            raise RequestFailed(f"writing {self.key!r}: the server's answer names no version, and the object is not this write's")
-        return Generation(f'"replaced-{self.write_id}"')  # by another writer since: matches nothing any more
+        raise lost
 
     async def judge(self, exc: RequestFailed, *, can_resend: bool = True) -> Generation | None:
         """The version that was stored in spite of ``exc``; ``None``: send the same request again, now.

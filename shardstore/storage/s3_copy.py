@@ -144,10 +144,14 @@ async def _complete(client: S3Client, source: str, target: str, upload_id: str, 
             return head.generation
         if exc.status is not None and 400 <= exc.status < 500 and exc.code != "NoSuchUpload":
             raise
-        raise WriteOutcomeUnknown(
-            f"the answer to copying {source!r} to {target!r} in {client.url} was lost, and what is there now is not this copy: try again"
-        ) from exc
+        raise _unknown(client, source, target) from exc
     head = await client.head(target)  # Ceph leaves the ETag out of the answer
     if head is not None and head.write_id == write_id:
         return head.generation
-    return Generation(f'"replaced-{write_id}"')  # stored, and replaced by another writer since: matches nothing any more
+    raise _unknown(client, source, target)
+
+
+def _unknown(client: S3Client, source: str, target: str) -> WriteOutcomeUnknown:
+    return WriteOutcomeUnknown(
+        f"the answer to copying {source!r} to {target!r} in {client.url} was lost, and what is there now is not this copy: try again"
+    )

@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine import engine as engine_module
+from shardstore.engine.index_cache import IndexCache
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage import local
@@ -112,6 +113,27 @@ def test_others_are_seen(store: shardstore.ShardedStore, tmp_path: Path) -> None
     sync(other.delete_dir("a"))
     assert get(store, "a/c/0") is None
     assert get(store, "a/c/4") is None
+
+
+def test_indices_are_dropped_while_others_look(store: shardstore.ShardedStore) -> None:
+    """A look from another thread moves an entry, which counts as a change of what is being gone through."""
+    indices: IndexCache = store.engine._indices
+    entries = indices._entries
+
+    class Key(str):
+        """Another thread looks while this one is compared."""
+
+        __slots__ = ()
+
+        def startswith(self, *_: Any) -> bool:
+            entries.move_to_end("a/c/0")
+            return True
+
+    entry = entries["a/c/0"]
+    indices.put(Key("b/c/0"), entry)
+    indices.put(Key("b/c/1"), entry)
+    indices.drop_prefix("b/")
+    assert set(entries) == {"a/c/0", "a/c/1"}
 
 
 def test_damage_is_told(store: shardstore.ShardedStore, tmp_path: Path) -> None:

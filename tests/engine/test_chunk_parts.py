@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +20,15 @@ from zarr.core.sync import sync
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters import zarr_pipeline
+from shardstore.adapters import zarr_pipeline, zarr_scatter
 from shardstore.engine import chunk_parts
 from shardstore.engine.chunk_parts import ChunkParts, Part
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage import local_reading
+from shardstore.storage import local, local_reading
 from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_mounts import Mount
 from shardstore.storage.local_reading import READS_CACHED
 from shardstore.storage.wrap_trace import TraceStorage
 from tests.engine.hooked import document
@@ -202,6 +205,87 @@ def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: py
     counts = asked(monkeypatch)
     np.testing.assert_array_equal(array[...], VALUES)
     assert counts == [64]
+
+
+def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced, waited = [], []
+    monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
+    monkeypatch.setattr(zarr_pipeline, "_threads", lambda: 1)
+    monkeypatch.setattr(chunk_parts, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(chunk_parts, "_MOST_BYTES", 60)
+    fetch, wait = local_reading.fetch_soon, ChunkParts.wait_for
+
+    def waiting(parts: ChunkParts, part: Part) -> Any:
+        waited.append(part)
+        return wait(parts, part)
+
+    def announcing(path: str, read: Any) -> None:
+        announced.append(path)
+        assert len(announced) - len(waited) <= 5
+        fetch(path, read)
+
+    monkeypatch.setattr(ChunkParts, "wait_for", waiting)
+    monkeypatch.setattr(local, "fetch_soon", announcing)
+    parts = array.store.engine.known_parts([f"a/c/{i}/{j}" for i in range(8) for j in range(8)], 1)
+    monkeypatch.setattr(zarr_pipeline, "_ANNOUNCED_BYTES", 3 * max(part.nbytes for part in parts.parts))
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert len(announced) == len(waited) == len(parts.parts) > 20
+
+
+def test_what_is_missing_is_left_to_the_threads(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop would stand still while gigabytes of fill values are put in place."""
+    array[...] = 0
+    scatter, names = zarr_scatter.scatter_chunks, set()
+
+    def noted(*arguments: Any) -> None:
+        names.add(threading.current_thread().name.partition("_")[0])
+        scatter(*arguments)
+
+    monkeypatch.setattr(zarr_pipeline, "scatter_chunks", noted)
+    assert not array[...].any()
+    assert names == {"shardstore-codec"}
+
+
+def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_pipeline, "_threads", lambda: 1)
+    begun, go_on = threading.Event(), threading.Event()
+    read, reads = ChunkParts.in_memory, []
+
+    def slowly(parts: ChunkParts, part: Part) -> Any:
+        reads.append(part)
+        begun.set()
+        assert go_on.wait(10)
+        return read(parts, part)
+
+    monkeypatch.setattr(ChunkParts, "in_memory", slowly)
+
+    async def cancelled() -> int:
+        selection = asyncio.ensure_future(array.async_array.getitem(Ellipsis))
+        await asyncio.to_thread(begun.wait, 10)
+        selection.cancel()
+        await asyncio.sleep(0.05)
+        assert not selection.done()  # a thread uses its memory
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await selection
+        return len(reads)
+
+    assert asyncio.run(cancelled()) == len(reads) <= zarr_pipeline._workers()._max_workers
+
+
+def test_the_kind_of_file_system_is_found_out_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An automounter mounts at the first access."""
+    kinds = ["autofs"]
+    monkeypatch.setattr(local, "mount_of", lambda path: Mount(path, kinds[-1]))
+    store = opened(tmp_path)
+    at_first = store.engine.reads_parts
+    kinds.append("nfs4")
+    array = zarr.create_array(store, name="a", shape=SHAPE, chunks=CHUNK, dtype="<u2", compressors=None, fill_value=0)
+    with pytest.warns(RuntimeWarning, match="network"):
+        array[...] = VALUES
+    np.testing.assert_array_equal(array[...], VALUES)
+    assert (at_first, store.engine.reads_parts) == (True, False)
+    assert not store.engine.storage.capabilities.across_machines
 
 
 @pytest.mark.parametrize("is_held", [False, True])

@@ -450,6 +450,34 @@ def test_a_success_that_names_no_version(s: SyncStorage, calls: Calls, body: byt
     assert s.infos() == [ObjectInfo("a", 2, second)]
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b"<html>please sign in</html>"])
+def test_what_was_there_is_not_taken_for_what_came_after(s: SyncStorage, large: SyncStorage, calls: Calls, body: bytes) -> None:
+    """Without a condition nothing else would show that the write is lost."""
+    for writer, name in ((s, "multipart"), (large, "part")):
+        calls.between = calls.send
+        s.put("a", b"old")
+        calls.when(name, saying(body, carried_out=False))
+        with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+            writer.write("a", [b"newer"], 5)
+        assert s.get("a") == b"old"
+
+
+@pytest.mark.parametrize("code", [400, 403])
+def test_a_success_that_cannot_be_looked_up(s: SyncStorage, calls: Calls, code: int) -> None:
+    async def between(method: str, path: str, *parts: str, **options: Any) -> Any:
+        name = calls.name(method, path, options)
+        if name == "look":
+            raise gcsfs.retry.HttpError({"code": code, "message": "no"})
+        answer = await calls.send(method, path, *parts, **options)
+        return (200, {}, None, b"{}") if name == "multipart" else answer
+
+    calls.between = between
+    with pytest.raises(WriteOutcomeUnknown, match="'a'"):
+        s.put("a", b"new")
+    calls.between = calls.send
+    assert s.get("a") == b"new"
+
+
 @pytest.mark.parametrize("code", [400, 413, 503])
 def test_refusals(s: SyncStorage, calls: Calls, code: int) -> None:
     async def refuse(*_: Any, **__: Any) -> Any:

@@ -67,6 +67,11 @@ def test_what_is_read_together_lies_in_a_few_blocks(storage: LocalStorage, s: Sy
     assert len({id(buffer.obj) for buffer in in_blocks}) == 2
     apart = read(ByteRange(0, 100), ByteRange(600, 700))
     assert len({id(buffer.obj) for buffer in apart}) == 6
+    assert all(buffer.readonly for buffer in in_blocks)
+    # As of more than 2 GiB, of which one call reads no more.
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:700]], offset))
+    read(*ranges)
 
 
 # -- what is on the disk -----------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_limits_are_those_of_the_kind_of_storage(local: Place) -> None:
     gaps = [
         succeed("advise", f"{local.url}/ct", "-a", ":,1", "--json", *kind).json["limits"]["gap_bytes"] for kind in ([], ["--kind", "s3"])
     ]
-    assert gaps == [32 * 2**10, 512 * 2**10]
+    assert gaps == [8 * 2**10, 512 * 2**10]
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 60, 20])

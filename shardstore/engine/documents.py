@@ -127,6 +127,11 @@ class Documents:
             except ConditionFailed as exc:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
+            except InvalidInput:
+                # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
+                if current is not None or await self.read(path) is None:
+                    raise
+                continue
             return True
 
     async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:

@@ -10,6 +10,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.errors import InvalidInput
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
@@ -176,5 +177,41 @@ def test_a_writer_with_an_old_view() -> None:
             value = await reader.get((f"a/c/{i}/{j}", EVERYTHING))
             assert value is not None
             assert bytes(value) == (b"!" if (i, j) == (3, 0) else bytes([i * N + j]))
+
+    run_sync(run())
+
+
+@pytest.mark.parametrize("moment", range(1, 5))
+def test_two_that_create_the_same_array(moment: int) -> None:
+    """One has created it, and stored its first chunks, before any of the other's requests: these chunks are not in the way of the array."""
+
+    async def run() -> None:
+        place = fresh_memory()
+        storage = HookedStorage(place)
+        requests = 0
+
+        async def create_first(_operation: str, _key: str) -> None:
+            nonlocal requests
+            requests += 1
+            if requests == moment:
+                await fill(place, (2, 4))
+
+        storage.before = create_first
+        engine = Engine(storage, EngineOptions(chunks_per_shard=(2, 4)))
+        await engine.update(("a/zarr.json", SetValue(document((N, N), (1, 1)))))
+        if requests >= moment:
+            await read(engine, *CHUNKS)
+            assert await engine.get(("a/c/1/1", EVERYTHING)) is not None
+
+    run_sync(run())
+
+
+def test_chunks_of_nobody_stay_in_the_way() -> None:
+    async def run() -> None:
+        place = fresh_memory()
+        engine = Engine(place, EngineOptions(chunks_per_shard=(2, 4)))
+        await engine.update(("a/c/0/0", SetValue(b"1")))
+        with pytest.raises(InvalidInput, match="exists already and would be taken for a shard"):
+            await engine.update(("a/zarr.json", SetValue(document((N, N), (1, 1)))))
 
     run_sync(run())

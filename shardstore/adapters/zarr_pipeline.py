@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,7 +55,7 @@ _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held unti
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 _INLINE_BYTES = 2**17  # decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later
 _ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
-_PIECES_A_THREAD = 4
+_PIECES_A_THREAD = 4  # of the chunks that are missing, so that threads end at about the same time
 _MAX_WORKERS = 32
 
 T = TypeVar("T")
@@ -317,59 +318,73 @@ async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
     return values
 
 
-async def _scatter_parts(
-    parts: ChunkParts, nbytes: int, scatter: Callable[[Sequence[int], Sequence[memoryview | None]], None]
-) -> Sequence[int]:
+Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
+"""Puts chunks, by their numbers, where they belong in the output."""
+
+
+async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    waiting: deque[Part | Sequence[int]] = deque(parts.parts)
-    step = max(1, len(parts.missing) // (_PIECES_A_THREAD * _threads()))
-    waiting.extend(parts.missing[start : start + step] for start in range(0, len(parts.missing), step))
-    late: deque[Part] = deque()  # the system was told to fetch them
-    most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
-    failed: set[int] = set()
-    may_wait = nbytes > _INLINE_BYTES  # else this is the loop's thread
+    work = _PartsWork(parts, scatter, may_wait=nbytes > _INLINE_BYTES)  # what is less is done by the loop's thread
+    if work.waiting:
+        await _in_threads(len(work.waiting), nbytes, lambda _, __: work.run(), work.stop)
+    return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
-    def take(part: Part, values: list[memoryview] | None) -> bool:
-        if values is not None:
-            scatter(part.numbers, values)
-        return values is not None
 
-    def work(_: int, __: int) -> None:
-        while True:
-            try:
-                is_late = len(late) > most_late or not waiting
-                task = late.popleft() if is_late else waiting.popleft()
-            except IndexError:  # another thread was faster
-                if waiting or late:
-                    continue
-                return
-            if not isinstance(task, Part):
-                scatter(task, [None] * len(task))
-            elif task.shard in failed:
-                continue
-            elif is_late:
-                if not take(task, parts.wait_for(task)):
-                    failed.add(task.shard)
-            elif not take(task, parts.in_memory(task)):
-                if may_wait:
-                    late.append(task)
-                else:
-                    failed.add(task.shard)
+class _PartsWork:
+    """What several threads do until a batch is read: the next part is whoever's who asks."""
 
-    def stop() -> None:
-        waiting.clear()
-        late.clear()
+    def __init__(self, parts: ChunkParts, scatter: Scatter, *, may_wait: bool) -> None:
+        self._parts = parts
+        self._scatter = scatter
+        self._may_wait = may_wait
+        step = max(1, len(parts.missing) // (_PIECES_A_THREAD * _threads()))
+        self.waiting: deque[Part | Sequence[int]] = deque(parts.parts)
+        """Parts, and the numbers of chunks that are missing."""
+        self.waiting.extend(parts.missing[start : start + step] for start in range(0, len(parts.missing), step))
+        self._late: deque[Part] = deque()  # the system was told to fetch them
+        self._most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
+        self.failed: set[int] = set()
+        """The shards of which nothing counts."""
 
-    def until_an_error(first: int, last: int) -> None:
+    def stop(self) -> None:
+        self.waiting.clear()
+        self._late.clear()
+
+    def run(self) -> None:
+        """Until nothing is left; an error ends the others too."""
         try:
-            work(first, last)
+            while (task := self._next()) is not None:
+                task()
         except BaseException:
-            stop()  # the others need not go on
+            self.stop()
             raise
 
-    if waiting:
-        await _in_threads(len(waiting), nbytes, until_an_error, stop)
-    return sorted(parts.others + [i for shard in failed for i in parts.shards[shard].tolist()])
+    def _next(self) -> Callable[[], None] | None:
+        while self.waiting or self._late:
+            try:
+                if len(self._late) > self._most_late or not self.waiting:
+                    return partial(self._wait_for, self._late.popleft())
+                part = self.waiting.popleft()
+            except IndexError:  # another thread was faster
+                continue
+            return partial(self._read, part) if isinstance(part, Part) else partial(self._scatter, part, [None] * len(part))
+        return None
+
+    def _read(self, part: Part) -> None:
+        values = None if part.shard in self.failed else self._parts.in_memory(part)
+        if values is not None:
+            self._scatter(part.numbers, values)
+        elif self._may_wait:
+            self._late.append(part)
+        else:
+            self.failed.add(part.shard)
+
+    def _wait_for(self, part: Part) -> None:
+        values = None if part.shard in self.failed else self._parts.wait_for(part)
+        if values is None:
+            self.failed.add(part.shard)
+        else:
+            self._scatter(part.numbers, values)
 
 
 async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:
@@ -423,7 +438,7 @@ async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_onc
             raise result
 
 
-async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T], stop: Callable[[], object] = bool) -> list[T]:
+async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T], stop: Callable[[], None] | None = None) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in the pool; its results in order.
 
     When this is cancelled it waits for the threads, which use what is the caller's, and ``stop`` is to end them soon.
@@ -441,7 +456,8 @@ async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T], st
     try:
         await asyncio.shield(ended)
     except asyncio.CancelledError:
-        stop()
+        if stop is not None:
+            stop()
         while not ended.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([ended])

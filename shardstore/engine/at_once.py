@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import Hierarchy
-from shardstore.engine.index_cache import IndexCache
+from shardstore.engine.reader import Reader
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
 from shardstore.storage.base import Found, Read, Storage
@@ -29,10 +29,10 @@ class ReadsAtOnce(Protocol):
 class AtOnce:
     """Single reads of one store."""
 
-    def __init__(self, storage: ReadsAtOnce, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
+    def __init__(self, storage: ReadsAtOnce, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
-        self._indices = indices
+        self._reader = reader
         self._counters = counters
 
     def get(self, key: str, request: ByteRequest) -> memoryview | None:
@@ -40,8 +40,8 @@ class AtOnce:
         target = self._hierarchy.fresh_chunk(key)
         if target is None:
             return None
-        cached = self._indices.peek(target.shard_key, target.layout.index_format)
-        if cached is None or not (cached.is_verified or self._hierarchy.never_checks):
+        cached = self._reader.remembered_index(target.shard_key, target.layout.index_format)
+        if cached is None:
             return None
         try:
             where = cached.index.location(target.slot, cached.object_nbytes)
@@ -61,6 +61,6 @@ class AtOnce:
         return data
 
 
-def at_once(storage: Storage, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> AtOnce | None:
+def at_once(storage: Storage, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> AtOnce | None:
     """The reads of a storage that can answer some at once; ``None`` where it cannot."""
-    return AtOnce(storage, hierarchy, indices, counters) if isinstance(storage, ReadsAtOnce) else None
+    return AtOnce(storage, hierarchy, reader, counters) if isinstance(storage, ReadsAtOnce) else None

@@ -66,6 +66,7 @@ class Part:
     places: list[tuple[int, int, int]]
     """Of each chunk: which range of the read it lies in, and from where to where in that."""
     nbytes: int
+    """Of all ranges."""
 
 
 @dataclass(frozen=True, slots=True)

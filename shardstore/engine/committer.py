@@ -180,7 +180,7 @@ class Committer:
         atomic = self._storage.capabilities.atomic_commits
         # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
         cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_unborn else None
-        if cached is not None and not self._is_verified(cached):
+        if cached is not None and not self._reader.is_sure(cached):
             cached = None  # read again, and the document after it
         from_cache = cached is not None
         while True:
@@ -233,7 +233,7 @@ class Committer:
             await self._confirm(shard)
         if isinstance(index, ShardStoreError):
             raise index
-        is_sure = self._is_verified(index) if index is not None else not has_lost
+        is_sure = self._reader.is_sure(index) if index is not None else not has_lost
         if not is_sure and not shard.node.is_unborn:
             # Shards are deleted before a document gives them another meaning: so this version of the shard is of this layout,
             # and a commit on condition of it cannot change one of an array that was created since.
@@ -241,9 +241,6 @@ class Committer:
             if index is not None:
                 index = self._indices.verify(shard.key, index)
         return index
-
-    def _is_verified(self, index: CachedIndex) -> bool:
-        return index.is_verified or self._hierarchy.never_checks
 
     async def _confirm(self, shard: Shard) -> None:
         """Is the shard still laid out as this commit believes?

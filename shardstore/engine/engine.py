@@ -110,7 +110,7 @@ class Engine:
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
         shows_stored = self.options.present == "v3"
-        self._at_once = at_once(storage, self.hierarchy, self._indices, self.counters) if shows_stored else None
+        self._at_once = at_once(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
         self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
         self._versions = VersionReader(self.storage, self._values, self._reader)
         self._listing = Listing(self.storage, self.hierarchy, self._reader)

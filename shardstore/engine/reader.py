@@ -41,7 +41,7 @@ class StaleLayout(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class _Wanted:
     """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
 
     numbers: list[int]
@@ -140,7 +140,7 @@ class Reader:
             await self._read_with_metadata(shards, [])
         except StaleLayout:
             return None
-        if any(isinstance(index, CachedIndex) and not self._is_sure(index) for index in loaded):
+        if any(isinstance(index, CachedIndex) and not self.is_sure(index) for index in loaded):
             return None
         new = iter(loaded)
         return [(next(new), True) if index is None else (index, False) for index in remembered]
@@ -148,9 +148,10 @@ class Reader:
     def remembered_index(self, key: str, index_format: IndexFormat) -> CachedIndex | None:
         """The index of a shard, where one is remembered and verified; from any thread."""
         cached = self._indices.peek(key, index_format)
-        return cached if cached is not None and self._is_sure(cached) else None
+        return cached if cached is not None and self.is_sure(cached) else None
 
-    def _is_sure(self, index: CachedIndex) -> bool:
+    def is_sure(self, index: CachedIndex) -> bool:
+        """Whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""
         return index.is_verified or self._hierarchy.never_checks
 
     async def chunk_nbytes(self, shard: ShardRead) -> int | None:
@@ -426,7 +427,7 @@ class Reader:
         or are ``unchecked``.
         """
         reads: list[Read] = []
-        plans: list[tuple[ShardRead, Wanted, CoalescedReads]] = []
+        plans: list[tuple[ShardRead, _Wanted, CoalescedReads]] = []
         unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
         for shard, cached, places in shards:
             wanted = self._wanted(shard, cached, places, values)
@@ -503,7 +504,7 @@ class Reader:
         all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
         self._slice_all(shard, wanted, all_in_one, (data,), values)
 
-    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> Wanted:
+    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> _Wanted:
         """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
         numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
         requests = shard.requests
@@ -518,13 +519,13 @@ class Reader:
             for number, slot, offset, length in zip(numbers, slots, starts.tolist(), nbytes.tolist(), strict=True):
                 shard.versions[number] = cached.version(slot, ChunkLocation(offset, length)), length
         if not shard.parts:
-            return Wanted(numbers, slots, starts, starts + nbytes)
+            return _Wanted(numbers, slots, starts, starts + nbytes)
         inside = [resolve(request, length) for request, length in zip(requests, nbytes.tolist(), strict=True)]
         bounds = np.array([(part.start, part.end) for part in inside], dtype=np.int64).reshape(len(inside), 2)
-        return Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
+        return _Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
 
     def _slice_all(
-        self, shard: ShardRead, wanted: Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
+        self, shard: ShardRead, wanted: _Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
     ) -> None:
         """What is wanted, out of the buffers of the requests that it lies in."""
         bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]

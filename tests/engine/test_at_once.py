@@ -26,7 +26,7 @@ from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_reading import READS_CACHED
 from shardstore.storage.wrap_trace import TraceStorage
 
-pytestmark = pytest.mark.skipif(not READS_CACHED, reason="this system cannot tell what is in memory")
+pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: chunks are read otherwise elsewhere")
 
 PROTOTYPE = default_buffer_prototype()
 VALUES = np.random.default_rng(0).integers(1, 256, (8, 100), dtype="u1")

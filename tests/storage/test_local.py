@@ -44,7 +44,7 @@ class TestLocalStorage(StorageSuite):
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system reads into no memory that is there")
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="without preadv, as on Windows, no block is made: each range has memory of its own")
 def test_what_is_read_together_lies_in_a_few_blocks(storage: LocalStorage, s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_reading, "_LARGE_PAGES_FROM", 1000)
     monkeypatch.setattr(local_reading, "_BLOCK_BYTES", 2000)

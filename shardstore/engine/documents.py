@@ -128,11 +128,14 @@ class Documents:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
             except InvalidInput:
-                # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
-                if current is not None or await self.read(path) is None:
-                    raise
-                continue
+                if current is None and await self._came_meanwhile(path):
+                    continue
+                raise
             return True
+
+    async def _came_meanwhile(self, path: str) -> bool:
+        """What is in the way of a new array may be the chunks of another client, who has created the same one just now."""
+        return await self.read(path) is not None
 
     async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:
         """How an array's document will be stored, for a transaction that writes its chunks first; ``None``: it is no array's.
@@ -146,7 +149,12 @@ class Documents:
         if not is_array(document):
             return None
         current = None if erased_first else await self.read(path)
-        stored = dumps(await self._translation.array(path, document, current, nothing_there=erased_first))
+        try:
+            stored = dumps(await self._translation.array(path, document, current, nothing_there=erased_first))
+        except InvalidInput:
+            if current is None and not erased_first and await self._came_meanwhile(path):
+                return await self.plan_array(path, data, erased_first=erased_first)
+            raise
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
         before = None if current is None else current.node.layout
         is_unborn = node.layout is not None and (before is None or not same_shards(node.layout, before))

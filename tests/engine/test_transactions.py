@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from zarr.core.sync import sync
 from shardstore import Conflict, InvalidInput, ShardedStore, ShardingTransformer, StorageError
 from shardstore._sync import run_sync
 from shardstore.engine.actions import SetIfMissing, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import EngineOptions
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 
@@ -307,3 +310,32 @@ def test_a_full_disk_loses_nothing_that_was_held_back(monkeypatch: pytest.Monkey
             mine.set("k", b"too long to keep")
         assert mine.get("k") == b"kept"
     assert other.get("k") == b"kept"
+
+
+@pytest.mark.parametrize("moment", range(1, 7))  # behind them the transaction's own shard is there, and the other client is refused
+def test_two_that_create_the_same_array(moment: int) -> None:
+    """One stores the array and its chunks before any of the transaction's requests: it goes on with that array, or is to be tried again."""
+    storage, mine, other = open_hooked()
+    of_other = {f"a/c/{i}": b"other" for i in range(8)}
+    requests = 0
+
+    async def create_first(_operation: str, _key: str) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == moment:
+            faster = Engine(storage.inner, EngineOptions(chunks_per_shard=(4,)))
+            await faster.update(("a/zarr.json", SetValue(document((16,), (1,)))))
+            assert not any(await faster.update_many([(key, SetValue(value)) for key, value in of_other.items()]))
+
+    def create() -> None:
+        with mine.transaction():
+            mine.set("a/zarr.json", document((16,), (1,)))
+            mine.set("a/c/3", b"mine")
+
+    storage.before = create_first
+    expected = dict(of_other)
+    with contextlib.suppress(Conflict):
+        create()
+        expected["a/c/3"] = b"mine"
+    assert requests >= moment
+    assert {key: other.get(key) for key in other.list() if key != "a/zarr.json"} == expected

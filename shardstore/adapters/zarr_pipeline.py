@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
@@ -28,6 +24,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
+from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, threads_at_once
 from shardstore.adapters.zarr_chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
 from shardstore.adapters.zarr_scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
@@ -53,15 +50,9 @@ _LARGE_WAVE_BYTES = 2**24
 _READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
 _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
-_INLINE_BYTES = 2**17  # decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later
 _ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
 _PIECES_A_THREAD = 4  # of the chunks that are missing, so that threads end at about the same time
-_MAX_WORKERS = 32
 
-T = TypeVar("T")
-
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
 _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
@@ -75,34 +66,6 @@ def install_pipeline() -> None:
     if configured != path:
         _previous_path = configured
         config.set({"codec_pipeline.path": path})
-
-
-def _threads() -> int:
-    """As many as this process may use processors: fewer than there are, on nodes that are shared."""
-    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _workers() -> ThreadPoolExecutor:
-    """The threads that decode and encode; all are started with the first, which takes long while others run Python."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            count = _threads()
-            _pool = ThreadPoolExecutor(count, thread_name_prefix="shardstore-codec")
-            all_wait = threading.Event()
-            for _ in range(count):
-                _pool.submit(all_wait.wait)
-            all_wait.set()
-        return _pool
-
-
-def _after_fork() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _previous() -> type[CodecPipeline]:
@@ -129,7 +92,6 @@ class ShardedCodecPipeline(CodecPipeline):
 
         codecs = getattr(array_metadata, "codecs", None)
         if place_of(store) is not None and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
-            _workers()  # before the first selection has to wait for them
             return cls(codecs)
         # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
         return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
@@ -163,10 +125,10 @@ class ShardedCodecPipeline(CodecPipeline):
             scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
-        if codec.is_sync and place.engine.reads_parts and max(sizes) * _threads() <= _WAVE_BYTES:
+        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads_at_once() <= _WAVE_BYTES:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
-            parts = place.engine.known_parts(mine, _threads()) or await run_async(place.engine.chunk_parts(mine, _threads()))
+            parts = place.engine.known_parts(mine, threads_at_once()) or await run_async(place.engine.chunk_parts(mine, threads_at_once()))
             if parts is not None:
                 rest = await _scatter_parts(parts, sum(sizes), scatter)
                 if not rest:
@@ -177,7 +139,7 @@ class ShardedCodecPipeline(CodecPipeline):
             values = await _fetch(place, [keys[i] for i in numbers])
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                await _in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
+                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
                 return
             for i, value in zip(numbers, values, strict=True):
                 found[i] = missing if value is None else present
@@ -212,7 +174,7 @@ class ShardedCodecPipeline(CodecPipeline):
             mine = [infos[i] for i in numbers]
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                parts = await _in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
+                parts = await in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
                 new = [data for part in parts for data in part]
             else:
                 setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
@@ -324,9 +286,9 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 
 async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    work = _PartsWork(parts, scatter, may_wait=nbytes > _INLINE_BYTES)  # what is less is done by the loop's thread
+    work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
     if work.waiting:
-        await _in_threads(len(work.waiting), nbytes, lambda _, __: work.run(), work.stop)
+        await in_threads(len(work.waiting), nbytes, lambda _, __: work.run(), work.stop)
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
 
@@ -337,7 +299,7 @@ class _PartsWork:
         self._parts = parts
         self._scatter = scatter
         self._may_wait = may_wait
-        step = max(1, len(parts.missing) // (_PIECES_A_THREAD * _threads()))
+        step = max(1, len(parts.missing) // (_PIECES_A_THREAD * threads_at_once()))
         self.waiting: deque[Part | Sequence[int]] = deque(parts.parts)
         """Parts, and the numbers of chunks that are missing."""
         self.waiting.extend(parts.missing[start : start + step] for start in range(0, len(parts.missing), step))
@@ -436,37 +398,3 @@ async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_onc
     for result in results:
         if isinstance(result, BaseException):
             raise result
-
-
-async def _in_threads(count: int, nbytes: int, work: Callable[[int, int], T], stop: Callable[[], None] | None = None) -> list[T]:
-    """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in the pool; its results in order.
-
-    When this is cancelled it waits for the threads, which use what is the caller's, and ``stop`` is to end them soon.
-    """
-    if nbytes <= _INLINE_BYTES:
-        return [work(0, count)]
-    pool = _workers()
-    parts = min(count, pool._max_workers)
-    bounds = [count * i // parts for i in range(parts + 1)]
-    loop = asyncio.get_running_loop()
-    futures = [loop.run_in_executor(pool, work, a, b) for a, b in pairwise(bounds)]
-    results: list[T] = []
-    errors: list[BaseException] = []
-    ended = asyncio.gather(*futures, return_exceptions=True)
-    try:
-        await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        if stop is not None:
-            stop()
-        while not ended.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([ended])
-        raise
-    for done in ended.result():
-        if isinstance(done, BaseException):
-            errors.append(done)
-        else:
-            results.append(done)
-    if errors:
-        raise errors[0]
-    return results

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters import zarr_pipeline, zarr_scatter
+from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 
@@ -31,7 +31,7 @@ def array(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One shard makes a wave full, and no wave is small enough to be worked on where it arrives."""
     monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
     monkeypatch.setattr(zarr_pipeline, "_SHARDS_A_WAVE", 1)
-    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 0)
+    monkeypatch.setattr(codec_threads, "INLINE_BYTES", 0)
     store = shardstore.open(MemoryStorage(f"/waves-{uuid.uuid4().hex}"), chunks_per_shard=(PER_SHARD,))
     return zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
 
@@ -147,12 +147,12 @@ def test_encoded_chunks_that_are_not_stored_yet_are_bounded(array: Any, monkeypa
 
 
 def test_small_work_is_done_where_it_arrives(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Any:
+    def none(*_arguments: Any, **_options: Any) -> Any:
         raise AssertionError("a thread was asked for")
 
-    monkeypatch.setattr(zarr_pipeline, "_workers", none)
+    monkeypatch.setattr(codec_threads, "ThreadPoolExecutor", none)
     with pytest.raises(AssertionError, match="a thread"):
         array[:CHUNK] = 1
-    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", SHARD_NBYTES)
+    monkeypatch.setattr(codec_threads, "INLINE_BYTES", SHARD_NBYTES)
     array[:CHUNK] = VALUES[:CHUNK]
     np.testing.assert_array_equal(array[:CHUNK], VALUES[:CHUNK])

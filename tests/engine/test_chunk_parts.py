@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters import zarr_pipeline, zarr_scatter
+from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
 from shardstore.engine import chunk_parts
 from shardstore.engine.chunk_parts import ChunkParts, Part
 from shardstore.engine.engine import Engine
@@ -43,7 +43,8 @@ VALUES = np.random.default_rng(0).integers(1, 1000, SHAPE, dtype="<u2")
 def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel holds in memory is its own affair: reads of cached bytes just read. No selection is too small for the threads."""
     monkeypatch.setattr(local_reading, "_cached_pread", lambda fd, nbytes, offset: memoryview(os.pread(fd, nbytes, offset)))
-    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 0)
+    for module in (zarr_pipeline, codec_threads):
+        monkeypatch.setattr(module, "INLINE_BYTES", 0)
 
 
 def opened(root: Path, **options: Any) -> shardstore.ShardedStore:
@@ -200,7 +201,8 @@ def test_what_is_not_in_memory_is_waited_for_by_the_threads(array: Any, monkeypa
 def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small is worked on where it arrives, in a thread that others wait for too."""
     monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
-    monkeypatch.setattr(zarr_pipeline, "_INLINE_BYTES", 2**20)
+    for module in (zarr_pipeline, codec_threads):
+        monkeypatch.setattr(module, "INLINE_BYTES", 2**20)
     monkeypatch.setattr(ChunkParts, "wait_for", must_not_be_asked)
     counts = asked(monkeypatch)
     np.testing.assert_array_equal(array[...], VALUES)
@@ -210,7 +212,8 @@ def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: py
 def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     announced, waited = [], []
     monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
-    monkeypatch.setattr(zarr_pipeline, "_threads", lambda: 1)
+    for module in (zarr_pipeline, codec_threads):
+        monkeypatch.setattr(module, "threads_at_once", lambda: 1)
     monkeypatch.setattr(chunk_parts, "_LEAST_BYTES", 1)
     monkeypatch.setattr(chunk_parts, "_MOST_BYTES", 60)
     fetch, wait = local_reading.fetch_soon, ChunkParts.wait_for
@@ -247,7 +250,8 @@ def test_what_is_missing_is_left_to_the_threads(array: Any, monkeypatch: pytest.
 
 
 def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zarr_pipeline, "_threads", lambda: 1)
+    for module in (zarr_pipeline, codec_threads):
+        monkeypatch.setattr(module, "threads_at_once", lambda: 1)
     begun, go_on = threading.Event(), threading.Event()
     read, reads = ChunkParts.in_memory, []
 
@@ -270,7 +274,7 @@ def test_a_selection_that_is_cancelled_writes_nothing_any_more(array: Any, monke
             await selection
         return len(reads)
 
-    assert asyncio.run(cancelled()) == len(reads) <= zarr_pipeline._workers()._max_workers
+    assert asyncio.run(cancelled()) == len(reads) == 1
 
 
 def test_the_kind_of_file_system_is_found_out_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +301,7 @@ def test_large_chunks_are_left_to_the_engine(array: Any, monkeypatch: pytest.Mon
             array[0, 0] = 7
             assert array[...][0, 0] == 7
     else:
-        monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 5 * 5 * 2 * zarr_pipeline._threads() - 1)
+        monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 5 * 5 * 2 * codec_threads.threads_at_once() - 1)
         np.testing.assert_array_equal(array[...], VALUES)
     assert counts
 

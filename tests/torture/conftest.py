@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,22 @@ def record(request: pytest.FixtureRequest) -> Record:
         request.config.stash.setdefault(_ROWS, []).append((request.node.parent.name, request.node.name, result))
 
     return note
+
+
+@pytest.fixture(scope="module")
+def frozen_heap() -> Iterator[None]:
+    """What there was before a module's tests is not looked at when their garbage is collected, which takes seconds each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def collected(frozen_heap: None) -> Iterator[None]:
+    """What zarr leaves behind is collected behind each test, not in the middle of another module's."""
+    yield
+    gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

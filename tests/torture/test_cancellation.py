@@ -7,7 +7,6 @@ else is harmed; and nothing is left behind: no task, no lock, no memory that cou
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import signal
 import threading
@@ -56,15 +55,14 @@ from tests.torture.scale import EVERY
 from tests.torture.settling import settled
 from tests.torture.test_faults import Kind, attempt, check_answers, check_new, check_view
 
-pytestmark = ZARRS_WARNINGS
+pytestmark = [pytest.mark.usefixtures("collected"), *ZARRS_WARNINGS]
 
 GARBAGE = 0xAA
 
 
 @pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
+def forgotten() -> Iterator[None]:
     yield
-    gc.collect()
     for path in [path for path in MemoryFileSystem.store if path.startswith("/engine-test-")]:
         del MemoryFileSystem.store[path]
 

@@ -8,7 +8,6 @@ operation succeeds when nothing goes wrong.
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +52,7 @@ from tests.torture.scale import EVERY, FULL
 from tests.torture.settling import settled
 
 pytestmark = [
+    pytest.mark.usefixtures("collected"),
     pytest.mark.filterwarnings("ignore:the filesystem .* does not honour conditional writes"),
     pytest.mark.filterwarnings("ignore:.* offers no compare-and-swap"),
     *ZARRS_WARNINGS,
@@ -97,13 +97,6 @@ def _plainest() -> Storage:
     storage.capabilities_override = replace(storage.capabilities, compose=False, conditional_delete=False)
     storage.renames = False
     return storage
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What zarr leaves behind is collected here, not in the middle of another module's test."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

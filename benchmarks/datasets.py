@@ -75,6 +75,8 @@ class Scale:
     """Short raw chunks, read one by one and in batches."""
     stack: Form
     """Of one shard, written in layers, or chunk by chunk."""
+    tall_stack: Form
+    """Of one larger shard of as many chunks, written chunk by chunk."""
     block: Form
     """One large raw shard, of which single chunks are replaced."""
     grid: Form
@@ -104,6 +106,7 @@ SCALES: dict[ScaleName, Scale] = {
         tiles=Form((32, 32, 64), (16, 16, 16), (16, 16, 32)),
         pages=Form((64 * 1024,), (1024,), (16 * 1024,), "|u1", zstd=False),
         stack=Form((32, 32, 32), (8, 16, 16), (32, 32, 32)),
+        tall_stack=Form((64, 32, 32), (16, 16, 16), (64, 32, 32)),
         block=Form((128 * 1024,), (1024,), (128 * 1024,), zstd=False),
         grid=Form((40, 40), (1, 1), (20, 20), "|u1", zstd=False),
         arrays=6,
@@ -124,6 +127,7 @@ SCALES: dict[ScaleName, Scale] = {
         tiles=Form((256, 256, 256), (16, 16, 32), (32, 32, 64)),
         pages=Form((64 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
+        tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),
         block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), zstd=False),
         grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", zstd=False),
         arrays=1000,
@@ -144,6 +148,7 @@ SCALES: dict[ScaleName, Scale] = {
         tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
         pages=Form((512 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
+        tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),
         block=Form((128 * 2**20,), (32 * 1024,), (128 * 2**20,), zstd=False),
         grid=Form((1000, 1000), (1, 1), (100, 100), "|u1", zstd=False),
         arrays=1000,

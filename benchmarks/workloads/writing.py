@@ -10,7 +10,8 @@ import numpy as np
 import zarr
 from contenders import Place, StorageName, TensorStore, Values, native_store
 from datasets import Form, Scale, contents, create
-from field import UPDATERS, WRITERS
+from field import APPEND, DURABLE_APPEND, FUSED_PIPELINE, TENSORSTORE, UPDATERS, WRITERS, ZARR
+from leanest import LIMITS
 from shard_files import live_nbytes
 
 from workloads.workload import Arena, Extra, Task, Workload, checksum, opened
@@ -105,8 +106,20 @@ class SingleWrites(Layers):
         return list(form.boxes(form.chunks))
 
 
+class TallSingleWrites(SingleWrites):
+    """What a rewrite costs grows with the shard, what an append costs does not."""
+
+    def form(self, scale: Scale, storage: StorageName) -> Form:
+        return scale.tall_stack
+
+    def rounds(self, scale: Scale, storage: StorageName) -> int:
+        return scale.update_rounds
+
+
+_TALL_WRITERS = (*LIMITS, APPEND, DURABLE_APPEND, ZARR, FUSED_PIPELINE, TENSORSTORE)
 WRITING = (
     FullWrite("full write", "An array written whole, in one assignment", ("local", "latency", "s3"), WRITERS),
     Layers("layers", "Slices of a shard appended one by one", ("local", "latency", "s3"), UPDATERS),
-    SingleWrites("single writes", "Single chunks of a shard written one by one", ("local",), UPDATERS),
+    SingleWrites("single writes", "Single chunks of a shard of 8 MiB written one by one", ("local",), UPDATERS),
+    TallSingleWrites("single writes, 64 MiB", "Single chunks of a shard of 64 MiB written one by one", ("local",), _TALL_WRITERS),
 )

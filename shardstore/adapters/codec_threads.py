@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import TypeVar
 
 INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
 _MAX_THREADS = 32
+_PIECES_A_THREAD = 4  # so that threads end at about the same time
 
 T = TypeVar("T")
 
@@ -29,42 +30,63 @@ def threads_at_once() -> int:
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], stop: Callable[[], None] | None = None) -> list[T]:
+async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
 
-    When this is cancelled it waits for the threads, which use what is the caller's, and ``stop`` is to end them soon.
+    Raises what one of them raises, when all have ended.
     """
     if nbytes <= INLINE_BYTES:
         return [work(0, count)]
-    parts = min(count, threads_at_once())
-    bounds = [count * i // parts for i in range(parts + 1)]
-    with _threads.used() as pool:
-        return await _all_of(pool, bounds, work, stop)
+    pieces = min(count, _PIECES_A_THREAD * threads_at_once())
+    bounds = [(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
+    results: dict[int, T] = {}
+    waiting = deque(range(pieces))
+
+    def run() -> None:
+        while True:
+            try:
+                piece = waiting.popleft()
+            except IndexError:
+                return
+            results[piece] = work(*bounds[piece])
+
+    await run_in_threads(pieces, nbytes, run, waiting.clear)
+    return [results[piece] for piece in range(pieces)]
 
 
-async def _all_of(pool: ThreadPoolExecutor, bounds: list[int], work: Callable[[int, int], T], stop: Callable[[], None] | None) -> list[T]:
-    loop = asyncio.get_running_loop()
-    futures = [loop.run_in_executor(pool, work, a, b) for a, b in pairwise(bounds)]
-    results: list[T] = []
-    errors: list[BaseException] = []
-    ended = asyncio.gather(*futures, return_exceptions=True)
-    try:
-        await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        if stop is not None:
+async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
+    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
+
+    When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
+    too, which use what is the caller's.
+    """
+    if nbytes <= INLINE_BYTES:
+        run()
+        return
+
+    def run_or_stop() -> None:
+        try:
+            run()
+        except BaseException:
             stop()
-        while not ended.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([ended])
-        raise
-    for done in ended.result():
-        if isinstance(done, BaseException):
-            errors.append(done)
-        else:
-            results.append(done)
-    if errors:
-        raise errors[0]
-    return results
+            raise
+
+    loop = asyncio.get_running_loop()
+    with _threads.used() as pool:
+        ended = asyncio.gather(
+            *(loop.run_in_executor(pool, run_or_stop) for _ in range(min(most, threads_at_once()))), return_exceptions=True
+        )
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            stop()
+            while not ended.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([ended])
+            raise
+    for outcome in ended.result():
+        if outcome is not None:
+            raise outcome
 
 
 class _Threads:

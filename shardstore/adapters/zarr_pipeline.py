@@ -24,7 +24,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
-from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, threads_at_once
+from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, run_in_threads, threads_at_once
 from shardstore.adapters.zarr_chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
 from shardstore.adapters.zarr_scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
@@ -288,7 +288,7 @@ async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Se
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
     work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
     if work.waiting:
-        await in_threads(len(work.waiting), nbytes, lambda _, __: work.run(), work.stop)
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop)
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
 
@@ -313,13 +313,9 @@ class _PartsWork:
         self._late.clear()
 
     def run(self) -> None:
-        """Until nothing is left; an error ends the others too."""
-        try:
-            while (task := self._next()) is not None:
-                task()
-        except BaseException:
-            self.stop()
-            raise
+        """Until nothing is left."""
+        while (task := self._next()) is not None:
+            task()
 
     def _next(self) -> Callable[[], None] | None:
         while self.waiting or self._late:

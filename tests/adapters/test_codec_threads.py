@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 
 import pytest
 
 from shardstore.adapters import codec_threads
-from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads
+from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, run_in_threads
 
 LARGE = INLINE_BYTES + 1
 
@@ -42,7 +43,7 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
     async def selections() -> list[list[range]]:
         return await asyncio.gather(*(in_threads(10, LARGE, work) for _ in range(5)))
 
-    assert asyncio.run(selections()) == [[range(3), range(3, 6), range(6, 10)]] * 5
+    assert asyncio.run(selections()) == [[range(i, i + 1) for i in range(10)]] * 5
     assert most <= 3
     left = codec_threads_of_this_process()
     assert len(left) <= 3
@@ -52,18 +53,38 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
 
 
 @pytest.mark.usefixtures("three")
-def test_an_error_is_raised_when_all_have_ended() -> None:
+def test_all_pieces_are_done_once_and_told_in_order() -> None:
+    results = asyncio.run(in_threads(1000, LARGE, range))
+    assert [i for result in results for i in result] == list(range(1000))
+    assert len(results) > 3  # short enough that threads end at about the same time
+
+
+@pytest.mark.usefixtures("three")
+def test_an_error_stops_the_others_and_is_raised_when_they_have_ended() -> None:
+    stopped, numbers, ended = threading.Event(), itertools.count(), []
+
+    def run() -> None:
+        if not next(numbers):
+            raise ValueError("the first")
+        ended.append(stopped.wait(10))
+
+    with pytest.raises(ValueError, match="the first"):
+        asyncio.run(run_in_threads(3, LARGE, run, stopped.set))
+    assert ended == [True, True]
+
+
+@pytest.mark.usefixtures("three")
+def test_an_error_of_a_piece() -> None:
+    begun: list[int] = []
     ended: list[int] = []
 
     def work(start: int, _end: int) -> None:
+        begun.append(start)
         if not start:
             raise ValueError("the first")
-        time.sleep(0.02)
+        time.sleep(0.005)
         ended.append(start)
 
     with pytest.raises(ValueError, match="the first"):
-        asyncio.run(in_threads(3, LARGE, work))
-    assert sorted(ended) == [1, 2]
-    for thread in codec_threads_of_this_process():
-        thread.join(10)
-    assert not codec_threads_of_this_process()
+        asyncio.run(in_threads(1000, LARGE, work))
+    assert sorted([0, *ended]) == sorted(begun)

@@ -23,6 +23,11 @@ def canonical_etag(etag: str) -> str:
     return etag if etag.startswith("W/") else '"' + etag.strip('"') + '"'
 
 
+def head_of(response: Mapping[str, Any], key: str) -> Head:
+    """What the answer to a HEAD says."""
+    return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
+
+
 def generation_of(response: Mapping[str, Any], key: str) -> Generation:
     """The version that an answer speaks of."""
     etag = response.get("ETag")
@@ -146,7 +151,7 @@ class S3Client:
             if exc.status == 404 and exc.code != "NoSuchBucket":
                 return None
             raise
-        return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
+        return head_of(response, key)
 
     def forget_listing(self, key: str) -> None:
         """s3fs remembers listings, which do not see what is done past its own methods."""

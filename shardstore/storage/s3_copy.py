@@ -14,7 +14,7 @@ from typing import Any
 from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Generation
 from shardstore.storage.object_requests import WRITE_ID, RequestFailed
-from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of, member_of
+from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of, head_of, member_of
 from shardstore.storage.s3_upload import abort
 
 _MAX_COPY_BYTES = 5 << 30  # what CopyObject takes
@@ -79,7 +79,7 @@ async def _copy_large(client: S3Client, source: str, target: str) -> Generation 
 
 async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
     """Copy the version that ``head`` speaks of, in parts; ``None``, and nothing is stored, where it has been replaced."""
-    version, nbytes, write_id = generation_of(head, source), int(head["ContentLength"]), uuid.uuid4().hex
+    old, write_id = head_of(head, source), uuid.uuid4().hex
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
     created = await client.call("create_multipart_upload", f"copying {source!r} to", target, Metadata=metadata, **kept)
@@ -87,10 +87,10 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
     copied: Generation | None = None
     # As with any upload: the server keeps the parts, and charges for them, until it is completed or aborted.
     try:
-        etags = await _copy_parts(client, source, target, upload_id, version, nbytes)
-        # Some servers ignore the condition on the parts.
+        etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes)
+        # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
         current = await client.head(source) if etags is not None else None
-        if etags is not None and current is not None and current.generation == version:
+        if etags is not None and current == old:
             copied = await _complete(client, source, target, upload_id, etags, write_id)
     finally:
         if copied is None:

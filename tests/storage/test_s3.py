@@ -556,6 +556,31 @@ def test_a_source_that_is_replaced_between_its_parts(storage: S3Storage, parted:
     assert unfinished_uploads(storage) == 0
 
 
+def test_a_source_that_comes_back_between_its_parts(storage: S3Storage, parted: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes have the same ETag, but another write has stored them; the part between them was of others."""
+    old = parted.get("a")
+    assert old is not None
+    new = b"n" * len(old)
+    recorded = storage.fs._call_s3
+    replaced = False
+
+    async def call(method: str, *lists: Any, **parameters: Any) -> Any:
+        nonlocal replaced
+        if method != "upload_part_copy" or replaced:
+            return await recorded(method, *lists, **parameters)
+        replaced = True
+        await storage.write("a", [new], len(new), UNCONDITIONAL)
+        answer = await recorded(method, *lists, **parameters)
+        await storage.write("a", [old], len(old), UNCONDITIONAL)
+        return answer
+
+    monkeypatch.setattr(storage.fs, "_call_s3", call)
+    assert parted.copy("a", "b") is not None
+    assert replaced
+    assert parted.get("b") == old
+    assert unfinished_uploads(storage) == 0
+
+
 def test_a_source_that_keeps_changing(storage: S3Storage, parted: SyncStorage, calls: Calls) -> None:
     def another_version(method: str, _parameters: dict[str, Any], response: Any) -> Any:
         if method == "upload_part_copy":

@@ -23,7 +23,7 @@ FUSED = "zarr-python, fused pipeline"
 TENSORSTORE = "tensorstore"
 
 _READS = ("full read", "planes", "boxes")
-_REMOTE_READS = (*_READS, "single chunks, cold", "single chunks, warm", "batches of chunks")
+_REMOTE_READS = (*_READS, "full read, 128 MiB", "single chunks, cold", "single chunks, warm", "batches of chunks")
 _FASTER_UPDATES = {
     "layers": {ZARR: 2},
     "single writes": {ZARR: 8},

@@ -71,6 +71,8 @@ class Scale:
     """Its planes and boxes are read over a network."""
     tiles: Form
     """Many small shards: read whole over a network, where the requests take longer than the codecs."""
+    many_tiles: Form
+    """More of them, so that what is done once a selection matters less."""
     pages: Form
     """Short raw chunks, read one by one and in batches."""
     stack: Form
@@ -104,6 +106,7 @@ SCALES: dict[ScaleName, Scale] = {
         volume=Form((32, 64, 64), (16, 16, 16), (32, 32, 32)),
         slab=Form((32, 64, 64), (16, 16, 16), (32, 32, 32)),
         tiles=Form((32, 32, 64), (16, 16, 16), (16, 16, 32)),
+        many_tiles=Form((32, 64, 64), (16, 16, 16), (16, 16, 32)),
         pages=Form((64 * 1024,), (1024,), (16 * 1024,), "|u1", zstd=False),
         stack=Form((32, 32, 32), (8, 16, 16), (32, 32, 32)),
         tall_stack=Form((64, 32, 32), (16, 16, 16), (64, 32, 32)),
@@ -125,6 +128,7 @@ SCALES: dict[ScaleName, Scale] = {
         volume=Form((128, 512, 512), (32, 32, 32), (64, 256, 256)),
         slab=Form((128, 256, 512), (32, 32, 32), (64, 128, 256)),
         tiles=Form((256, 256, 256), (16, 16, 32), (32, 32, 64)),
+        many_tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
         pages=Form((64 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
         tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),
@@ -146,6 +150,7 @@ SCALES: dict[ScaleName, Scale] = {
         volume=Form((512, 1024, 1024), (32, 32, 32), (128, 256, 256)),
         slab=Form((256, 512, 512), (32, 32, 32), (64, 128, 256)),
         tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
+        many_tiles=Form((512, 512, 256), (16, 16, 32), (32, 32, 64)),
         pages=Form((512 * 2**20,), (4096,), (16 * 2**20,), "|u1", zstd=False),
         stack=Form((128, 128, 256), (16, 32, 32), (128, 128, 256)),
         tall_stack=Form((512, 256, 256), (64, 32, 64), (512, 256, 256)),

@@ -10,7 +10,7 @@ import numpy as np
 from contenders import Selection, StorageName, Values
 from datasets import UNSHARDED as UNSHARDED_SUFFIX
 from datasets import Form, Scale, make
-from field import READERS
+from field import READERS, UNSHARDED, ZARRS_PIPELINE
 
 from workloads.workload import Arena, Extra, Task, Workload, checksum, decodes, made, opened
 
@@ -28,7 +28,7 @@ class _Reads(Workload):
 
     def make(self, root: Path, scale: Scale, storage: StorageName) -> None:
         name, form = self.form(scale, storage)
-        made(root, name, make, form, unsharded=True)
+        made(root, name, make, form, unsharded=any(getattr(contender, "unsharded", False) for contender in self.entrants))
 
     def prepare(self, arena: Arena) -> Task:
         name, form = self.form(arena.scale, arena.storage)
@@ -52,6 +52,13 @@ class FullRead(_Reads):
 
     def selections(self, scale: Scale, form: Form) -> list[Selection]:
         return [tuple(slice(0, n) for n in form.shape)]
+
+
+class LargeFullRead(FullRead):
+    """Over a network one round more than the requests verifies what was read; of many rounds that is little."""
+
+    def form(self, scale: Scale, storage: StorageName) -> tuple[str, Form]:
+        return "many-tiles", scale.many_tiles
 
 
 class Planes(_Reads):
@@ -88,8 +95,10 @@ class Boxes(Planes):
 
 
 EVERYWHERE: tuple[StorageName, ...] = ("local", "latency", "s3")
+_REMOTE_READERS = tuple(contender for contender in READERS if contender not in (UNSHARDED, ZARRS_PIPELINE))
 READING = (
     FullRead("full read", "An array read whole, in one selection", EVERYWHERE, READERS),
+    LargeFullRead("full read, 128 MiB", "A larger array read whole, in one selection", ("latency",), _REMOTE_READERS),
     Planes("planes", "Planes across shards, along each dimension", EVERYWHERE, READERS),
     Boxes("boxes", "Boxes across chunks and shards", EVERYWHERE, READERS),
 )

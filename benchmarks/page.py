@@ -48,6 +48,9 @@ make bench PYTHON=python3.13              # the same beside a newer zarr-python
   shares the processors with everybody, so requests and bytes mean more than seconds there.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
+- What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
+  the array might have been made anew in another form. Over a network that is one round more than *requests alone* take where shards are
+  read whole; elsewhere it goes along with the chunks.
 - *zarr-python's objects alone* is one more limit: the same selections with a codec pipeline that does nothing. What is left is what
   zarr-python does for each chunk before shardstore, or any other store, is asked.
 - What could not take part is named below each table, and so is what failed.

@@ -30,6 +30,10 @@ class _Reads(Workload):
         name, form = self.form(scale, storage)
         made(root, name, make, form, unsharded=any(getattr(contender, "unsharded", False) for contender in self.entrants))
 
+    def rounds(self, scale: Scale, storage: StorageName) -> int:
+        """Twice as many on a local disk, where a turn takes some tens of milliseconds and one in three was disturbed by something."""
+        return scale.rounds[storage] * (2 if storage == "local" else 1)
+
     def prepare(self, arena: Arena) -> Task:
         name, form = self.form(arena.scale, arena.storage)
         unsharded = getattr(arena.contender, "unsharded", False)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
@@ -20,6 +20,7 @@ from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 from tests import view
@@ -59,6 +60,22 @@ def test_the_pipeline_can_be_switched_off(by: str, monkeypatch: pytest.MonkeyPat
         assert not isinstance(array._async_array.codec_pipeline, ShardedCodecPipeline)
         array[...] = VALUES
         np.testing.assert_array_equal(array[...], VALUES)
+
+
+def test_documents_of_sharded_arrays_come_back_as_zarr_wrote_them() -> None:
+    """To the byte, as from any other store."""
+    storage = memory()
+    mine, plain = shardstore.open(storage, chunks_per_shard=(32,)), zarr.storage.MemoryStore()
+    for store in (mine, plain):
+        attributes = {"units": "K", "levels": [1, 2.5, {"top": None}], "of": "Temperatur über Grund"}
+        zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i4", attributes=attributes, dimension_names=["x"])
+    shown, as_written = (sync(store.get("a/zarr.json", default_buffer_prototype())) for store in (mine, plain))
+    assert shown is not None
+    assert as_written is not None
+    assert shown.to_bytes() == as_written.to_bytes()
+    (stored,) = run_sync(storage.read([Read("a/zarr.json", (EVERYTHING,))]))
+    assert isinstance(stored, Found)
+    assert b"sharding_indexed" in bytes(stored.buffers[0])
 
 
 def test_arrays_of_other_stores_keep_the_pipeline_that_was_configured() -> None:

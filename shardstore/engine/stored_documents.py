@@ -33,7 +33,7 @@ class StoredDocument:
         presented = present_node(self.document)
         if self.hides_kept:
             presented = hide_kept(presented)
-        return self.data if presented == self.document else dumps(presented, indent=None)
+        return self.data if presented == self.document else dumps(presented)
 
 
 def document_read(path: str) -> Read:

@@ -67,7 +67,7 @@ def test_documents_of_sharded_arrays_come_back_as_zarr_wrote_them() -> None:
     storage = memory()
     mine, plain = shardstore.open(storage, chunks_per_shard=(32,)), zarr.storage.MemoryStore()
     for store in (mine, plain):
-        attributes = {"units": "K", "levels": [1, 2.5, {"top": None}], "of": "Temperatur über Grund"}
+        attributes: dict[str, Any] = {"units": "K", "levels": [1, 2.5, {"top": None}], "of": "Temperatur über Grund"}
         zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i4", attributes=attributes, dimension_names=["x"])
     shown, as_written = (sync(store.get("a/zarr.json", default_buffer_prototype())) for store in (mine, plain))
     assert shown is not None

@@ -118,4 +118,4 @@ def test_uploads_stay_within_the_memory(large: Path, s3_url: tuple[str, dict[str
     found = run(PACK, str(large), url, json.dumps(given))
     assert found["complete"]
     assert found["written"] > 220 * 2**20
-    assert found["peak"] - found["before"] < max_memory + 70 * 2**20
+    assert found["peak"] - found["before"] < max_memory + 100 * 2**20

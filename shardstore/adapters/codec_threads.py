@@ -20,7 +20,7 @@ INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
 _MAX_THREADS = 32
-_PIECES_A_THREAD = 4  # so that threads end at about the same time
+_PIECES_A_THREAD = 4
 
 T = TypeVar("T")
 
@@ -30,6 +30,12 @@ def threads_at_once() -> int:
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
+def pieces(count: int) -> list[tuple[int, int]]:
+    """The bounds, end exclusive, of parts of ``count`` chunks that threads take one after the other, so that they end at about one time."""
+    parts = min(count, _PIECES_A_THREAD * threads_at_once())
+    return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+
+
 async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
 
@@ -37,10 +43,9 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
     """
     if nbytes <= INLINE_BYTES:
         return [work(0, count)]
-    pieces = min(count, _PIECES_A_THREAD * threads_at_once())
-    bounds = [(count * i // pieces, count * (i + 1) // pieces) for i in range(pieces)]
+    bounds = pieces(count)
     results: dict[int, T] = {}
-    waiting = deque(range(pieces))
+    waiting = deque(range(len(bounds)))
 
     def run() -> None:
         while True:
@@ -50,8 +55,8 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
                 return
             results[piece] = work(*bounds[piece])
 
-    await run_in_threads(pieces, nbytes, run, waiting.clear)
-    return [results[piece] for piece in range(pieces)]
+    await run_in_threads(len(bounds), nbytes, run, waiting.clear)
+    return [results[piece] for piece in range(len(bounds))]
 
 
 async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
-from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, run_in_threads, threads_at_once
+from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 from shardstore.adapters.zarr_chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
 from shardstore.adapters.zarr_scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
@@ -51,7 +51,6 @@ _READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
 _WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 _ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
-_PIECES_A_THREAD = 4  # of the chunks that are missing, so that threads end at about the same time
 
 _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
@@ -125,10 +124,11 @@ class ShardedCodecPipeline(CodecPipeline):
             scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
 
         rest: Sequence[int] = range(len(infos))
-        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads_at_once() <= _WAVE_BYTES:
+        threads = threads_at_once()
+        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
-            parts = place.engine.known_parts(mine, threads_at_once()) or await run_async(place.engine.chunk_parts(mine, threads_at_once()))
+            parts = place.engine.known_parts(mine, threads) or await run_async(place.engine.chunk_parts(mine, threads))
             if parts is not None:
                 rest = await _scatter_parts(parts, sum(sizes), scatter)
                 if not rest:
@@ -299,10 +299,9 @@ class _PartsWork:
         self._parts = parts
         self._scatter = scatter
         self._may_wait = may_wait
-        step = max(1, len(parts.missing) // (_PIECES_A_THREAD * threads_at_once()))
         self.waiting: deque[Part | Sequence[int]] = deque(parts.parts)
         """Parts, and the numbers of chunks that are missing."""
-        self.waiting.extend(parts.missing[start : start + step] for start in range(0, len(parts.missing), step))
+        self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
         self._late: deque[Part] = deque()  # the system was told to fetch them
         self._most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
         self.failed: set[int] = set()

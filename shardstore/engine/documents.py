@@ -127,15 +127,13 @@ class Documents:
             except ConditionFailed as exc:
                 await turn.lost(f"the metadata of {path!r}", exc)
                 continue
-            except InvalidInput:
-                if current is None and await self._came_meanwhile(path):
+            except InvalidInput as exc:
+                # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
+                if current is None and await self.read(path) is not None:
+                    await turn.lost(f"the metadata of {path!r}", exc)
                     continue
                 raise
             return True
-
-    async def _came_meanwhile(self, path: str) -> bool:
-        """What is in the way of a new array may be the chunks of another client, who has created the same one just now."""
-        return await self.read(path) is not None
 
     async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:
         """How an array's document will be stored, for a transaction that writes its chunks first; ``None``: it is no array's.
@@ -152,9 +150,10 @@ class Documents:
         try:
             stored = dumps(await self._translation.array(path, document, current, nothing_there=erased_first))
         except InvalidInput:
-            if current is None and not erased_first and await self._came_meanwhile(path):
-                return await self.plan_array(path, data, erased_first=erased_first)
-            raise
+            if erased_first or current is not None or (current := await self.read(path)) is None:
+                raise
+            # What is in the way may be the chunks of another client, who has created the same array just now.
+            stored = dumps(await self._translation.array(path, document, current))
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
         before = None if current is None else current.node.layout
         is_unborn = node.layout is not None and (before is None or not same_shards(node.layout, before))

@@ -23,7 +23,7 @@ FUSED = "zarr-python, fused pipeline"
 TENSORSTORE = "tensorstore"
 
 _READS = ("full read", "planes", "boxes")
-_REMOTE_READS = (*_READS, "full read, 128 MiB", "single chunks, cold", "single chunks, warm", "batches of chunks")
+_REMOTE_READS = (*_READS, "full read, 128 MiB", "planes, small shards", "single chunks, cold", "single chunks, warm", "batches of chunks")
 _FASTER_UPDATES = {
     "layers": {ZARR: 2},
     "single writes": {ZARR: 8},
@@ -134,7 +134,7 @@ def _over_latency(run: Run) -> Iterator[Verdict]:
                 run.median(workload, "latency", SHARDSTORE, "requests") - run.median(workload, "latency", REQUESTS, "requests")
             ),
         )
-    for workload in ("planes", "boxes"):
+    for workload in ("planes", "planes, small shards", "boxes"):
         if run.zarr_version < _COALESCING_SINCE:
             yield _faster(run, workload, "latency", ZARR, 8)
         else:

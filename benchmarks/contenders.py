@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -393,12 +394,11 @@ class ShardStore(Contender):
             return f"s3://{place.path}", {**options, "storage_options": place.s3_options}
         if not place.latency_seconds:
             return place.path, {**options, "fsync": self.fsync}
-        from shardstore.storage.local import LocalStorage
-        from shardstore.storage.wrap_latency import LatencyStorage
+        from aging_store import AgingStore
 
-        # Requests that take as long are merged as on object stores; by itself the model passes for the disk that it delays.
-        slow = LatencyStorage(LocalStorage(place.path, fsync=self.fsync), place.latency_seconds)
-        return slow, {**options, "gap_bytes": REMOTE_GAP_NBYTES}
+        # What the defaults are on object stores; by itself the model passes for the disk that it delays.
+        slow = AgingStore(Path(place.path), place.latency_seconds)
+        return slow, {**options, "gap_bytes": REMOTE_GAP_NBYTES, "first_bytes": REMOTE_GAP_NBYTES}
 
     def unavailable(self, storage: StorageName) -> str | None:
         return "only local files are flushed" if self.fsync and storage != "local" else None

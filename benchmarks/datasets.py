@@ -70,7 +70,7 @@ class Scale:
     slab: Form
     """Its planes and boxes are read over a network."""
     tiles: Form
-    """Many small shards: read whole over a network, where the requests take longer than the codecs."""
+    """Many small shards: read whole and in planes over a network, where the requests take longer than the codecs."""
     many_tiles: Form
     """More of them, so that what is done once a selection matters less."""
     pages: Form

@@ -59,7 +59,7 @@ class FullRead(_Reads):
 
 
 class LargeFullRead(FullRead):
-    """Over a network one round more than the requests verifies what was read; of many rounds that is little."""
+    """So large that what happens once a selection matters little."""
 
     def form(self, scale: Scale, storage: StorageName) -> tuple[str, Form]:
         return "many-tiles", scale.many_tiles
@@ -78,6 +78,13 @@ class Planes(_Reads):
                 at = int(n * share)
                 found.append(tuple(slice(at, at + 1) if i == axis else slice(0, m) for i, m in enumerate(form.shape)))
         return found
+
+
+class PlanesOfSmallShards(Planes):
+    """Each of which comes whole by one request."""
+
+    def form(self, scale: Scale, storage: StorageName) -> tuple[str, Form]:
+        return "tiles", scale.tiles
 
 
 class Boxes(Planes):
@@ -104,5 +111,6 @@ READING = (
     FullRead("full read", "An array read whole, in one selection", EVERYWHERE, READERS),
     LargeFullRead("full read, 128 MiB", "A larger array read whole, in one selection", ("latency",), _REMOTE_READERS),
     Planes("planes", "Planes across shards, along each dimension", EVERYWHERE, READERS),
+    PlanesOfSmallShards("planes, small shards", "Planes across small shards, along each dimension", ("latency",), _REMOTE_READERS),
     Boxes("boxes", "Boxes across chunks and shards", EVERYWHERE, READERS),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from aging_store import let_age
 from contenders import Address, Contender, OpenArray, Place, StorageName, Values
 from counting_s3 import Counts
 from datasets import Form, Scale, warm
@@ -91,6 +92,7 @@ def made(root: Path, name: str, make: Callable[..., None], form: Form | int, **o
     """Make an array below ``root``, unless it is there."""
     if not (root / name / "zarr.json").exists():
         make(root, name, form, **options)
+        let_age(root / name)
 
 
 def opened(arena: Arena, name: str) -> OpenArray:

@@ -31,6 +31,7 @@ from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOu
 logger = logging.getLogger(__name__)
 
 NEVER = float("-inf")
+_SURELY_SECONDS = 60.0  # the clocks of one server's machines differ by less, and what it tells is rounded to a second
 _MANY = 8  # keys that are worth looking at all together
 _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a request each, no more
 
@@ -51,6 +52,8 @@ class Node:
     """Of an "other" one: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
     is_unborn: bool = False
     """An open transaction creates it: no other client may have written anything of it."""
+    seen: float = NEVER
+    """When the server was last seen to have this version of the document, by its own clock; ``NEVER`` where it does not tell."""
 
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
         """The chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
@@ -59,6 +62,14 @@ class Node:
         if self.plain is not None:
             return self.plain.key_encoding.decode(relative_key, len(self.plain.shape))
         return None
+
+    def tells_of(self, outcome: ReadOutcome) -> bool:
+        """Whether an object that was read after this document had been there for a while when this was seen.
+
+        Then it is what the document says, as surely as by another look at that: objects are deleted before a document is written that
+        gives them another meaning.
+        """
+        return isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _SURELY_SECONDS < self.seen
 
 
 class ChunkTarget(NamedTuple):
@@ -346,8 +357,9 @@ class Hierarchy:
                 return None
             case Found(generation, _, (data,)):
                 known = self._nodes.get(path)
+                seen = NEVER if outcome.times is None else outcome.times.asked
                 if known is not None and known.generation == generation:
-                    node = replace(known, validated_at=self._clock())
+                    node = replace(known, validated_at=self._clock(), seen=max(seen, known.seen))
                 else:
                     node = described or self.describe(path, data, generation)[0]
                     if known is not None and known.kind == "sharded" and node.kind == "other":
@@ -357,6 +369,7 @@ class Hierarchy:
                             f"{metadata_key(path)!r} was the metadata of a sharded array and no longer is: {node.reason}; "
                             "restore it before reading or writing its chunks"
                         )
+                    node = replace(node, seen=seen)
                     logger.debug("node %r: %s %s", path, node.kind, node.reason)
                 self.put(node)
                 return node

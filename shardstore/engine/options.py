@@ -27,6 +27,7 @@ _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
 # Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
 _GAP_BYTES = {"memory": 0, "local": 8 * 2**10}
+_FIRST_BYTES = {"s3": 512 * 2**10, "gcs": 512 * 2**10}  # as much as the gap there: it takes less than a request
 
 _PRESENT: tuple[Present, ...] = get_args(Present)
 
@@ -64,8 +65,8 @@ class EngineOptions:
     """Ranges of a shard at most this far apart share a request; ``None``: by kind of storage."""
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
-    first_bytes: int = 0
-    """What is asked for at least with the index of a shard, so that a small shard comes whole by one request."""
+    first_bytes: int | None = None
+    """What is asked for at least with the index of a small shard, so that it comes whole by one request; ``None``: by kind of storage."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16
@@ -101,9 +102,9 @@ class EngineOptions:
         for name in ("request_bytes", "max_memory", "commit_concurrency", "copy_window_bytes", "commit_attempts"):
             _check_count(name, getattr(self, name), 1)
         _check_count("index_cache_bytes", self.index_cache_bytes, 0)
-        _check_count("first_bytes", self.first_bytes, 0)
-        if self.gap_bytes is not None:
-            _check_count("gap_bytes", self.gap_bytes, 0)
+        for name in ("gap_bytes", "first_bytes"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 0)
         for name in ("index_checksum", "require_atomic"):
             check_flag(name, getattr(self, name))
 
@@ -148,15 +149,15 @@ class EngineOptions:
         return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
 
     def read_limits(self, kind: str) -> ReadLimits:
-        """Gap and size limits for a kind of storage.
+        """Gap and size limits for a kind of storage, and what is asked for with an index.
 
         A gap is worth reading where it costs less than a request: a few microseconds on a local disk, some ten
         milliseconds, or half a MiB, on an object store.
         """
-        gap = self.gap_bytes
+        gap, first = self.gap_bytes, self.first_bytes
         if gap is None:
             gap = _GAP_BYTES.get(kind, 512 * 2**10)
-        return ReadLimits(gap, self.request_bytes, self.first_bytes)
+        return ReadLimits(gap, self.request_bytes, _FIRST_BYTES.get(kind, 0) if first is None else first)
 
 
 def _are_counts(value: object) -> bool:

@@ -2,7 +2,8 @@
 
 Index and chunks of a shard come from one generation. Where it changes in between, the shard is read again; after some
 tries a single request that holds both its index and its chunks settles the matter. The array's document is read again beside
-the chunks where the index was read just now, so that the shard is not read by the layout of an array that was there before.
+the chunks where the index was read just now, so that the shard is not read by the layout of an array that was there before. A shard
+that is older than the last look at the document needs no other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.counters import Counters
-from shardstore.engine.hierarchy import ChunkTarget, Hierarchy, Node
+from shardstore.engine.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
 from shardstore.engine.shard_read import ShardRead
@@ -31,6 +32,7 @@ from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outd
 _PINNED_TRIES = 4
 _TIMES_IN_VAIN = 4
 _MOST_IN_VAIN = 10_000
+_COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
 
 Value = memoryview | None | ShardStoreError
 """What became of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
@@ -57,8 +59,8 @@ class _First:
     shard: ShardRead
     outcome: ReadOutcome
     index: CachedIndex | ShardStoreError | None
-    is_guarded: bool
-    """The array's document was checked after the shard was read, in the same step."""
+    is_sure: bool
+    """It is known to be what the array's document says, without another look at that."""
 
 
 _Ready = tuple[ShardRead, CachedIndex, Places]
@@ -310,11 +312,11 @@ class Reader:
             else:
                 ready.append((shard, cached, places))
         self._counters.add(index_hits=len(ready), index_misses=len(first))
+        asked: list[_First] = []
         whole: list[_First] = []
         if first:
-            loaded, outdated, whole = await self._first_round(first, values, others)
+            loaded, asked, outdated, whole = await self._first_round(first, values, others)
             ready += loaded
-        asked = [s for s in first if not s.wants_everything and s not in outdated]
         unchecked = [one.shard for one in whole]
         changed: list[ShardRead] = []
         if ready or asked:
@@ -350,9 +352,10 @@ class Reader:
 
     def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Beside | None) -> _First:
         index = None if isinstance(outcome, Outdated) else self.decode_index(shard, outcome)
-        if guard is not None and isinstance(index, CachedIndex):
+        is_sure = guard is not None or shard.node.tells_of(outcome)
+        if is_sure and isinstance(index, CachedIndex):
             index = self._indices.verify(shard.key, index)
-        return _First(shard, outcome, index, guard is not None)
+        return _First(shard, outcome, index, is_sure)
 
     def _guard(self, shard: ShardRead) -> Beside | None:
         """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
@@ -365,23 +368,30 @@ class Reader:
 
     async def _first_round(
         self, shards: list[ShardRead], values: list[Value], others: _Others
-    ) -> tuple[list[_Ready], list[ShardRead], list[_First]]:
-        """Indices, and shards that are wanted whole; what is to be read by the indices, the shards whose arrays had changed, and those that
-        were wanted whole and whose arrays have yet to be checked: in the next round, beside the chunks.
+    ) -> tuple[list[_Ready], list[_First], list[ShardRead], list[_First]]:
+        """Indices, and shards that come whole: what is to be read by the indices; the shards that were not asked for whole; those whose
+        arrays had changed; and those that came whole and whose arrays have yet to be checked: in the next round, beside the chunks.
         """
-        requests = [EVERYTHING if s.wants_everything else s.layout.index_format.request_with(self._first_bytes(s)) for s in shards]
+        whole = [s.wants_everything for s in shards]
+        more = [0 if w else self._first_bytes(s) for s, w in zip(shards, whole, strict=True)]
+        requests = [EVERYTHING if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
+        # Beside what may need no other round.
+        alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.seen > NEVER]
         ready: list[_Ready] = []
+        asked: list[_First] = []
         outdated: list[ShardRead] = []
         unchecked: list[_First] = []
-        for first in await self._read_first(shards, requests, others=others):
+        for first, is_whole in zip(await self._read_first(shards, requests, with_metadata=alone, others=others), whole, strict=True):
             shard = first.shard
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
                 continue
             index = first.index
-            window = self._window(shard, index, first.outcome)
-            if window is not None and not first.is_guarded:
+            window = 0 if is_whole else self._window(shard, index, first.outcome)
+            if window is not None and not first.is_sure:
                 unchecked.append(first)
+            if not is_whole:
+                asked.append(first)
             if not isinstance(index, CachedIndex):
                 for i in shard.numbers:
                     values[i] = index
@@ -391,16 +401,22 @@ class Reader:
                 ready.append((shard, index, index.index.places(shard.slots, index.object_nbytes)))
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
-        return ready, outdated, unchecked
+        return ready, asked, outdated, unchecked
 
     def _first_bytes(self, shard: ShardRead) -> int:
-        """How much to ask for with an index: of arrays in whose shards that never held what was wanted, no more than it."""
-        return self._limits.first_bytes if self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
+        """How much to ask for with an index: more than that of small shards, where it may save a round.
+
+        It saves none where the document has to be looked at behind it in any case. Of arrays in whose shards it never held what was
+        wanted it is not tried for ever.
+        """
+        limit, decoded = self._limits.first_bytes, shard.layout.decoded_shard_nbytes
+        if not limit or (decoded is not None and decoded > _COMPRESSED * limit):
+            return 0
+        saves = shard.node.seen > NEVER or self._hierarchy.never_checks or self._storage.capabilities.reads_beside
+        return limit if saves and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 
     def _window(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None, outcome: ReadOutcome) -> int | None:
         """Where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
-        if shard.wants_everything:
-            return 0
         if not self._limits.first_bytes or not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
             return None
         start = 0 if shard.layout.index_format.location == "start" else outcome.nbytes - len(outcome.buffers[0])
@@ -418,7 +434,7 @@ class Reader:
     async def _second_round(
         self,
         shards: Sequence[_Ready],
-        just_asked: Sequence[ShardRead],
+        just_asked: Sequence[_First],
         unchecked: Sequence[ShardRead],
         values: list[Value],
         others: _Others,
@@ -438,14 +454,14 @@ class Reader:
                 if not cached.is_verified:
                     unverified[shard.key] = shard, cached
         paths = {shard.node.path for shard, _ in unverified.values()}
-        if not self._storage.capabilities.reads_beside:
-            paths |= {shard.node.path for shard in just_asked}  # missing it may be by an old layout only
+        paths |= {one.shard.node.path for one in just_asked if not one.is_sure}  # missing it may be by an old layout only
         paths |= {shard.node.path for shard in unchecked}
-        outcomes = await self._read_with_metadata([*(shard for shard, *_ in plans), *just_asked, *unchecked], reads, paths, others=others)
+        concerned = [*(shard for shard, *_ in plans), *(one.shard for one in just_asked), *unchecked]
+        outcomes = await self._read_with_metadata(concerned, reads, paths, others=others)
         for key, (shard, cached) in unverified.items():
             if not self._hierarchy.is_pending(shard.node.path):
                 self._indices.verify(key, cached)
-        asked = {shard.key for shard in just_asked}
+        asked = {one.shard.key for one in just_asked}
         changed: list[ShardRead] = []
         for (shard, wanted, coalesced), outcome in zip(plans, outcomes, strict=True):
             match outcome:

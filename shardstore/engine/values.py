@@ -157,7 +157,8 @@ class Values:
         self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
     ) -> list[int]:
         """The requests of which the objects that were read may be something else by now."""
-        errors = await self._documents_after(owners)
+        pairs = zip(owners, outcomes, strict=True)
+        errors = await self._documents_after([None if owner is None or owner.tells_of(found) else owner for owner, found in pairs])
         doubtful: list[int] = []
         outdated: list[int] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):

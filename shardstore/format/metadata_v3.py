@@ -45,6 +45,8 @@ class ArrayLayout:
     """Sharded by the 2022 draft's storage transformer, not by a codec."""
     encoded_chunk_nbytes: int | None = None
     """The size of every encoded chunk, where the codecs give all of them the same."""
+    decoded_chunk_nbytes: int | None = None
+    """The size of a chunk's elements, where their type is known."""
 
     @property
     def ndim(self) -> int:
@@ -58,6 +60,11 @@ class ArrayLayout:
     def shard_shape(self) -> tuple[int, ...]:
         """In elements."""
         return tuple(c * n for c, n in zip(self.chunk_shape, self.index_format.chunks_per_shard, strict=True))
+
+    @property
+    def decoded_shard_nbytes(self) -> int | None:
+        """The size of the elements of a shard, where their type is known."""
+        return None if self.decoded_chunk_nbytes is None else self.decoded_chunk_nbytes * self.grid.nslots
 
     @property
     def chunk_grid_shape(self) -> tuple[int, ...]:
@@ -200,16 +207,23 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
     index_format = IndexFormat(chunks_per_shard, index_codecs, location)
     nbytes = encoded_chunk_nbytes(inner, document.get("data_type"), configuration["codecs"])
-    return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes)
+    decoded = decoded_chunk_nbytes(inner, document.get("data_type"))
+    return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes, decoded_chunk_nbytes=decoded)
+
+
+def decoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any) -> int | None:
+    """The size of a chunk's elements; ``None`` where their type is not known, or has no size."""
+    nbytes = item_nbytes(data_type)
+    return None if nbytes is None else prod(chunk_shape) * nbytes
 
 
 def encoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
     """The size of every encoded chunk, where the codecs only arrange its elements and add checksums; else ``None``."""
-    nbytes = item_nbytes(data_type)
+    nbytes = decoded_chunk_nbytes(chunk_shape, data_type)
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     if nbytes is None or not {"bytes", "endian"} & set(names) or not set(names) <= {"bytes", "endian", "transpose", "crc32c"}:
         return None
-    return prod(chunk_shape) * nbytes + CRC32C_NBYTES * names.count("crc32c")
+    return nbytes + CRC32C_NBYTES * names.count("crc32c")
 
 
 def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout | str:
@@ -223,7 +237,8 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
     *others, last = chunks_per_shard
     chunk_shape = _stacked(plain.chunk_shape, others)
     nbytes = None if others else encoded_chunk_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
-    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes)
+    decoded = decoded_chunk_nbytes(chunk_shape, document.get("data_type"))
+    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes, decoded)
 
 
 # Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.

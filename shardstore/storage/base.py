@@ -40,6 +40,13 @@ class Read:
     beside: Beside | None = None
 
 
+class ServerTimes(NamedTuple):
+    """When a server stored a version, which nobody else can set, and when it was asked for it; seconds since the epoch by its own clock."""
+
+    stored: float
+    asked: float
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What was read: one buffer a range, clipped to the object, which is ``nbytes`` long."""
@@ -47,6 +54,8 @@ class Found:
     generation: Generation
     nbytes: int
     buffers: tuple[memoryview, ...]
+    times: ServerTimes | None = None
+    """Where the server tells them, and can be believed."""
 
 
 @dataclass(frozen=True, slots=True)

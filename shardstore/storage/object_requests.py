@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 
 from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
+from shardstore.storage.base import ServerTimes
 
 WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
@@ -39,3 +41,11 @@ class Head:
     generation: Generation
     nbytes: int
     write_id: str | None
+
+
+def server_times(last_modified: str | None, date: str | None) -> ServerTimes | None:
+    """What the headers of an answer tell (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` where they tell nothing."""
+    try:
+        return ServerTimes(parsedate_to_datetime(last_modified or "").timestamp(), parsedate_to_datetime(date or "").timestamp())
+    except ValueError:
+        return None

@@ -10,7 +10,7 @@ from typing import Protocol
 from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest, resolve
-from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, Read, ReadOutcome
+from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, Read, ReadOutcome, ServerTimes
 from shardstore.storage.s3_ranges import is_empty
 
 _ATTEMPTS = 3
@@ -25,6 +25,7 @@ class Part:
     generation: Generation
     nbytes: int
     data: memoryview
+    times: ServerTimes | None = None
 
 
 PartOutcome = Part | Absent | Changed
@@ -75,13 +76,13 @@ async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
         parts.append(first)
     rest = asked[len(parts) :]
     parts += await asyncio.gather(*(source.get(read.key, read.ranges[i], generation) for i in rest))
-    nbytes = 0
+    nbytes, times = 0, None
     for i, part in zip(asked, parts, strict=True):
         if not isinstance(part, Part):
             return part if read.generation is not None else CHANGED
         buffers[i] = part.data
-        nbytes = part.nbytes
-    return Found(generation, nbytes, tuple(buffers))
+        nbytes, times = part.nbytes, times or part.times
+    return Found(generation, nbytes, tuple(buffers), times)
 
 
 async def past_the_end(source: RangeSource, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:

@@ -140,7 +140,7 @@ class S3Storage:
                 f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
             )
         view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), data, key)
-        return Part(found, nbytes, view)
+        return Part(found, nbytes, view, self._client.times_of(response))
 
     async def _get_body(self, key: str, parameters: dict[str, str]) -> tuple[dict[str, Any], bytes]:
         """Answer and body; asks again where the connection breaks within the body, which s3fs's retries do not cover."""

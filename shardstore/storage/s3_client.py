@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
+from shardstore.storage.base import ServerTimes
 from shardstore.storage.bound import Bound
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
-from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed
+from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed, server_times
 from shardstore.storage.open_options import unusable_options
 
 
@@ -115,6 +116,14 @@ class S3Client:
         """Whether the server is Amazon's own, whose manual can be believed."""
         host = urlsplit(self.endpoint).hostname or ""
         return self.endpoint == "aws" or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
+        """When AWS stored what it answers with, and answered; other servers may show times of files, which programs can set.
+
+        Of an upload in parts it is when that was begun, by a writer who had seen the array's document before.
+        """
+        headers = response["ResponseMetadata"].get("HTTPHeaders", {})
+        return server_times(headers.get("last-modified"), headers.get("date")) if self.is_aws else None
 
     def full_key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key

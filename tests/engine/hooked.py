@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from shardstore.engine import hierarchy
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, ServerTimes
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrapper import StorageWrapper
@@ -22,6 +26,50 @@ Hook = Callable[[str, str], Awaitable[None]]
 def fresh_memory() -> MemoryStorage:
     """A place of its own in the process-wide memory filesystem."""
     return MemoryStorage(f"/engine-test-{next(_numbers)}")
+
+
+def tell_times(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let memory tell when it stored what it answers with, by a clock that ticks with every operation, and lets what is told be believed
+    to the tick."""
+    clock = Clock()
+    monkeypatch.setattr(hierarchy, "_SURELY_SECONDS", 0.0)
+    for name in ("write", "compose", "copy"):
+        monkeypatch.setattr(MemoryStorage, name, _noting(getattr(MemoryStorage, name), clock))
+    read = MemoryStorage.read
+
+    async def read_at_times(self: MemoryStorage, reads: Sequence[Read]) -> list[ReadOutcome]:
+        outcomes = await read(self, reads)
+        return [clock.told(outcome) for outcome in outcomes]
+
+    monkeypatch.setattr(MemoryStorage, "read", read_at_times)
+    return clock
+
+
+class Clock:
+    """What a server knows of times."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.stored: dict[Generation, float] = {}
+
+    def tick(self) -> float:
+        self.now += 1
+        return self.now
+
+    def told(self, outcome: ReadOutcome) -> ReadOutcome:
+        asked = self.tick()
+        if not isinstance(outcome, Found) or outcome.generation not in self.stored:
+            return outcome
+        return replace(outcome, times=ServerTimes(self.stored[outcome.generation], asked))
+
+
+def _noting(store: Callable[..., Awaitable[Generation]], clock: Clock) -> Callable[..., Awaitable[Generation]]:
+    async def noted(self: MemoryStorage, *arguments: Any) -> Generation:
+        generation = await store(self, *arguments)
+        clock.stored[generation] = clock.tick()
+        return generation
+
+    return noted
 
 
 class HookedStorage(StorageWrapper):

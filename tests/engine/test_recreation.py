@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardstore._sync import run_sync
@@ -32,14 +30,6 @@ def reader_of(storage: HookedStorage, metadata_ttl: float = 1000.0) -> Engine:
     return Engine(storage, EngineOptions(metadata_ttl=metadata_ttl))
 
 
-@pytest.fixture(params=[True, False], ids=["documents beside", "documents apart"])
-def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the storage checks the document in the same step as the shard."""
-    if not request.param:
-        monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
-    return bool(request.param)
-
-
 async def read(engine: Engine, *chunks: tuple[int, int]) -> None:
     """Read, and see that what is there is what belongs there."""
     values = await engine.get_many([(f"a/c/{i}/{j}", EVERYTHING) for i, j in chunks])
@@ -49,7 +39,7 @@ async def read(engine: Engine, *chunks: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("chunk", CHUNKS[:: N - 1])
-def test_an_index_that_was_not_read_before(beside: bool, chunk: tuple[int, int]) -> None:
+def test_an_index_that_was_not_read_before(documents: str, chunk: tuple[int, int]) -> None:
     async def run() -> None:
         place = fresh_memory()
         await fill(place, (2, 4))
@@ -62,7 +52,7 @@ def test_an_index_that_was_not_read_before(beside: bool, chunk: tuple[int, int])
     run_sync(run())
 
 
-def test_a_whole_shard(beside: bool) -> None:
+def test_a_whole_shard(documents: str) -> None:
     async def run() -> None:
         place = fresh_memory()
         await fill(place, (2, 4))
@@ -75,7 +65,7 @@ def test_a_whole_shard(beside: bool) -> None:
 
 
 @pytest.mark.parametrize("moment", range(1, 6))
-def test_between_any_two_requests(beside: bool, moment: int) -> None:
+def test_between_any_two_requests(documents: str, moment: int) -> None:
     """What is read is right whenever the array is replaced."""
 
     async def run(old: tuple[int, int], new: tuple[int, int], *chunks: tuple[int, int]) -> None:
@@ -105,7 +95,7 @@ def test_between_any_two_requests(beside: bool, moment: int) -> None:
         run_sync(run(old, new, *CHUNKS))
 
 
-def test_a_missing_chunk_makes_nobody_believe_the_index(beside: bool) -> None:
+def test_a_missing_chunk_makes_nobody_believe_the_index(documents: str) -> None:
     """An index that was read for a chunk that it lacks is used for others only with another look at the document."""
 
     async def run() -> None:
@@ -122,9 +112,24 @@ def test_a_missing_chunk_makes_nobody_believe_the_index(beside: bool) -> None:
     run_sync(run())
 
 
-def test_what_it_costs(beside: bool) -> None:
+def test_a_chunk_that_only_the_old_layout_misses(documents: str) -> None:
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        await fill(place, (4, 2))
+        await Engine(place).update(("a/c/4/2", ERASE))  # slot 0 of shard 1/1, which was that of chunk 2/4
+        value = await reader.get(("a/c/2/4", EVERYTHING))
+        assert value is not None
+        assert bytes(value) == bytes([2 * N + 4])
+
+    run_sync(run())
+
+
+def test_what_it_costs(documents: str) -> None:
     """Nothing, or one request for the document of an array, in the same round as the chunks."""
-    more = 0 if beside else 1
+    more = 1 if documents == "documents apart" else 0
 
     async def run() -> None:
         place = fresh_memory()

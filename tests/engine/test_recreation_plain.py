@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardstore._sync import run_sync
@@ -31,15 +29,7 @@ async def read(reader: Engine, i: int, j: int) -> bytes | None:
     return None if value is None else bytes(value)
 
 
-@pytest.fixture(params=[True, False], ids=["documents beside", "documents apart"])
-def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the storage checks the document in the same step as the chunk."""
-    if not request.param:
-        monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
-    return bool(request.param)
-
-
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("documents")
 @pytest.mark.parametrize("moment", range(4), ids="before request {}".format)
 def test_an_array_that_gets_shards(moment: int) -> None:
     """Whenever it is replaced: between two reads, or between any two requests of one."""
@@ -71,7 +61,7 @@ def test_an_array_that_gets_shards(moment: int) -> None:
     run_sync(run())
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("documents")
 def test_an_array_that_loses_its_shards() -> None:
     async def run() -> None:
         place = fresh_memory()
@@ -86,7 +76,7 @@ def test_an_array_that_loses_its_shards() -> None:
     run_sync(run())
 
 
-def test_what_it_costs(beside: bool) -> None:
+def test_what_it_costs(documents: str) -> None:
     """Nothing, or one request for the document, in the same round as the chunks."""
 
     async def run() -> None:
@@ -99,12 +89,12 @@ def test_what_it_costs(beside: bool) -> None:
         assert [None if value is None or isinstance(value, Exception) else bytes(value) for value in values] == [
             bytes([i * N + i]) for i in range(N)
         ]
-        assert reader.counters.requests - before == N + (0 if beside else 1)
+        assert reader.counters.requests - before == N + (documents == "documents apart")
 
     run_sync(run())
 
 
-def test_attributes_that_change_are_no_other_array(beside: bool) -> None:
+def test_attributes_that_change_are_no_other_array(documents: str) -> None:
     async def run() -> None:
         place = fresh_memory()
         await fill(place, None)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,12 +16,13 @@ import s3fs
 
 from shardstore.errors import AccessDenied, Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.storage import s3_copy, s3_upload
-from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read
+from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
 from shardstore.storage.object_requests import WRITE_ID
 from shardstore.storage.open import open_storage
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.s3_client import S3Client
 from shardstore.storage.s3_probe import facts_of, forget_facts
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
@@ -250,6 +252,37 @@ def test_requests_of_reads(s: SyncStorage, calls: Calls) -> None:
         assert calls.methods[before:] == expected, ranges
     conditions = [parameters.get("IfMatch") for method, parameters in calls.made if method == "get_object"]
     assert conditions == [None, None, generation.token, generation.token, generation.token, generation.token]
+
+
+def test_times_are_told_by_aws_alone(s: SyncStorage, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere they may be those of files."""
+    before = time.time()
+    s.put("a", b"0123456789")
+
+    def times(*ranges: ByteRequest) -> ServerTimes | None:
+        outcome = s.read("a", *ranges)
+        assert isinstance(outcome, Found)
+        return outcome.times
+
+    assert times(EVERYTHING) is None
+    monkeypatch.setattr(S3Client, "is_aws", True)
+    cases: list[list[ByteRequest]] = [[EVERYTHING], [ByteRange(2, 4)], [ByteSuffix(3), ByteRange(0, 1)]]
+    for ranges in cases:
+        told = times(*ranges)
+        assert told is not None
+        assert before - 2 < told.stored <= told.asked < time.time() + 2
+
+    def without(name: str) -> Callable[..., Any]:
+        def after(method: str, _parameters: dict[str, Any], response: Any) -> Any:
+            if method == "get_object":
+                response["ResponseMetadata"]["HTTPHeaders"][name] = "soon"
+            return response
+
+        return after
+
+    for name in ("date", "last-modified"):
+        calls.after = without(name)
+        assert times(EVERYTHING) is None
 
 
 def test_a_server_that_ignores_ranges(s: SyncStorage, calls: Calls) -> None:

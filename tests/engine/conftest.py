@@ -1,0 +1,20 @@
+"""By what a storage shows that an array's document still means what it meant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.hooked import HookedStorage, fresh_memory, tell_times
+
+
+@pytest.fixture(params=["documents beside", "documents apart", "documents apart, times told"])
+def documents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The storage checks the document in the same step as the chunk; or cannot; or tells when it stored what it answers with."""
+    how = str(request.param)
+    if "apart" in how:
+        monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
+    if "told" in how:
+        tell_times(monkeypatch)
+    return how

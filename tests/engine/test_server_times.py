@@ -1,0 +1,156 @@
+"""What a server tells of when an object was stored spares another look at the array's document: counted, and where it must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shardstore._sync import run_sync
+from shardstore.engine import hierarchy
+from shardstore.engine.actions import ERASE, SetValue
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import EngineOptions
+from shardstore.model.ranges import EVERYTHING
+from tests.engine.hooked import Clock, HookedStorage, document, fresh_memory, tell_times
+
+N = 8
+CHUNKS = [(i, j) for i in range(N) for j in range(N)]
+SHARD = [(i, j) for i in range(2) for j in range(4)]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    without_times(monkeypatch)
+    return tell_times(monkeypatch)
+
+
+def without_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HookedStorage, "capabilities", fresh_memory().capabilities.__class__(pinned_reads=True))
+
+
+class Seen:
+    """An array ``a`` of 8 shards of 2 × 4 chunks, or without, and a reader that has just seen its document."""
+
+    def __init__(self, chunks_per_shard: tuple[int, int] | None = (2, 4), **options: object) -> None:
+        self.place = fresh_memory()
+        self.writer = Engine(self.place, EngineOptions(chunks_per_shard=chunks_per_shard))
+        run_sync(self.writer.update(("a/zarr.json", SetValue(document((N, N), (1, 1))))))
+        run_sync(self.writer.update_many([(f"a/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS]))
+        self.storage = HookedStorage(self.place)
+        self.reader = Engine(self.storage, EngineOptions(**{"metadata_ttl": 1000.0, **options}))  # type: ignore[arg-type]
+        run_sync(self.reader.get(("a/zarr.json", EVERYTHING)))
+
+    def read(self, *chunks: tuple[int, int]) -> list[bytes | None]:
+        """What is there, and note what was asked for."""
+        self.storage.seen.clear()
+        values = run_sync(self.reader.get_many([(f"a/c/{i}/{j}", EVERYTHING) for i, j in chunks]))
+        assert not any(isinstance(value, Exception) for value in values)
+        return [None if value is None else bytes(value) for value in values]  # type: ignore[arg-type]
+
+    @property
+    def documents(self) -> int:
+        return self.storage.count("read", "zarr.json")
+
+    @property
+    def requests(self) -> int:
+        return len(self.storage.seen)
+
+
+def right(chunks: list[tuple[int, int]]) -> list[bytes]:
+    return [bytes([i * N + j]) for i, j in chunks]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_whole_shard_is_one_request() -> None:
+    seen = Seen()
+    assert seen.read(*SHARD) == right(SHARD)
+    assert seen.requests == 1
+
+
+def test_without_times_it_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_times(monkeypatch)
+    seen = Seen()
+    assert seen.read(*SHARD) == right(SHARD)
+    assert (seen.requests, seen.documents) == (2, 1)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("first_bytes", [0, 4096])
+def test_a_small_shard_comes_with_its_index(first_bytes: int) -> None:
+    seen = Seen(first_bytes=first_bytes)
+    assert seen.read((0, 0), (1, 3)) == right([(0, 0), (1, 3)])
+    assert (seen.requests, seen.documents) == ((1, 0) if first_bytes else (2, 0))
+
+
+def test_nothing_comes_with_the_index_where_that_saves_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document has to be looked at behind it anyway."""
+    without_times(monkeypatch)
+    seen = Seen(first_bytes=4096)
+    assert seen.read((0, 0)) == right([(0, 0)])
+    assert (seen.requests, seen.documents) == (3, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_chunk_of_an_array_without_shards_is_one_request() -> None:
+    seen = Seen(None)
+    assert seen.read((0, 0)) == right([(0, 0)])
+    assert seen.requests == 1
+    run_sync(seen.writer.update(("a/c/0/0", ERASE)))
+    assert seen.read((0, 0)) == [None]
+    assert (seen.requests, seen.documents) == (2, 1)
+
+
+def rewritten(seen: Seen, clock: Clock) -> None:
+    run_sync(seen.writer.update(("a/c/0/0", SetValue(b"!"))))
+
+
+def just_before(seen: Seen, clock: Clock) -> None:
+    """Before the document was seen, but not for long enough to be sure of the clocks."""
+    clock.stored = dict.fromkeys(clock.stored, clock.stored[max(clock.stored, key=lambda version: clock.stored[version])])
+
+
+def told_by_nobody(seen: Seen, clock: Clock) -> None:
+    clock.stored.clear()
+
+
+@pytest.mark.parametrize("change", [rewritten, just_before, told_by_nobody])
+@pytest.mark.parametrize("sharded", [True, False], ids=["a shard", "a chunk"])
+def test_what_is_new_is_looked_at_twice(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, change: Callable[[Seen, Clock], None], sharded: bool
+) -> None:
+    seen = Seen((2, 4) if sharded else None)
+    if change is just_before:
+        monkeypatch.setattr(hierarchy, "_SURELY_SECONDS", 60.0)
+    change(seen, clock)
+    chunks = SHARD if sharded else SHARD[:1]
+    assert seen.read(*chunks)[1:] == right(chunks)[1:]
+    assert (seen.requests, seen.documents) == (2, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_missing_shard_is_looked_at_twice() -> None:
+    seen = Seen()
+    run_sync(seen.writer.update_many([(f"a/c/{i}/{j}", ERASE) for i, j in SHARD]))
+    assert seen.read(*SHARD) == [None] * len(SHARD)
+    assert (seen.requests, seen.documents) == (2, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_old_view_is_renewed_beside_the_shard() -> None:
+    """In the same round: what is stale is not believed for ever because shards are old."""
+    seen = Seen(metadata_ttl=0.0)
+    rounds = 0
+    inner = seen.storage.inner.read
+
+    async def counted(reads: object) -> object:
+        nonlocal rounds
+        rounds += 1
+        return await inner(reads)  # type: ignore[arg-type]
+
+    seen.storage.inner.read = counted  # type: ignore[assignment, method-assign]
+    assert seen.read(*SHARD) == right(SHARD)
+    assert seen.documents == 1
+    assert rounds == 1
+    run_sync(seen.writer.erase_prefix("a/"))
+    assert seen.read(*SHARD) == [None] * len(SHARD)

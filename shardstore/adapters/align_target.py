@@ -18,7 +18,7 @@ from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import join
-from shardstore.engine.reader import Value
+from shardstore.engine.shard_chunks import Value
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain

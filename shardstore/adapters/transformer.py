@@ -21,7 +21,7 @@ from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
-from shardstore.engine.reader import Value
+from shardstore.engine.shard_chunks import Value
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.storage.base import Storage

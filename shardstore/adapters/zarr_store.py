@@ -16,7 +16,7 @@ from shardstore.adapters.zarr_pipeline import install_pipeline
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
-from shardstore.engine.reader import Value
+from shardstore.engine.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix

@@ -31,8 +31,9 @@ from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.prefetching import prefetch
-from shardstore.engine.reader import Reader, Value
+from shardstore.engine.reader import Reader
 from shardstore.engine.retrying import Contention, Sleep
+from shardstore.engine.shard_chunks import Value
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
+from shardstore.engine.shard_chunks import Value, WantedChunks, chunk_location, cut, index_error, makes_a_request, slice_all, wanted_chunks
 from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
@@ -34,22 +32,9 @@ _TIMES_IN_VAIN = 4
 _MOST_IN_VAIN = 10_000
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
 
-Value = memoryview | None | ShardStoreError
-"""What became of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
-
 
 class StaleLayout(Exception):
     """The array's metadata changed since its layout was looked up: the keys have to be located again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
-
-    numbers: list[int]
-    slots: list[int]
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +162,7 @@ class Reader:
         if surely and index is not None and not index.is_verified and not self._hierarchy.never_checks:
             await self._confirm_layouts([shard])
         (slot,) = shard.slots
-        where = None if index is None else self._where(shard, index, slot)
+        where = None if index is None else chunk_location(shard, index, slot)
         if isinstance(where, ShardStoreError):
             raise where
         return None if where is None or index is None else (index.generation, where)
@@ -199,20 +184,12 @@ class Reader:
             index = index_format.decode(index_format.slice_from(data, generation_of.nbytes))
         except Corruption as exc:
             self._indices.drop(shard.key)
-            return self._index_error(shard, exc)
+            return index_error(shard, exc)
         known = self._indices.get(shard.key, index_format)
         older = known.older if known is not None and known.generation == generation_of.generation else {}
         cached = CachedIndex(index_format, generation_of.generation, generation_of.nbytes, index, older=older)
         self._indices.put(shard.key, cached)
         return cached
-
-    def _index_error(self, shard: ShardRead, cause: Corruption) -> Corruption:
-        error = Corruption(
-            f"the index of shard {shard.key!r} of array {shard.node.path!r} is damaged: {cause}. Write or erase all "
-            f"{shard.layout.grid.nslots} chunks of the shard, or restore the object"
-        )
-        error.__cause__ = cause
-        return error
 
     async def _read_with_metadata(
         self,
@@ -307,7 +284,7 @@ class Reader:
             cached = self._indices.get(shard.key, shard.layout.index_format)
             # Whether a chunk is missing can only be believed of an index that a read confirms.
             places = None if cached is None or shard.wants_everything else cached.index.places(shard.slots, cached.object_nbytes)
-            if cached is None or places is None or not _makes_a_request(places, shard):
+            if cached is None or places is None or not makes_a_request(places, shard):
                 first.append(shard)
             else:
                 ready.append((shard, cached, places))
@@ -396,7 +373,7 @@ class Reader:
                 for i in shard.numbers:
                     values[i] = index
             elif window is not None and isinstance(first.outcome, Found):
-                self._cut(shard, index, first.outcome.buffers[0], window, values)
+                self._counters.add(chunks_read=cut(shard, index, first.outcome.buffers[0], window, values))
             else:
                 ready.append((shard, index, index.index.places(shard.slots, index.object_nbytes)))
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
@@ -443,10 +420,10 @@ class Reader:
         or are ``unchecked``.
         """
         reads: list[Read] = []
-        plans: list[tuple[ShardRead, _Wanted, CoalescedReads]] = []
+        plans: list[tuple[ShardRead, WantedChunks, CoalescedReads]] = []
         unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
         for shard, cached, places in shards:
-            wanted = self._wanted(shard, cached, places, values)
+            wanted = wanted_chunks(shard, cached, places, values)
             if wanted.numbers:
                 coalesced = coalesce_all(wanted.starts, wanted.ends, self._limits)
                 reads.append(Read(shard.key, coalesced.requests, cached.generation))
@@ -475,7 +452,7 @@ class Reader:
                     self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
                 case Found():
-                    self._slice_all(shard, wanted, coalesced, outcome.buffers, values)
+                    self._counters.add(chunks_read=slice_all(shard, wanted, coalesced, outcome.buffers, values))
         return changed
 
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:
@@ -503,7 +480,7 @@ class Reader:
             elif self._first_offset(shard, index) < start:
                 left.append(shard)
             else:
-                self._cut(shard, index, outcome.buffers[0], start, values)
+                self._counters.add(chunks_read=cut(shard, index, outcome.buffers[0], start, values))
         return left
 
     def _first_offset(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None) -> int:
@@ -513,83 +490,6 @@ class Reader:
         places = index.index.places(shard.slots, index.object_nbytes)
         start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
         return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
-
-    def _cut(self, shard: ShardRead, cached: CachedIndex, data: memoryview, start: int, values: list[Value]) -> None:
-        """Slices out of ``data``, which begins at byte ``start`` of the object."""
-        wanted = self._wanted(shard, cached, cached.index.places(shard.slots, cached.object_nbytes), values)
-        all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
-        self._slice_all(shard, wanted, all_in_one, (data,), values)
-
-    def _wanted(self, shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> _Wanted:
-        """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
-        numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
-        requests = shard.requests
-        if not places.exists.all():
-            for at in np.flatnonzero(~places.exists).tolist():
-                values[numbers[at]] = self._where_error(shard, cached, slots[at]) if places.is_damaged[at] else None
-            there: list[int] = np.flatnonzero(places.exists).tolist()
-            numbers, slots = [numbers[at] for at in there], [slots[at] for at in there]
-            starts, nbytes = starts[there], nbytes[there]
-            requests = [requests[at] for at in there] if shard.parts else []
-        if shard.versions is not None:
-            for number, slot, offset, length in zip(numbers, slots, starts.tolist(), nbytes.tolist(), strict=True):
-                shard.versions[number] = cached.version(slot, ChunkLocation(offset, length)), length
-        if not shard.parts:
-            return _Wanted(numbers, slots, starts, starts + nbytes)
-        inside = [resolve(request, length) for request, length in zip(requests, nbytes.tolist(), strict=True)]
-        bounds = np.array([(part.start, part.end) for part in inside], dtype=np.int64).reshape(len(inside), 2)
-        return _Wanted(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
-
-    def _slice_all(
-        self, shard: ShardRead, wanted: _Wanted, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]
-    ) -> None:
-        """What is wanted, out of the buffers of the requests that it lies in."""
-        bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]
-        firsts, lasts = wanted.starts - bases, wanted.ends - bases
-        came = np.array([len(buffer) for buffer in buffers], dtype=np.int64)[coalesced.of_request]
-        for number, of_request, first, last in zip(
-            wanted.numbers, coalesced.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True
-        ):
-            values[number] = buffers[of_request][first:last]
-        cut_short: list[int] = np.flatnonzero(lasts > came).tolist()
-        self._counters.add(chunks_read=len(wanted.numbers) - len(cut_short))
-        for at in cut_short:
-            start, end = int(wanted.starts[at]), int(wanted.ends[at])
-            what = f"bytes [{start}, {end}) were asked for, {max(0, int(came[at] - firsts[at]))} came"
-            values[wanted.numbers[at]] = self._chunk_error(shard, wanted.slots[at], what, None)
-
-    def _where(self, shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:
-        try:
-            return cached.index.location(slot, cached.object_nbytes)
-        except Corruption as exc:
-            return self._chunk_error(shard, slot, str(exc), exc)
-
-    def _where_error(self, shard: ShardRead, cached: CachedIndex, slot: int) -> Corruption:
-        error = self._where(shard, cached, slot)
-        assert isinstance(error, Corruption)
-        return error
-
-    def _chunk_error(self, shard: ShardRead, slot: int, what: str, cause: Exception | None) -> Corruption:
-        encoded = shard.layout.key_encoding.encode(shard.layout.grid.coords_of(shard.coords, slot))
-        error = Corruption(
-            f"chunk {encoded!r} of array {shard.node.path!r} in shard {shard.key!r} is damaged: {what}. Write the chunk again, or "
-            "restore the shard; the other chunks of the shard are not affected"
-        )
-        error.__cause__ = cause
-        return error
-
-
-def _makes_a_request(places: Places, shard: ShardRead) -> bool:
-    """Whether reading what is wanted by a cached index makes a request, which confirms that the index still holds.
-
-    What is empty, or damaged, is to be confirmed otherwise.
-    """
-    lengths = places.nbytes[places.exists]
-    if not shard.parts:
-        return bool(lengths.any())
-    requests = [request for request, exists in zip(shard.requests, places.exists.tolist(), strict=True) if exists]
-    inside = map(resolve, requests, lengths.tolist())
-    return any(part.end > part.start for part in inside)
 
 
 def same_shards(now: ArrayLayout, before: ArrayLayout | None) -> bool:

@@ -20,8 +20,9 @@ from shardstore.engine.actions import (
 from shardstore.engine.documents import Documents
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.engine.reader import Reader, StaleLayout, Value
+from shardstore.engine.reader import Reader, StaleLayout
 from shardstore.engine.retrying import Contention
+from shardstore.engine.shard_chunks import Value
 from shardstore.engine.shard_read import group_by_shard, group_located
 from shardstore.engine.stored_documents import document_read
 from shardstore.engine.whole_chunks import with_whole

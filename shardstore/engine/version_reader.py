@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
-from shardstore.engine.reader import Reader, StaleLayout, Value
+from shardstore.engine.reader import Reader, StaleLayout
+from shardstore.engine.shard_chunks import Value
 from shardstore.engine.shard_read import group_by_shard
 from shardstore.engine.values import Values, unreadable
 from shardstore.engine.versions import parse_chunk_version

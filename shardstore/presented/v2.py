@@ -14,7 +14,7 @@ from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
 from shardstore.engine.listing import ListedDir, ListedValue, directly_below
-from shardstore.engine.reader import Value
+from shardstore.engine.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.json_text import JsonObject, loads_object

@@ -17,7 +17,7 @@ from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
 from shardstore.engine.listing import ListedBatch, ListedValue
 from shardstore.engine.pinned import HeldValue, OpenValue
-from shardstore.engine.reader import Value
+from shardstore.engine.shard_chunks import Value
 from shardstore.engine.uninterrupted import uninterrupted
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.version_reader import of_content

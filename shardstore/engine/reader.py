@@ -9,7 +9,7 @@ that is older than the last look at the document needs no other.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
@@ -48,8 +48,34 @@ class _First:
     """It is known to be what the array's document says, without another look at that."""
 
 
-_Ready = tuple[ShardRead, CachedIndex, Places]
-"""A shard, its index, and where what is wanted of it lies."""
+@dataclass(frozen=True, slots=True)
+class _ChunkRead:
+    """What is read of a shard by its index."""
+
+    shard: ShardRead
+    index: CachedIndex
+    wanted: WantedChunks
+    coalesced: CoalescedReads
+
+    @property
+    def read(self) -> Read:
+        return Read(self.shard.key, self.coalesced.requests, self.index.generation)
+
+
+@dataclass(slots=True)
+class _Left:
+    """What one round leaves to the next."""
+
+    chunks: list[_ChunkRead] = field(default_factory=list)
+    """To be read by indices that have just come."""
+    firsts: list[_First] = field(default_factory=list)
+    """Of shards that were not asked for whole."""
+    whole: list[_First] = field(default_factory=list)
+    """Shards that came whole, and whose arrays have yet to be looked at."""
+    came: list[_ChunkRead] = field(default_factory=list)
+    """Chunks whose arrays have yet to be looked at."""
+    again: list[ShardRead] = field(default_factory=list)
+    """Shards that have changed, or whose arrays have."""
 
 
 @dataclass(slots=True)
@@ -214,7 +240,7 @@ class Reader:
             outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
         else:
             more = others.reads if others is not None and others.outcomes is None else ()
-            outcomes = await self._storage.read([*reads, *more, *documents]) if reads or documents else []
+            outcomes = await self._storage.read([*reads, *more, *documents]) if reads or more or documents else []
             if others is not None and more and outcomes:
                 others.outcomes = outcomes[len(reads) : len(reads) + len(more)]
                 del outcomes[len(reads) : len(reads) + len(more)]
@@ -276,35 +302,31 @@ class Reader:
         return values
 
     async def _try(self, shards: Sequence[ShardRead], values: list[Value], others: _Others) -> list[ShardRead]:
-        """One attempt of two rounds; the shards that changed meanwhile are left."""
-        ready: list[_Ready] = []
-        first: list[ShardRead] = []
-        outdated: list[ShardRead] = []
+        """One attempt of two rounds, or one; the shards that changed meanwhile are left."""
+        known: list[_ChunkRead] = []
+        unknown: list[ShardRead] = []
         for shard in shards:
             cached = self._indices.get(shard.key, shard.layout.index_format)
             # Whether a chunk is missing can only be believed of an index that a read confirms.
             places = None if cached is None or shard.wants_everything else cached.index.places(shard.slots, cached.object_nbytes)
             if cached is None or places is None or not makes_a_request(places, shard):
-                first.append(shard)
+                unknown.append(shard)
             else:
-                ready.append((shard, cached, places))
-        self._counters.add(index_hits=len(ready), index_misses=len(first))
-        asked: list[_First] = []
-        whole: list[_First] = []
-        if first:
-            loaded, asked, outdated, whole = await self._first_round(first, values, others)
-            ready += loaded
-        unchecked = [one.shard for one in whole]
-        changed: list[ShardRead] = []
-        if ready or asked:
-            changed = await self._second_round(ready, asked, unchecked, values, others)
-        elif whole:
-            await self._read_with_metadata(unchecked, [], {shard.node.path for shard in unchecked})
-        for one in whole:
+                known += self._chunk_read(shard, cached, places, values)
+        self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
+        left = await self._first_round(unknown, known, values, others)
+        if left.chunks or left.firsts or left.whole or left.came:
+            left.again += await self._second_round(left, values)
+        for one in left.whole:
             index = self._indices.get(one.shard.key, one.shard.layout.index_format)
             if index is not None and isinstance(one.outcome, Found) and index.generation == one.outcome.generation:
                 self._indices.verify(one.shard.key, index)
-        return outdated + changed
+        return left.again
+
+    def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
+        """The read of what is wanted of a shard; none where nothing of it exists."""
+        wanted = wanted_chunks(shard, index, places, values)
+        return [_ChunkRead(shard, index, wanted, coalesce_all(wanted.starts, wanted.ends, self._limits))] if wanted.numbers else []
 
     async def _read_first(
         self,
@@ -312,16 +334,17 @@ class Reader:
         requests: Sequence[ByteRequest],
         *,
         with_metadata: Sequence[ShardRead] = (),
+        unsure: Collection[str] = (),
         others: _Others | None = None,
     ) -> list[_First]:
         """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
 
-        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while.
+        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while, or is ``unsure``.
         """
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
         guarded = {s.key for s, guard in zip(shards, guards, strict=True) if guard is not None}
-        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, others=others)
+        outcomes = await self._read_with_metadata([s for s in with_metadata if s.key not in guarded], reads, unsure, others=others)
         for shard, guard, outcome in zip(shards, guards, outcomes, strict=True):
             if guard is not None and isinstance(outcome, Found | Absent):
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
@@ -343,22 +366,31 @@ class Reader:
             return None  # another read has just learnt better; this one has to find out
         return Beside(metadata_key(node.path), node.generation)
 
-    async def _first_round(
-        self, shards: list[ShardRead], values: list[Value], others: _Others
-    ) -> tuple[list[_Ready], list[_First], list[ShardRead], list[_First]]:
-        """Indices, and shards that come whole: what is to be read by the indices; the shards that were not asked for whole; those whose
-        arrays had changed; and those that came whole and whose arrays have yet to be checked: in the next round, beside the chunks.
-        """
+    async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
+        """Indices of shards, and shards that come whole; and chunks of those whose indices are known."""
         whole = [s.wants_everything for s in shards]
         more = [0 if w else self._first_bytes(s) for s, w in zip(shards, whole, strict=True)]
         requests = [EVERYTHING if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
-        # Beside what may need no other round.
+        # Documents go along with what may need no other round; if there is one surely, they are read in that.
+        settles = all(self._may_be_sure(shard) for shard in shards)
         alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.seen > NEVER]
-        ready: list[_Ready] = []
-        asked: list[_First] = []
+        along = _Others([*(chunk.read for chunk in known), *(others.reads if others.outcomes is None else ())])
+        firsts = await self._read_first(
+            shards,
+            requests,
+            with_metadata=[*alone, *(chunk.shard for chunk in known if settles)],
+            unsure={chunk.shard.node.path for chunk in known if settles and not chunk.index.is_verified},
+            others=along,
+        )
+        left = _Left(came=[] if settles else known)
+        if settles:
+            self._verify(known)
+        came = along.outcomes or []
+        if others.outcomes is None and others.reads and came:
+            others.outcomes = came[len(known) :]
+        left.again += self._take(known, came[: len(known)], (), values)
         outdated: list[ShardRead] = []
-        unchecked: list[_First] = []
-        for first, is_whole in zip(await self._read_first(shards, requests, with_metadata=alone, others=others), whole, strict=True):
+        for first, is_whole in zip(firsts, whole, strict=True):
             shard = first.shard
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
@@ -366,19 +398,24 @@ class Reader:
             index = first.index
             window = 0 if is_whole else self._window(shard, index, first.outcome)
             if window is not None and not first.is_sure:
-                unchecked.append(first)
+                left.whole.append(first)
             if not is_whole:
-                asked.append(first)
+                left.firsts.append(first)
             if not isinstance(index, CachedIndex):
                 for i in shard.numbers:
                     values[i] = index
             elif window is not None and isinstance(first.outcome, Found):
                 self._counters.add(chunks_read=cut(shard, index, first.outcome.buffers[0], window, values))
             else:
-                ready.append((shard, index, index.index.places(shard.slots, index.object_nbytes)))
+                left.chunks += self._chunk_read(shard, index, index.index.places(shard.slots, index.object_nbytes), values)
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
-        return ready, asked, outdated, unchecked
+        left.again += outdated
+        return left
+
+    def _may_be_sure(self, shard: ShardRead) -> bool:
+        """Whether it may turn out at once that a shard is what its array's document says."""
+        return shard.node.seen > NEVER or self._hierarchy.never_checks or self._storage.capabilities.reads_beside
 
     def _first_bytes(self, shard: ShardRead) -> int:
         """How much to ask for with an index: more than that of small shards, where it may save a round.
@@ -389,8 +426,7 @@ class Reader:
         limit, decoded = self._limits.first_bytes, shard.layout.decoded_shard_nbytes
         if not limit or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
-        saves = shard.node.seen > NEVER or self._hierarchy.never_checks or self._storage.capabilities.reads_beside
-        return limit if saves and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
+        return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 
     def _window(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None, outcome: ReadOutcome) -> int | None:
         """Where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
@@ -408,43 +444,36 @@ class Reader:
         self._in_vain[shard.node.path] = 0 if holds_all else self._in_vain.get(shard.node.path, 0) + 1
         return start if holds_all else None
 
-    async def _second_round(
-        self,
-        shards: Sequence[_Ready],
-        just_asked: Sequence[_First],
-        unchecked: Sequence[ShardRead],
-        values: list[Value],
-        others: _Others,
-    ) -> list[ShardRead]:
-        """Chunks; beside them the metadata of arrays whose indices are not verified, or were ``just_asked`` for and lack what is wanted,
-        or are ``unchecked``.
+    async def _second_round(self, left: _Left, values: list[Value]) -> list[ShardRead]:
+        """Chunks by indices that have just come; beside them the metadata of arrays whose indices are not verified, of shards of which
+        something is missing, and of those that came whole. The shards that have changed.
         """
-        reads: list[Read] = []
-        plans: list[tuple[ShardRead, WantedChunks, CoalescedReads]] = []
-        unverified: dict[str, tuple[ShardRead, CachedIndex]] = {}
-        for shard, cached, places in shards:
-            wanted = wanted_chunks(shard, cached, places, values)
-            if wanted.numbers:
-                coalesced = coalesce_all(wanted.starts, wanted.ends, self._limits)
-                reads.append(Read(shard.key, coalesced.requests, cached.generation))
-                plans.append((shard, wanted, coalesced))
-                if not cached.is_verified:
-                    unverified[shard.key] = shard, cached
-        paths = {shard.node.path for shard, _ in unverified.values()}
-        paths |= {one.shard.node.path for one in just_asked if not one.is_sure}  # missing it may be by an old layout only
-        paths |= {shard.node.path for shard in unchecked}
-        concerned = [*(shard for shard, *_ in plans), *(one.shard for one in just_asked), *unchecked]
-        outcomes = await self._read_with_metadata(concerned, reads, paths, others=others)
-        for key, (shard, cached) in unverified.items():
-            if not self._hierarchy.is_pending(shard.node.path):
-                self._indices.verify(key, cached)
-        asked = {one.shard.key for one in just_asked}
+        by_index = [*left.came, *left.chunks]
+        unverified = [chunk.shard for chunk in by_index if not chunk.index.is_verified]
+        missing = [one.shard for one in left.firsts if not one.is_sure]  # it may be by an old layout only
+        whole = [one.shard for one in left.whole]
+        concerned = [*(chunk.shard for chunk in by_index), *(one.shard for one in left.firsts), *whole]
+        unsure = {shard.node.path for shard in (*unverified, *missing, *whole)}
+        outcomes = await self._read_with_metadata(concerned, [chunk.read for chunk in left.chunks], unsure)
+        self._verify(by_index)
+        return self._take(left.chunks, outcomes, {one.shard.key for one in left.firsts}, values)
+
+    def _verify(self, chunks: Sequence[_ChunkRead]) -> None:
+        for chunk in chunks:
+            if not chunk.index.is_verified and not self._hierarchy.is_pending(chunk.shard.node.path):
+                self._indices.verify(chunk.shard.key, chunk.index)
+
+    def _take(
+        self, chunks: Sequence[_ChunkRead], outcomes: Sequence[ReadOutcome], just_asked: Collection[str], values: list[Value]
+    ) -> list[ShardRead]:
+        """The values of chunks that were read, and those of them whose shards have changed. ``just_asked``: the indices of these were."""
         changed: list[ShardRead] = []
-        for (shard, wanted, coalesced), outcome in zip(plans, outcomes, strict=True):
+        for chunk, outcome in zip(chunks, outcomes, strict=True):
+            shard = chunk.shard
             match outcome:
                 case Failed(error):
                     # That others are missing would have been confirmed by this read.
-                    for i in wanted.numbers if shard.key in asked else shard.numbers:
+                    for i in chunk.wanted.numbers if shard.key in just_asked else shard.numbers:
                         values[i] = error
                 case Absent() | Changed():
                     # Rewritten, or perhaps of another array by now: its layout is checked again beside its new index.
@@ -452,7 +481,7 @@ class Reader:
                     self._hierarchy.distrust(shard.node.path)
                     changed.append(shard)
                 case Found():
-                    self._counters.add(chunks_read=slice_all(shard, wanted, coalesced, outcome.buffers, values))
+                    self._counters.add(chunks_read=slice_all(shard, chunk.wanted, chunk.coalesced, outcome.buffers, values))
         return changed
 
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:

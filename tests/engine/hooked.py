@@ -73,7 +73,8 @@ def _noting(store: Callable[..., Awaitable[Generation]], clock: Clock) -> Callab
 
 
 class HookedStorage(StorageWrapper):
-    """Calls ``before(operation, key)`` ahead of every operation, ``after`` behind every one that changes something; notes it in ``seen``.
+    """Calls ``before(operation, key)`` ahead of every operation, ``after`` behind every one that changes something; notes it in ``seen``,
+    and counts the rounds of reads.
 
     Without ``renames`` it is of a kind that cannot rename prefixes.
     """
@@ -81,6 +82,7 @@ class HookedStorage(StorageWrapper):
     def __init__(self, inner: MemoryStorage) -> None:
         super().__init__(inner)
         self.seen: list[tuple[str, str]] = []
+        self.rounds = 0
         self.before: Hook | None = None
         self.after: Hook | None = None
         self.renames = True
@@ -106,6 +108,7 @@ class HookedStorage(StorageWrapper):
         return self.capabilities
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        self.rounds += 1
         for read in reads:
             await self._note("read", read.key)
         return await self.inner.read(reads)

@@ -17,12 +17,12 @@ N = 8
 CHUNKS = [(i, j) for i in range(N) for j in range(N)]
 
 
-async def fill(place: MemoryStorage, chunks_per_shard: tuple[int, int]) -> None:
-    """The array ``a``, made anew."""
+async def fill(place: MemoryStorage, chunks_per_shard: tuple[int, int], path: str = "a") -> None:
+    """The array at ``path``, made anew."""
     engine = Engine(place, EngineOptions(chunks_per_shard=chunks_per_shard))
-    await engine.erase_prefix("a/")
-    await engine.update(("a/zarr.json", SetValue(document((N, N), (1, 1)))))
-    errors = await engine.update_many([(f"a/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS])
+    await engine.erase_prefix(f"{path}/")
+    await engine.update((f"{path}/zarr.json", SetValue(document((N, N), (1, 1)))))
+    errors = await engine.update_many([(f"{path}/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS])
     assert not any(errors)
 
 
@@ -123,6 +123,25 @@ def test_a_chunk_that_only_the_old_layout_misses(documents: str) -> None:
         value = await reader.get(("a/c/2/4", EVERYTHING))
         assert value is not None
         assert bytes(value) == bytes([2 * N + 4])
+
+    run_sync(run())
+
+
+@pytest.mark.parametrize("beside", [[], ["b/c/0/0"], ["b/c/0/0", "b/c/5/5"]], ids=["alone", "with another shard", "with others"])
+def test_an_index_that_was_loaded_for_a_size(documents: str, beside: list[str]) -> None:
+    """By the old layout, of a shard of the new one: a chunk is read by it only with a look at the document."""
+
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        await fill(place, (2, 4), "b")
+        reader = reader_of(HookedStorage(place))
+        await read(reader, (0, 0))
+        assert await reader.get(("b/c/5/6", EVERYTHING)) == bytes([5 * N + 6])
+        await fill(place, (4, 2))
+        await reader.size("a/c/2/4")
+        values = await reader.get_many([(key, EVERYTHING) for key in ["a/c/2/4", *beside]])
+        assert values == [bytes([2 * N + 4]), *(bytes([int(key[4]) * N + int(key[6])]) for key in beside)]
 
     run_sync(run())
 

@@ -19,6 +19,11 @@ from typing import TypeVar
 INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
+_HERE_BYTES = 2**24
+"""Decoded bytes for which the event loop's own thread works along, where no other selection does: it runs on a processor already, so that
+others are started elsewhere, and nobody has to be waited for who was put on the same one. It takes some milliseconds.
+"""
+
 _MAX_THREADS = 32
 _PIECES_A_THREAD = 4
 
@@ -60,7 +65,8 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
 
 
 async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
-    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
+    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon. This one
+    may be among them.
 
     When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
     too, which use what is the caller's.
@@ -77,10 +83,16 @@ async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: 
             raise
 
     loop = asyncio.get_running_loop()
-    with _threads.used() as pool:
-        ended = asyncio.gather(
-            *(loop.run_in_executor(pool, run_or_stop) for _ in range(min(most, threads_at_once()))), return_exceptions=True
-        )
+    error: BaseException | None = None
+    with _threads.used() as (pool, alone):
+        here = alone and nbytes <= _HERE_BYTES
+        others = min(most, threads_at_once()) - here
+        ended = asyncio.gather(*(loop.run_in_executor(pool, run_or_stop) for _ in range(others)), return_exceptions=True)
+        if here:
+            try:
+                run_or_stop()
+            except BaseException as exc:  # noqa: BLE001 - raised below, when the others have ended
+                error = exc
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
@@ -89,7 +101,7 @@ async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: 
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([ended])
             raise
-    for outcome in ended.result():
+    for outcome in (error, *ended.result()):
         if outcome is not None:
             raise outcome
 
@@ -103,14 +115,15 @@ class _Threads:
         self._users = 0
 
     @contextmanager
-    def used(self) -> Iterator[ThreadPoolExecutor]:
+    def used(self) -> Iterator[tuple[ThreadPoolExecutor, bool]]:
+        """The pool, and whether nobody else uses it."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(threads_at_once(), thread_name_prefix="shardstore-codec")
-            pool = self._pool
+            pool, alone = self._pool, not self._users
             self._users += 1
         try:
-            yield pool
+            yield pool, alone
         finally:
             with self._lock:
                 self._users -= 1

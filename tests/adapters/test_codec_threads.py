@@ -53,6 +53,33 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
 
 
 @pytest.mark.usefixtures("three")
+def test_the_loop_works_along_where_it_is_alone_and_there_is_not_much_to_do() -> None:
+    async def threads(nbytes: int) -> set[int]:
+        at_work: set[int] = set()
+        all_there = threading.Barrier(3)
+
+        def run() -> None:
+            at_work.add(threading.get_ident())
+            all_there.wait(10)
+
+        await run_in_threads(3, nbytes, run, all_there.abort)
+        return at_work
+
+    async def selections() -> list[set[int]]:
+        alone = await threads(LARGE)
+        large = await threads(codec_threads._HERE_BYTES + 1)
+        with codec_threads._threads.used():  # by another selection
+            return [alone, large, await threads(LARGE)]
+
+    alone, large, beside = asyncio.run(selections())
+    mine = threading.get_ident()
+    assert len(alone) == len(large) == len(beside) == 3
+    assert mine in alone
+    assert mine not in large
+    assert mine not in beside
+
+
+@pytest.mark.usefixtures("three")
 def test_all_pieces_are_done_once_and_told_in_order() -> None:
     results = asyncio.run(in_threads(1000, LARGE, range))
     assert [i for result in results for i in result] == list(range(1000))

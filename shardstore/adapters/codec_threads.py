@@ -20,8 +20,9 @@ INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
 _HERE_BYTES = 2**24
-"""Decoded bytes for which the event loop's own thread works along, where no other selection does: it runs on a processor already, so that
-others are started elsewhere, and nobody has to be waited for who was put on the same one. It takes some milliseconds.
+"""Decoded bytes for which the event loop's own thread works along, where it may and no other selection is under way: it runs on a
+processor already, so that others are started elsewhere, and nobody has to be waited for who was put on the same one. It takes some
+milliseconds.
 """
 
 _MAX_THREADS = 32
@@ -41,8 +42,10 @@ def pieces(count: int) -> list[tuple[int, int]]:
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
-async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
+async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], *, may_block: bool) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
+
+    ``may_block``: as of ``run_in_threads``.
 
     Raises what one of them raises, when all have ended.
     """
@@ -60,13 +63,14 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
                 return
             results[piece] = work(*bounds[piece])
 
-    await run_in_threads(len(bounds), nbytes, run, waiting.clear)
+    await run_in_threads(len(bounds), nbytes, run, waiting.clear, may_block=may_block)
     return [results[piece] for piece in range(len(bounds))]
 
 
-async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
-    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon. This one
-    may be among them.
+async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], *, may_block: bool) -> None:
+    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
+
+    ``may_block``: this thread may be one of them, since nothing waits for its event loop but what waits for selections.
 
     When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
     too, which use what is the caller's.
@@ -85,7 +89,7 @@ async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: 
     loop = asyncio.get_running_loop()
     error: BaseException | None = None
     with _threads.used() as (pool, alone):
-        here = alone and nbytes <= _HERE_BYTES
+        here = may_block and alone and nbytes <= _HERE_BYTES
         others = min(most, threads_at_once()) - here
         ended = asyncio.gather(*(loop.run_in_executor(pool, run_or_stop) for _ in range(others)), return_exceptions=True)
         if here:

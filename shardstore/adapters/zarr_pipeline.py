@@ -20,6 +20,7 @@ from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.config import config
+from zarr.core.sync import loop as zarr_loop
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
@@ -139,7 +140,7 @@ class ShardedCodecPipeline(CodecPipeline):
             values = await _fetch(place, [keys[i] for i in numbers])
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
+                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), may_block=_may_block())
                 return
             for i, value in zip(numbers, values, strict=True):
                 found[i] = missing if value is None else present
@@ -174,7 +175,9 @@ class ShardedCodecPipeline(CodecPipeline):
             mine = [infos[i] for i in numbers]
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                parts = await in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
+                parts = await in_threads(
+                    len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), may_block=_may_block()
+                )
                 new = [data for part in parts for data in part]
             else:
                 setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
@@ -288,8 +291,13 @@ async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Se
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
     work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
     if work.waiting:
-        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop)
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, may_block=_may_block())
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
+
+
+def _may_block() -> bool:
+    """Whether this is the loop of zarr's synchronous interface, and not that of a program."""
+    return asyncio.get_running_loop() is zarr_loop[0]
 
 
 class _PartsWork:

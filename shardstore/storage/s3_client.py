@@ -18,6 +18,8 @@ from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed, server_times
 from shardstore.storage.open_options import unusable_options
 
+_FILE_SYSTEM_ALIAS = "-ext-s3alias"  # ends the bucket-like names of access points to Amazon FSx
+
 
 def canonical_etag(etag: str) -> str:
     """The ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay what they are."""
@@ -120,10 +122,13 @@ class S3Client:
     def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
         """When AWS stored what it answers with, and answered; other servers may show times of files, which programs can set.
 
-        Of an upload in parts it is when that was begun, by a writer who had seen the array's document before.
+        So may AWS through an access point of a file system, which an alias tells and an ARN may be. Of an upload in parts it is when that
+        was begun, by a writer who had seen the array's document before.
         """
+        if not self.is_aws or ":" in self.bucket or self.bucket.endswith(_FILE_SYSTEM_ALIAS):
+            return None
         headers = response["ResponseMetadata"].get("HTTPHeaders", {})
-        return server_times(headers.get("last-modified"), headers.get("date")) if self.is_aws else None
+        return server_times(headers.get("last-modified"), headers.get("date"))
 
     def full_key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key

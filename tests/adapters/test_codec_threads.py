@@ -41,7 +41,7 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
         return range(start, end)
 
     async def selections() -> list[list[range]]:
-        return await asyncio.gather(*(in_threads(10, LARGE, work) for _ in range(5)))
+        return await asyncio.gather(*(in_threads(10, LARGE, work, may_block=True) for _ in range(5)))
 
     assert asyncio.run(selections()) == [[range(i, i + 1) for i in range(10)]] * 5
     assert most <= 3
@@ -54,7 +54,7 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
 
 @pytest.mark.usefixtures("three")
 def test_the_loop_works_along_where_it_is_alone_and_there_is_not_much_to_do() -> None:
-    async def threads(nbytes: int) -> set[int]:
+    async def threads(nbytes: int, may_block: bool = True) -> set[int]:
         at_work: set[int] = set()
         all_there = threading.Barrier(3)
 
@@ -62,32 +62,32 @@ def test_the_loop_works_along_where_it_is_alone_and_there_is_not_much_to_do() ->
             at_work.add(threading.get_ident())
             all_there.wait(10)
 
-        await run_in_threads(3, nbytes, run, all_there.abort)
+        await run_in_threads(3, nbytes, run, all_there.abort, may_block=may_block)
         return at_work
 
     async def selections() -> list[set[int]]:
         alone = await threads(LARGE)
         large = await threads(codec_threads._HERE_BYTES + 1)
+        in_a_program = await threads(LARGE, may_block=False)
         with codec_threads._threads.used():  # by another selection
-            return [alone, large, await threads(LARGE)]
+            return [alone, large, in_a_program, await threads(LARGE)]
 
-    alone, large, beside = asyncio.run(selections())
-    mine = threading.get_ident()
-    assert len(alone) == len(large) == len(beside) == 3
-    assert mine in alone
-    assert mine not in large
-    assert mine not in beside
+    at_work = asyncio.run(selections())
+    assert [len(each) for each in at_work] == [3] * 4
+    assert [threading.get_ident() in each for each in at_work] == [True, False, False, False]
 
 
 @pytest.mark.usefixtures("three")
-def test_all_pieces_are_done_once_and_told_in_order() -> None:
-    results = asyncio.run(in_threads(1000, LARGE, range))
+@pytest.mark.parametrize("may_block", [False, True])
+def test_all_pieces_are_done_once_and_told_in_order(may_block: bool) -> None:
+    results = asyncio.run(in_threads(1000, LARGE, range, may_block=may_block))
     assert [i for result in results for i in result] == list(range(1000))
     assert len(results) > 3  # short enough that threads end at about the same time
 
 
 @pytest.mark.usefixtures("three")
-def test_an_error_stops_the_others_and_is_raised_when_they_have_ended() -> None:
+@pytest.mark.parametrize("may_block", [False, True])
+def test_an_error_stops_the_others_and_is_raised_when_they_have_ended(may_block: bool) -> None:
     stopped, numbers, ended = threading.Event(), itertools.count(), []
 
     def run() -> None:
@@ -96,12 +96,13 @@ def test_an_error_stops_the_others_and_is_raised_when_they_have_ended() -> None:
         ended.append(stopped.wait(10))
 
     with pytest.raises(ValueError, match="the first"):
-        asyncio.run(run_in_threads(3, LARGE, run, stopped.set))
+        asyncio.run(run_in_threads(3, LARGE, run, stopped.set, may_block=may_block))
     assert ended == [True, True]
 
 
 @pytest.mark.usefixtures("three")
-def test_an_error_of_a_piece() -> None:
+@pytest.mark.parametrize("may_block", [False, True])
+def test_an_error_of_a_piece(may_block: bool) -> None:
     begun: list[int] = []
     ended: list[int] = []
 
@@ -113,5 +114,5 @@ def test_an_error_of_a_piece() -> None:
         ended.append(start)
 
     with pytest.raises(ValueError, match="the first"):
-        asyncio.run(in_threads(1000, LARGE, work))
+        asyncio.run(in_threads(1000, LARGE, work, may_block=may_block))
     assert sorted([0, *ended]) == sorted(begun)

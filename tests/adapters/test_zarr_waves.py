@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.sync import sync
 
 import shardstore
 from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
@@ -156,3 +157,32 @@ def test_small_work_is_done_where_it_arrives(array: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(codec_threads, "INLINE_BYTES", SHARD_NBYTES)
     array[:CHUNK] = VALUES[:CHUNK]
     np.testing.assert_array_equal(array[:CHUNK], VALUES[:CHUNK])
+
+
+def test_only_zarrs_own_loop_decodes(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a program has others to serve."""
+    array[:] = VALUES
+    at_work: set[int] = set()
+    scatter = zarr_scatter.scatter_chunks
+    monkeypatch.setattr(codec_threads, "threads_at_once", lambda: 1)
+
+    def noted(*arguments: Any) -> None:
+        at_work.add(threading.get_ident())
+        scatter(*arguments)
+
+    monkeypatch.setattr(zarr_pipeline, "scatter_chunks", noted)
+
+    async def in_a_program() -> Any:
+        return await array.async_array.getitem(slice(0, PER_SHARD * CHUNK))
+
+    np.testing.assert_array_equal(asyncio.run(in_a_program()), VALUES[: PER_SHARD * CHUNK])
+    assert at_work
+    assert threading.get_ident() not in at_work
+    at_work.clear()
+    zarr_thread = sync(own_thread())
+    np.testing.assert_array_equal(array[: PER_SHARD * CHUNK], VALUES[: PER_SHARD * CHUNK])
+    assert zarr_thread in at_work
+
+
+async def own_thread() -> int:
+    return threading.get_ident()

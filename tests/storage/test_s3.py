@@ -285,6 +285,16 @@ def test_times_are_told_by_aws_alone(s: SyncStorage, calls: Calls, monkeypatch: 
         assert times(EVERYTHING) is None
 
 
+@pytest.mark.parametrize("bucket", ["bucket", "files-1a2b-ext-s3alias", "arn:aws:s3:us-east-1:123456789012:accesspoint/files"])
+def test_times_of_files_are_not_believed(storage: S3Storage, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on AWS, where a bucket may be a file system."""
+    monkeypatch.setattr(S3Client, "is_aws", True)
+    then = "Sun, 22 Nov 2026 08:00:00 GMT"
+    answer = {"ResponseMetadata": {"HTTPHeaders": {"last-modified": then, "date": then}}}
+    told = S3Client(storage.fs, bucket, "", 1).times_of(answer)
+    assert (told is not None) == (bucket == "bucket")
+
+
 def test_a_server_that_ignores_ranges(s: SyncStorage, calls: Calls) -> None:
     s.put("a", b"0123456789")
     calls.before = ignore("Range")

@@ -42,10 +42,8 @@ def pieces(count: int) -> list[tuple[int, int]]:
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
-async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], *, may_block: bool) -> list[T]:
+async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
-
-    ``may_block``: as of ``run_in_threads``.
 
     Raises what one of them raises, when all have ended.
     """
@@ -63,14 +61,15 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], *, 
                 return
             results[piece] = work(*bounds[piece])
 
-    await run_in_threads(len(bounds), nbytes, run, waiting.clear, may_block=may_block)
+    await run_in_threads(len(bounds), nbytes, run, waiting.clear)
     return [results[piece] for piece in range(len(bounds))]
 
 
-async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], *, may_block: bool) -> None:
+async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], *, may_block: bool = False) -> None:
     """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
 
-    ``may_block``: this thread may be one of them, since nothing waits for its event loop but what waits for selections.
+    ``may_block``: this thread may be one of them, since nothing waits for its event loop but what waits for selections. To be said where it
+    has been at work until now: one that was just woken may sit where the one is that woke it.
 
     When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
     too, which use what is the caller's.

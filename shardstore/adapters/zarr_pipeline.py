@@ -129,9 +129,11 @@ class ShardedCodecPipeline(CodecPipeline):
         if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
-            parts = place.engine.known_parts(mine, threads) or await run_async(place.engine.chunk_parts(mine, threads))
+            known = place.engine.known_parts(mine, threads)
+            parts = known or await run_async(place.engine.chunk_parts(mine, threads))
             if parts is not None:
-                rest = await _scatter_parts(parts, sum(sizes), scatter)
+                # Whoever has waited for the IO loop sits beside it, as a rule.
+                rest = await _scatter_parts(parts, sum(sizes), scatter, may_block=known is not None and _is_zarrs_loop())
                 if not rest:
                     return tuple(found)
 
@@ -140,7 +142,7 @@ class ShardedCodecPipeline(CodecPipeline):
             values = await _fetch(place, [keys[i] for i in numbers])
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), may_block=_may_block())
+                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
                 return
             for i, value in zip(numbers, values, strict=True):
                 found[i] = missing if value is None else present
@@ -175,9 +177,7 @@ class ShardedCodecPipeline(CodecPipeline):
             mine = [infos[i] for i in numbers]
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                parts = await in_threads(
-                    len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), may_block=_may_block()
-                )
+                parts = await in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
                 new = [data for part in parts for data in part]
             else:
                 setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
@@ -287,15 +287,15 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 """Puts chunks, by their numbers, where they belong in the output."""
 
 
-async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
+async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, *, may_block: bool) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
     work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
     if work.waiting:
-        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, may_block=_may_block())
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, may_block=may_block)
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
 
-def _may_block() -> bool:
+def _is_zarrs_loop() -> bool:
     """Whether this is the loop of zarr's synchronous interface, and not that of a program."""
     return asyncio.get_running_loop() is zarr_loop[0]
 

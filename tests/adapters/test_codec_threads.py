@@ -41,7 +41,7 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
         return range(start, end)
 
     async def selections() -> list[list[range]]:
-        return await asyncio.gather(*(in_threads(10, LARGE, work, may_block=True) for _ in range(5)))
+        return await asyncio.gather(*(in_threads(10, LARGE, work) for _ in range(5)))
 
     assert asyncio.run(selections()) == [[range(i, i + 1) for i in range(10)]] * 5
     assert most <= 3
@@ -78,9 +78,8 @@ def test_the_loop_works_along_where_it_is_alone_and_there_is_not_much_to_do() ->
 
 
 @pytest.mark.usefixtures("three")
-@pytest.mark.parametrize("may_block", [False, True])
-def test_all_pieces_are_done_once_and_told_in_order(may_block: bool) -> None:
-    results = asyncio.run(in_threads(1000, LARGE, range, may_block=may_block))
+def test_all_pieces_are_done_once_and_told_in_order() -> None:
+    results = asyncio.run(in_threads(1000, LARGE, range))
     assert [i for result in results for i in result] == list(range(1000))
     assert len(results) > 3  # short enough that threads end at about the same time
 
@@ -101,8 +100,7 @@ def test_an_error_stops_the_others_and_is_raised_when_they_have_ended(may_block:
 
 
 @pytest.mark.usefixtures("three")
-@pytest.mark.parametrize("may_block", [False, True])
-def test_an_error_of_a_piece(may_block: bool) -> None:
+def test_an_error_of_a_piece() -> None:
     begun: list[int] = []
     ended: list[int] = []
 
@@ -114,5 +112,5 @@ def test_an_error_of_a_piece(may_block: bool) -> None:
         ended.append(start)
 
     with pytest.raises(ValueError, match="the first"):
-        asyncio.run(in_threads(1000, LARGE, work, may_block=may_block))
+        asyncio.run(in_threads(1000, LARGE, work))
     assert sorted([0, *ended]) == sorted(begun)

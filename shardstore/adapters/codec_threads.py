@@ -19,12 +19,6 @@ from typing import TypeVar
 INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
-_HERE_BYTES = 2**24
-"""Decoded bytes for which the event loop's own thread works along, where it may and no other selection is under way: it runs on a
-processor already, so that others are started elsewhere, and nobody has to be waited for who was put on the same one. It takes some
-milliseconds.
-"""
-
 _MAX_THREADS = 32
 _PIECES_A_THREAD = 4
 
@@ -65,11 +59,8 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
     return [results[piece] for piece in range(len(bounds))]
 
 
-async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], *, may_block: bool = False) -> None:
+async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
     """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
-
-    ``may_block``: this thread may be one of them, since nothing waits for its event loop but what waits for selections. To be said where it
-    has been at work until now: one that was just woken may sit where the one is that woke it.
 
     When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
     too, which use what is the caller's.
@@ -86,16 +77,10 @@ async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: 
             raise
 
     loop = asyncio.get_running_loop()
-    error: BaseException | None = None
-    with _threads.used() as (pool, alone):
-        here = may_block and alone and nbytes <= _HERE_BYTES
-        others = min(most, threads_at_once()) - here
-        ended = asyncio.gather(*(loop.run_in_executor(pool, run_or_stop) for _ in range(others)), return_exceptions=True)
-        if here:
-            try:
-                run_or_stop()
-            except BaseException as exc:  # noqa: BLE001 - raised below, when the others have ended
-                error = exc
+    with _threads.used() as pool:
+        ended = asyncio.gather(
+            *(loop.run_in_executor(pool, run_or_stop) for _ in range(min(most, threads_at_once()))), return_exceptions=True
+        )
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
@@ -104,7 +89,7 @@ async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: 
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([ended])
             raise
-    for outcome in (error, *ended.result()):
+    for outcome in ended.result():
         if outcome is not None:
             raise outcome
 
@@ -118,15 +103,14 @@ class _Threads:
         self._users = 0
 
     @contextmanager
-    def used(self) -> Iterator[tuple[ThreadPoolExecutor, bool]]:
-        """The pool, and whether nobody else uses it."""
+    def used(self) -> Iterator[ThreadPoolExecutor]:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(threads_at_once(), thread_name_prefix="shardstore-codec")
-            pool, alone = self._pool, not self._users
+            pool = self._pool
             self._users += 1
         try:
-            yield pool, alone
+            yield pool
         finally:
             with self._lock:
                 self._users -= 1

@@ -20,7 +20,6 @@ from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.config import config
-from zarr.core.sync import loop as zarr_loop
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
@@ -129,11 +128,9 @@ class ShardedCodecPipeline(CodecPipeline):
         if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
-            known = place.engine.known_parts(mine, threads)
-            parts = known or await run_async(place.engine.chunk_parts(mine, threads))
+            parts = place.engine.known_parts(mine, threads) or await run_async(place.engine.chunk_parts(mine, threads))
             if parts is not None:
-                # Whoever has waited for the IO loop sits beside it, as a rule.
-                rest = await _scatter_parts(parts, sum(sizes), scatter, may_block=known is not None and _is_zarrs_loop())
+                rest = await _scatter_parts(parts, sum(sizes), scatter)
                 if not rest:
                     return tuple(found)
 
@@ -287,17 +284,12 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 """Puts chunks, by their numbers, where they belong in the output."""
 
 
-async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, *, may_block: bool) -> Sequence[int]:
+async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
     work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
     if work.waiting:
-        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, may_block=may_block)
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop)
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
-
-
-def _is_zarrs_loop() -> bool:
-    """Whether this is the loop of zarr's synchronous interface, and not that of a program."""
-    return asyncio.get_running_loop() is zarr_loop[0]
 
 
 class _PartsWork:

@@ -53,31 +53,6 @@ def test_selections_that_overlap_share_them_and_the_last_one_ends_them() -> None
 
 
 @pytest.mark.usefixtures("three")
-def test_the_loop_works_along_where_it_is_alone_and_there_is_not_much_to_do() -> None:
-    async def threads(nbytes: int, may_block: bool = True) -> set[int]:
-        at_work: set[int] = set()
-        all_there = threading.Barrier(3)
-
-        def run() -> None:
-            at_work.add(threading.get_ident())
-            all_there.wait(10)
-
-        await run_in_threads(3, nbytes, run, all_there.abort, may_block=may_block)
-        return at_work
-
-    async def selections() -> list[set[int]]:
-        alone = await threads(LARGE)
-        large = await threads(codec_threads._HERE_BYTES + 1)
-        in_a_program = await threads(LARGE, may_block=False)
-        with codec_threads._threads.used():  # by another selection
-            return [alone, large, in_a_program, await threads(LARGE)]
-
-    at_work = asyncio.run(selections())
-    assert [len(each) for each in at_work] == [3] * 4
-    assert [threading.get_ident() in each for each in at_work] == [True, False, False, False]
-
-
-@pytest.mark.usefixtures("three")
 def test_all_pieces_are_done_once_and_told_in_order() -> None:
     results = asyncio.run(in_threads(1000, LARGE, range))
     assert [i for result in results for i in result] == list(range(1000))
@@ -85,8 +60,7 @@ def test_all_pieces_are_done_once_and_told_in_order() -> None:
 
 
 @pytest.mark.usefixtures("three")
-@pytest.mark.parametrize("may_block", [False, True])
-def test_an_error_stops_the_others_and_is_raised_when_they_have_ended(may_block: bool) -> None:
+def test_an_error_stops_the_others_and_is_raised_when_they_have_ended() -> None:
     stopped, numbers, ended = threading.Event(), itertools.count(), []
 
     def run() -> None:
@@ -95,7 +69,7 @@ def test_an_error_stops_the_others_and_is_raised_when_they_have_ended(may_block:
         ended.append(stopped.wait(10))
 
     with pytest.raises(ValueError, match="the first"):
-        asyncio.run(run_in_threads(3, LARGE, run, stopped.set, may_block=may_block))
+        asyncio.run(run_in_threads(3, LARGE, run, stopped.set))
     assert ended == [True, True]
 
 

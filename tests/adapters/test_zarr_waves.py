@@ -7,13 +7,11 @@ import threading
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from zarr.core.sync import sync
 
 import shardstore
 from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
@@ -158,35 +156,3 @@ def test_small_work_is_done_where_it_arrives(array: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(codec_threads, "INLINE_BYTES", SHARD_NBYTES)
     array[:CHUNK] = VALUES[:CHUNK]
     np.testing.assert_array_equal(array[:CHUNK], VALUES[:CHUNK])
-
-
-@pytest.mark.usefixtures("array")
-def test_only_zarrs_own_loop_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a program has others to serve."""
-    store = shardstore.open(tmp_path, chunks_per_shard=(PER_SHARD,))
-    local = zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
-    local[:] = VALUES
-    np.testing.assert_array_equal(local[:], VALUES)  # indices are known from now on
-    at_work: set[int] = set()
-    scatter = zarr_scatter.scatter_chunks
-    monkeypatch.setattr(codec_threads, "threads_at_once", lambda: 1)
-
-    def noted(*arguments: Any) -> None:
-        at_work.add(threading.get_ident())
-        scatter(*arguments)
-
-    monkeypatch.setattr(zarr_pipeline, "scatter_chunks", noted)
-
-    async def in_a_program() -> Any:
-        return await local.async_array.getitem(slice(None))
-
-    np.testing.assert_array_equal(asyncio.run(in_a_program()), VALUES)
-    assert at_work
-    assert threading.get_ident() not in at_work
-    at_work.clear()
-    np.testing.assert_array_equal(local[:], VALUES)
-    assert at_work == {sync(own_thread())}
-
-
-async def own_thread() -> int:
-    return threading.get_ident()

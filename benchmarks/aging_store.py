@@ -1,4 +1,4 @@
-"""The model of latency over local files, as the servers of AWS and Google present an archive: they tell when they stored each object,
+"""The model of latency over local files, as AWS presents an archive: it tells when it stored each object,
 and cannot look at another one in the same step.
 """
 

@@ -42,16 +42,16 @@ make bench PYTHON=python3.13              # the same beside a newer zarr-python
   may bring below 1, of writes the encoded chunks. *Memory* is what the peak adds to what the process had before.
 - *Over 20 ms of latency* every request of shardstore and zarr-python waits 20 ms inside the process, in a wrapper of the storage, and
   then goes to local files: at most 64 at once, each library asking for as many as it does by default. tensorstore cannot be wrapped: it
-  reads the same files from an HTTP server on this machine that waits as long, so it pays for HTTP besides. The model passes for AWS or
-  Google: requests of shardstore are merged with the gap that is its default there, and the model tells when it stored each object, a day
-  before, as they do.
+  reads the same files from an HTTP server on this machine that waits as long, so it pays for HTTP besides. The model passes for AWS:
+  requests of shardstore are merged with the gap that is its default there, and the model tells when it stored each object, a day before,
+  as AWS does.
 - *S3* is moto in a process of its own, one request at a time, made to honour conditions on uploads of several parts as AWS does: it
   shares the processors with everybody, so requests and bytes mean more than seconds there.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
 - What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
   the array might have been made anew in another form. That goes along with the chunks. Where shards are read whole it is one round more
-  than *requests alone* take, but for shards that AWS or Google stored a minute or more before the document was looked at first.
+  than *requests alone* take, but for shards that AWS stored a minute or more before the document was looked at first.
 - *zarr-python's objects alone* is one more limit: the same selections with a codec pipeline that does nothing. What is left is what
   zarr-python does for each chunk before shardstore, or any other store, is asked.
 - What could not take part is named below each table, and so is what failed.

@@ -27,7 +27,7 @@ _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
 # Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
 _GAP_BYTES = {"memory": 0, "local": 8 * 2**10}
-_FIRST_BYTES = {"s3": 512 * 2**10, "gcs": 512 * 2**10}  # as much as the gap there: it takes less than a request
+_FIRST_BYTES = {"s3": 512 * 2**10}  # as much as the gap there: it takes less than a request
 
 _PRESENT: tuple[Present, ...] = get_args(Present)
 
@@ -66,7 +66,8 @@ class EngineOptions:
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
     first_bytes: int | None = None
-    """What is asked for at least with the index of a small shard, so that it comes whole by one request; ``None``: by kind of storage."""
+    """What is asked for with the index of a small shard, so that it comes whole by one request, where that saves a round; ``None``: by kind
+    of storage."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16

@@ -15,7 +15,17 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
-from shardstore.engine.shard_chunks import Value, WantedChunks, chunk_location, cut, index_error, makes_a_request, slice_all, wanted_chunks
+from shardstore.engine.shard_chunks import (
+    Value,
+    WantedChunks,
+    chunk_location,
+    cut,
+    index_error,
+    makes_a_request,
+    release,
+    slice_all,
+    wanted_chunks,
+)
 from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
@@ -30,6 +40,7 @@ from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outd
 _PINNED_TRIES = 4
 _TIMES_IN_VAIN = 4
 _MOST_IN_VAIN = 10_000
+_MOST_FIRST_BYTES = 2**24  # of a batch
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
 
 
@@ -74,6 +85,8 @@ class _Left:
     """Shards that came whole, and whose arrays have yet to be looked at."""
     came: list[_ChunkRead] = field(default_factory=list)
     """Chunks whose arrays have yet to be looked at."""
+    checked: set[str] = field(default_factory=set)
+    """Paths of arrays that have been looked at in this round where they were not fresh."""
     again: list[ShardRead] = field(default_factory=list)
     """Shards that have changed, or whose arrays have."""
 
@@ -352,10 +365,16 @@ class Reader:
 
     def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Beside | None) -> _First:
         index = None if isinstance(outcome, Outdated) else self.decode_index(shard, outcome)
-        is_sure = guard is not None or shard.node.tells_of(outcome)
+        is_sure = guard is not None or self._tells_of(shard, outcome)
         if is_sure and isinstance(index, CachedIndex):
             index = self._indices.verify(shard.key, index)
         return _First(shard, outcome, index, is_sure)
+
+    def _tells_of(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
+        """Whether the document, as it was known before the read or seen since, tells what was read."""
+        now = self._hierarchy.known(shard.node.path)
+        renewed = now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.tells_of(outcome)
+        return renewed or shard.node.tells_of(outcome)
 
     def _guard(self, shard: ShardRead) -> Beside | None:
         """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
@@ -369,20 +388,24 @@ class Reader:
     async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
         """Indices of shards, and shards that come whole; and chunks of those whose indices are known."""
         whole = [s.wants_everything for s in shards]
-        more = [0 if w else self._first_bytes(s) for s, w in zip(shards, whole, strict=True)]
+        most = _MOST_FIRST_BYTES // max(1, whole.count(False))
+        more = [0 if w else self._first_bytes(s, most) for s, w in zip(shards, whole, strict=True)]
         requests = [EVERYTHING if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
         # Documents go along with what may need no other round; if there is one surely, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
         alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.seen > NEVER]
         along = _Others([*(chunk.read for chunk in known), *(others.reads if others.outcomes is None else ())])
+        checked = [*alone, *(chunk.shard for chunk in known if settles)]
         firsts = await self._read_first(
             shards,
             requests,
-            with_metadata=[*alone, *(chunk.shard for chunk in known if settles)],
+            with_metadata=checked,
             unsure={chunk.shard.node.path for chunk in known if settles and not chunk.index.is_verified},
             others=along,
         )
-        left = _Left(came=[] if settles else known)
+        left = _Left(came=[] if settles else known, checked={shard.node.path for shard in checked})
+        if self._storage.capabilities.reads_beside:
+            left.checked |= {shard.node.path for shard in shards}
         if settles:
             self._verify(known)
         came = along.outcomes or []
@@ -406,6 +429,8 @@ class Reader:
                     values[i] = index
             elif window is not None and isinstance(first.outcome, Found):
                 self._counters.add(chunks_read=cut(shard, index, first.outcome.buffers[0], window, values))
+                if not is_whole:
+                    release(values, shard.numbers, len(first.outcome.buffers[0]))
             else:
                 left.chunks += self._chunk_read(shard, index, index.index.places(shard.slots, index.object_nbytes), values)
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
@@ -417,14 +442,14 @@ class Reader:
         """Whether it may turn out at once that a shard is what its array's document says."""
         return shard.node.seen > NEVER or self._hierarchy.never_checks or self._storage.capabilities.reads_beside
 
-    def _first_bytes(self, shard: ShardRead) -> int:
+    def _first_bytes(self, shard: ShardRead, most: int) -> int:
         """How much to ask for with an index: more than that of small shards, where it may save a round.
 
         It saves none where the document has to be looked at behind it in any case. Of arrays in whose shards it never held what was
-        wanted it is not tried for ever.
+        wanted it is not tried for ever; nor in batches where it would be more than ``most``, which rounds matter little to.
         """
         limit, decoded = self._limits.first_bytes, shard.layout.decoded_shard_nbytes
-        if not limit or (decoded is not None and decoded > _COMPRESSED * limit):
+        if not 0 < limit <= most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
         return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 
@@ -454,6 +479,7 @@ class Reader:
         whole = [one.shard for one in left.whole]
         concerned = [*(chunk.shard for chunk in by_index), *(one.shard for one in left.firsts), *whole]
         unsure = {shard.node.path for shard in (*unverified, *missing, *whole)}
+        concerned = [shard for shard in concerned if shard.node.path in unsure or shard.node.path not in left.checked]
         outcomes = await self._read_with_metadata(concerned, [chunk.read for chunk in left.chunks], unsure)
         self._verify(by_index)
         return self._take(left.chunks, outcomes, {one.shard.key for one in left.firsts}, values)

@@ -49,6 +49,14 @@ def cut(shard: ShardRead, cached: CachedIndex, data: memoryview, start: int, val
     return slice_all(shard, wanted, all_in_one, (data,), values)
 
 
+def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
+    """Copy values that are a small part of the buffer of so many bytes in which they lie, so that they do not keep it in memory."""
+    mine = [(i, value) for i in numbers if isinstance(value := values[i], memoryview)]
+    if sum(len(value) for _, value in mine) * 2 < nbytes:
+        for i, value in mine:
+            values[i] = memoryview(bytes(value))
+
+
 def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> WantedChunks:
     """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
     numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes

@@ -132,7 +132,7 @@ class GCSStorage:
         if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416
             return await past_the_end(self, key, request, found)
         view, nbytes = checked_part(request, answer.status, answer.headers.get("Content-Range"), answer.body, key)
-        return Part(found, nbytes, view, self._client.times_of(answer))
+        return Part(found, nbytes, view)
 
     async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str]) -> Answer | None:
         """The bytes of one range. Raises ``StorageError`` where the object is stored compressed, which GCS would undo."""

@@ -13,10 +13,9 @@ from typing import Any
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
-from shardstore.storage.base import ServerTimes
 from shardstore.storage.bound import Bound
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
-from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed, server_times
+from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed
 from shardstore.storage.open_options import unusable_options
 from shardstore.storage.redaction import redacted, shown_cause
 
@@ -96,10 +95,6 @@ class GCSClient:
     def is_google(self) -> bool:
         """Whether the server is Google's own, whose manual can be believed."""
         return bool(getattr(self.fs, "on_google", False))
-
-    def times_of(self, answer: Answer) -> ServerTimes | None:
-        """When Google stored what it answers with, and answered; emulators may show times of files, which programs can set."""
-        return server_times(answer.headers.get("Last-Modified"), answer.headers.get("Date")) if self.is_google else None
 
     def full_key(self, key: str) -> str:
         return f"{self.prefix}/{key}" if self.prefix else key

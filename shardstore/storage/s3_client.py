@@ -6,6 +6,7 @@ are told apart by the response that they carry.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed, server_times
 from shardstore.storage.open_options import unusable_options
 
-_FILE_SYSTEM_ALIAS = "-ext-s3alias"  # ends the bucket-like names of access points to Amazon FSx
+_NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+$|-s3alias$|\.mrap$|-s3$")  # ARNs, and the endings that AWS keeps for itself
 
 
 def canonical_etag(etag: str) -> str:
@@ -115,17 +116,29 @@ class S3Client:
 
     @property
     def is_aws(self) -> bool:
-        """Whether the server is Amazon's own, whose manual can be believed."""
-        host = urlsplit(self.endpoint).hostname or ""
-        return self.endpoint == "aws" or host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        """Whether the server is Amazon's own, whose manual can be believed; after ``connect``, or a request, it is known for sure.
+
+        The environment and the configuration files can name another one too, of which s3fs does not know.
+        """
+        connected = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
+        endpoint = self.endpoint if connected is None else str(connected)
+        return endpoint == "aws" or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    async def connect(self) -> None:
+        """Make sure that it is known which server this talks to. Raises as ``call`` does."""
+        try:
+            await self.fs.set_session()
+        except Exception as exc:
+            raise translated(exc, "connecting to", self.url, self.bucket) from exc
 
     def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
-        """When AWS stored what it answers with, and answered; other servers may show times of files, which programs can set.
+        """When AWS stored what it answers with, and answered. ``None`` where these may be other times.
 
-        So may AWS through an access point of a file system, which an alias tells and an ARN may be. Of an upload in parts it is when that
-        was begun, by a writer who had seen the array's document before.
+        Other servers may show those of files, which programs can set; so may AWS where the bucket is another thing, which its name tells:
+        an access point, perhaps to a file system, a directory bucket, in which objects are renamed with their times, or objects that a
+        function makes. Of an upload in parts, as its ETag shows, it is the time at which that was begun.
         """
-        if not self.is_aws or ":" in self.bucket or self.bucket.endswith(_FILE_SYSTEM_ALIAS):
+        if not self.is_aws or _NO_PLAIN_BUCKET.search(self.bucket) or "-" in str(response.get("ETag")):
             return None
         headers = response["ResponseMetadata"].get("HTTPHeaders", {})
         return server_times(headers.get("last-modified"), headers.get("date"))

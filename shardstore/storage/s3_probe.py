@@ -93,6 +93,7 @@ async def probe_server(client: S3Client) -> Capabilities:
 
     Servers have been written that know one condition and not the other, or that answer 404 to any DELETE of what is not there.
     """
+    await client.connect()
     if client.is_aws:
         swap, delete = await asyncio.gather(
             _is_refused(client, "put_object", _probe_key(), Body=b"", IfMatch=_made_up_etag()),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shardstore._sync import run_sync
-from shardstore.engine import hierarchy
+from shardstore.engine import hierarchy, reader
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
@@ -112,6 +112,38 @@ def test_a_document_is_read_beside_chunks_by_a_known_index() -> None:
     seen.storage.rounds = 0
     run_sync(seen.reader.get_many([("a/c/2/1", EVERYTHING), ("a/zarr.json", EVERYTHING)]))
     assert seen.rounds == 1
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("chunks", [SHARD, [(0, 0)], [(2, 1), (0, 0)]], ids=["a whole shard", "a small shard", "beside known chunks"])
+def test_a_shard_that_is_newer_than_the_last_look_but_one(chunks: list[tuple[int, int]]) -> None:
+    """An array that grows: the document is looked at in the same round, once, and that was after the shard was stored."""
+    seen = Seen(metadata_ttl=0.0, first_bytes=4096)
+    assert seen.read((2, 0)) == right([(2, 0)])
+    run_sync(seen.writer.update(("a/c/1/0", SetValue(b"!"))))
+    wanted = [chunk for chunk in chunks if chunk != (1, 0)]
+    found = dict(zip(chunks, seen.read(*chunks), strict=True))
+    assert [found[chunk] for chunk in wanted] == right(wanted)
+    assert (seen.rounds, seen.documents) == (1, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_comes_with_indices_is_bounded_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_MOST_FIRST_BYTES", 4 * 4096)
+    seen = Seen(first_bytes=4096)
+    assert seen.read((0, 0), (0, 4)) == right([(0, 0), (0, 4)])
+    assert seen.rounds == 1
+    chunks = [(2, 0), (2, 4), (4, 0), (4, 4), (6, 0)]
+    assert seen.read(*chunks) == right(chunks)
+    assert seen.rounds == 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_chunk_does_not_keep_the_whole_small_shard_in_memory() -> None:
+    seen = Seen(first_bytes=4096)
+    (value,) = run_sync(seen.reader.get_many([("a/c/0/0", EVERYTHING)]))
+    assert isinstance(value, memoryview)
+    assert memoryview(value.obj).nbytes == 1
 
 
 def test_without_times_it_is_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -228,19 +227,6 @@ def test_google_is_left_as_it_was(storage: GCSStorage, s: SyncStorage, monkeypat
     assert capabilities.conditional_delete
     assert calls.names == ["multipart"]
     assert s.keys() == []
-
-
-def test_times_are_told_by_google_alone(storage: GCSStorage, s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = time.time()
-    s.put("a", b"0123456789")
-    elsewhere = s.read("a", ByteSuffix(3))
-    monkeypatch.setattr(type(storage.fs), "on_google", True)
-    there = s.read("a", ByteSuffix(3))
-    assert isinstance(elsewhere, Found)
-    assert isinstance(there, Found)
-    assert elsewhere.times is None
-    assert there.times is not None
-    assert before - 2 < there.times.stored <= there.times.asked < time.time() + 2
 
 
 def test_a_server_that_knows_create_only(storage: GCSStorage, s: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:

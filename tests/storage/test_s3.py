@@ -285,14 +285,44 @@ def test_times_are_told_by_aws_alone(s: SyncStorage, calls: Calls, monkeypatch: 
         assert times(EVERYTHING) is None
 
 
-@pytest.mark.parametrize("bucket", ["bucket", "files-1a2b-ext-s3alias", "arn:aws:s3:us-east-1:123456789012:accesspoint/files"])
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        "bucket",
+        "a.bucket-s3-of-2026",
+        "files-1a2b-ext-s3alias",
+        "arn:aws:s3:us-east-1:123456789012:accesspoint/files",
+        "fast--use1-az4--x-s3",
+        "made--ol-s3",
+        "many.mrap",
+    ],
+)
 def test_times_of_files_are_not_believed(storage: S3Storage, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor on AWS, where a bucket may be a file system."""
     monkeypatch.setattr(S3Client, "is_aws", True)
     then = "Sun, 22 Nov 2026 08:00:00 GMT"
     answer = {"ResponseMetadata": {"HTTPHeaders": {"last-modified": then, "date": then}}}
     told = S3Client(storage.fs, bucket, "", 1).times_of(answer)
-    assert (told is not None) == (bucket == "bucket")
+    assert (told is not None) == (bucket in ("bucket", "a.bucket-s3-of-2026"))
+    assert (
+        S3Client(storage.fs, "bucket", "", 1).times_of({**answer, "ETag": '"0123-2"'}) is None
+    )  # begun long before it was stored, perhaps
+
+
+def test_aws_is_told_by_what_is_connected_to(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment may name another server, which s3fs does not say."""
+    _, options = s3_url
+    endpoint = options["client_kwargs"]["endpoint_url"] if "client_kwargs" in options else options["endpoint_url"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    fs = s3fs.S3FileSystem(key=options["key"], secret=options["secret"], skip_instance_cache=True)
+    client = S3Client(fs, "bucket", "", 1)
+    assert client.endpoint == "aws"
+    on_io_loop(client.connect())
+    assert not client.is_aws
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    there = S3Client(s3fs.S3FileSystem(anon=True, skip_instance_cache=True), "bucket", "", 1)
+    on_io_loop(there.connect())
+    assert there.is_aws
 
 
 def test_a_server_that_ignores_ranges(s: SyncStorage, calls: Calls) -> None:

@@ -449,7 +449,8 @@ class Reader:
         wanted it is not tried for ever; nor in batches where it would be more than ``most``, which rounds matter little to.
         """
         limit, decoded = self._limits.first_bytes, shard.layout.decoded_shard_nbytes
-        if not 0 < limit <= most or (decoded is not None and decoded > _COMPRESSED * limit):
+        whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
+        if not limit or whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
         return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 

@@ -129,7 +129,7 @@ def test_a_shard_that_is_newer_than_the_last_look_but_one(chunks: list[tuple[int
 
 @pytest.mark.usefixtures("clock")
 def test_what_comes_with_indices_is_bounded_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MOST_FIRST_BYTES", 4 * 4096)
+    monkeypatch.setattr(reader, "_MOST_FIRST_BYTES", 4 * (8 + 8 * 16 + 4))  # the bytes of four shards, with their indices
     seen = Seen(first_bytes=4096)
     assert seen.read((0, 0), (0, 4)) == right([(0, 0), (0, 4)])
     assert seen.rounds == 1

@@ -64,7 +64,7 @@ class Node:
         return None
 
     def tells_of(self, outcome: ReadOutcome) -> bool:
-        """Whether an object that was read after this document had been there for a while when this was seen.
+        """Whether an object that was read had been there for a while when this document was seen.
 
         Then it is what the document says, as surely as by another look at that: objects are deleted before a document is written that
         gives them another meaning.

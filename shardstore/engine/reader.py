@@ -413,26 +413,31 @@ class Reader:
             others.outcomes = came[len(known) :]
         left.again += self._take(known, came[: len(known)], (), values)
         outdated: list[ShardRead] = []
-        for first, is_whole in zip(firsts, whole, strict=True):
+        for first, is_whole, has_more in zip(firsts, whole, more, strict=True):
             shard = first.shard
             if isinstance(first.outcome, Outdated):
                 outdated.append(shard)
                 continue
             index = first.index
-            window = 0 if is_whole else self._window(shard, index, first.outcome)
-            if window is not None and not first.is_sure:
-                left.whole.append(first)
+            window = 0 if is_whole else None
             if not is_whole:
                 left.firsts.append(first)
-            if not isinstance(index, CachedIndex):
+            if not isinstance(index, CachedIndex) or not isinstance(first.outcome, Found):
                 for i in shard.numbers:
-                    values[i] = index
-            elif window is not None and isinstance(first.outcome, Found):
-                self._counters.add(chunks_read=cut(shard, index, first.outcome.buffers[0], window, values))
-                if not is_whole:
-                    release(values, shard.numbers, len(first.outcome.buffers[0]))
+                    values[i] = index if isinstance(index, ShardStoreError) else None
             else:
-                left.chunks += self._chunk_read(shard, index, index.index.places(shard.slots, index.object_nbytes), values)
+                places = index.index.places(shard.slots, index.object_nbytes)
+                data = first.outcome.buffers[0]
+                if has_more:
+                    window = self._window(shard, places, index.object_nbytes, len(data))
+                if window is None:
+                    left.chunks += self._chunk_read(shard, index, places, values)
+                else:
+                    self._counters.add(chunks_read=cut(shard, index, places, data, window, values))
+                    if not is_whole:
+                        release(values, shard.numbers, len(data))
+            if window is not None and not first.is_sure:
+                left.whole.append(first)
         if outdated:  # perhaps only in its attributes: then the new document confirms the layout
             await self._confirm_layouts(outdated)
         left.again += outdated
@@ -448,19 +453,19 @@ class Reader:
         It saves none where the document has to be looked at behind it in any case. Of arrays in whose shards it never held what was
         wanted it is not tried for ever; nor in batches where it would be more than ``most``, which rounds matter little to.
         """
-        limit, decoded = self._limits.first_bytes, shard.layout.decoded_shard_nbytes
+        limit = self._limits.first_bytes
+        if not limit:
+            return 0
+        decoded = shard.layout.decoded_shard_nbytes
         whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
-        if not limit or whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
+        if whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
         return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 
-    def _window(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None, outcome: ReadOutcome) -> int | None:
+    def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
-        if not self._limits.first_bytes or not isinstance(index, CachedIndex) or not isinstance(outcome, Found):
-            return None
-        start = 0 if shard.layout.index_format.location == "start" else outcome.nbytes - len(outcome.buffers[0])
-        stop = start + len(outcome.buffers[0])
-        places = index.index.places(shard.slots, index.object_nbytes)
+        start = 0 if shard.layout.index_format.location == "start" else object_nbytes - came_nbytes
+        stop = start + came_nbytes
         offsets, nbytes = places.offsets[places.exists], places.nbytes[places.exists]
         if not len(offsets):
             return None
@@ -536,7 +541,8 @@ class Reader:
             elif self._first_offset(shard, index) < start:
                 left.append(shard)
             else:
-                self._counters.add(chunks_read=cut(shard, index, outcome.buffers[0], start, values))
+                places = index.index.places(shard.slots, index.object_nbytes)
+                self._counters.add(chunks_read=cut(shard, index, places, outcome.buffers[0], start, values))
         return left
 
     def _first_offset(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None) -> int:

@@ -42,9 +42,9 @@ def index_error(shard: ShardRead, cause: Corruption) -> Corruption:
     return error
 
 
-def cut(shard: ShardRead, cached: CachedIndex, data: memoryview, start: int, values: list[Value]) -> int:
+def cut(shard: ShardRead, cached: CachedIndex, places: Places, data: memoryview, start: int, values: list[Value]) -> int:
     """Slices out of ``data``, which begins at byte ``start`` of the object; how many chunks there are."""
-    wanted = wanted_chunks(shard, cached, cached.index.places(shard.slots, cached.object_nbytes), values)
+    wanted = wanted_chunks(shard, cached, places, values)
     all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
     return slice_all(shard, wanted, all_in_one, (data,), values)
 

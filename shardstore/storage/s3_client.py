@@ -19,7 +19,7 @@ from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed, server_times
 from shardstore.storage.open_options import unusable_options
 
-_NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+$|-s3alias$|\.mrap$|-s3$")  # ARNs, and the endings that AWS keeps for itself
+_NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
 
 
 def canonical_etag(etag: str) -> str:

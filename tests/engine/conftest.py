@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.engine.hooked import HookedStorage, fresh_memory, tell_times
+from tests.engine.hooked import read_apart, tell_times
 
 
 @pytest.fixture(params=["documents beside", "documents apart", "documents apart, times told"])
@@ -14,7 +12,7 @@ def documents(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """The storage checks the document in the same step as the chunk; or cannot; or tells when it stored what it answers with."""
     how = str(request.param)
     if "apart" in how:
-        monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
+        read_apart(monkeypatch)
     if "told" in how:
         tell_times(monkeypatch)
     return how

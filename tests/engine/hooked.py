@@ -28,6 +28,11 @@ def fresh_memory() -> MemoryStorage:
     return MemoryStorage(f"/engine-test-{next(_numbers)}")
 
 
+def read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hooked storages be such that cannot look at another object in the same step, as servers."""
+    monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
+
+
 def tell_times(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let memory tell when it stored what it answers with, by a clock that ticks with every operation, and lets what is told be believed
     to the tick."""

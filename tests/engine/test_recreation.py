@@ -8,8 +8,10 @@ from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import InvalidInput
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
@@ -38,6 +40,15 @@ async def read(engine: Engine, *chunks: tuple[int, int]) -> None:
         assert value is None or bytes(value) == bytes([i * N + j]), (i, j)
 
 
+async def outdated_reader(place: MemoryStorage) -> Engine:
+    """It knows ``a`` with shards of 2 × 4 chunks, which are of 4 × 2 by now."""
+    await fill(place, (2, 4))
+    reader = reader_of(HookedStorage(place))
+    await read(reader, (0, 0))
+    await fill(place, (4, 2))
+    return reader
+
+
 async def plain(engine: Engine, *keys: str) -> list[bytes]:
     """Values that have to be there."""
     values = await engine.get_many([(key, EVERYTHING) for key in keys])
@@ -48,10 +59,7 @@ async def plain(engine: Engine, *keys: str) -> list[bytes]:
 def test_an_index_that_was_not_read_before(documents: str, chunk: tuple[int, int]) -> None:
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
-        reader = reader_of(HookedStorage(place))
-        await read(reader, (0, 0))
-        await fill(place, (4, 2))
+        reader = await outdated_reader(place)
         await read(reader, chunk)
         await read(reader, *CHUNKS)
 
@@ -61,10 +69,7 @@ def test_an_index_that_was_not_read_before(documents: str, chunk: tuple[int, int
 def test_a_whole_shard(documents: str) -> None:
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
-        reader = reader_of(HookedStorage(place))
-        await read(reader, (0, 0))
-        await fill(place, (4, 2))
+        reader = await outdated_reader(place)
         await read(reader, *((i, j) for i in (6, 7) for j in range(4, 8)))
 
     run_sync(run())
@@ -106,10 +111,7 @@ def test_a_missing_chunk_makes_nobody_believe_the_index(documents: str) -> None:
 
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
-        reader = reader_of(HookedStorage(place))
-        await read(reader, (0, 0))
-        await fill(place, (4, 2))
+        reader = await outdated_reader(place)
         other = Engine(place)
         await other.update(("a/c/7/7", ERASE))  # slot 7 of the last shard, in either shape
         assert await reader.get(("a/c/7/7", EVERYTHING)) is None
@@ -121,10 +123,7 @@ def test_a_missing_chunk_makes_nobody_believe_the_index(documents: str) -> None:
 def test_a_chunk_that_only_the_old_layout_misses(documents: str) -> None:
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
-        reader = reader_of(HookedStorage(place))
-        await read(reader, (0, 0))
-        await fill(place, (4, 2))
+        reader = await outdated_reader(place)
         await Engine(place).update(("a/c/4/2", ERASE))  # slot 0 of shard 1/1, which was that of chunk 2/4
         value = await reader.get(("a/c/2/4", EVERYTHING))
         assert value is not None
@@ -139,12 +138,9 @@ def test_an_index_that_was_loaded_for_a_size(documents: str, beside: list[str]) 
 
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
         await fill(place, (2, 4), "b")
-        reader = reader_of(HookedStorage(place))
-        await read(reader, (0, 0))
+        reader = await outdated_reader(place)
         assert await plain(reader, "b/c/5/6") == [bytes([5 * N + 6])]
-        await fill(place, (4, 2))
         await reader.size("a/c/2/4")
         assert await plain(reader, "a/c/2/4", *beside) == [bytes([2 * N + 4]), *(bytes([int(key[4]) * N + int(key[6])]) for key in beside)]
 
@@ -196,10 +192,7 @@ def test_a_writer_with_an_old_view() -> None:
 
     async def run() -> None:
         place = fresh_memory()
-        await fill(place, (2, 4))
-        writer = reader_of(HookedStorage(place))
-        await read(writer, (0, 0))
-        await fill(place, (4, 2))
+        writer = await outdated_reader(place)
         await writer.update(("a/c/3/0", SetValue(b"!")))
         reader = Engine(place)
         for i, j in CHUNKS:
@@ -231,6 +224,36 @@ def test_two_that_create_the_same_array(moment: int) -> None:
         if requests >= moment:
             await read(engine, *CHUNKS)
             assert await engine.get(("a/c/1/1", EVERYTHING)) is not None
+
+    run_sync(run())
+
+
+def test_a_document_that_comes_and_goes_is_not_waited_for_for_ever() -> None:
+    """Chunks are in the way, and whenever it is looked who has created them, the document is there; and gone before the next attempt."""
+
+    async def run() -> None:
+        place = fresh_memory()
+        await fill(place, (2, 4))
+        (outcome,) = await place.read([Read("a/zarr.json", (EVERYTHING,))])
+        assert isinstance(outcome, Found)
+        data = bytes(outcome.buffers[0])
+        storage = HookedStorage(place)
+        looks = 0
+
+        async def toggle(operation: str, key: str) -> None:
+            nonlocal looks
+            if (operation, key) == ("read", "a/zarr.json"):
+                looks += 1
+                if looks % 2:
+                    await place.delete(key, UNCONDITIONAL)
+                else:
+                    await place.write(key, [data], len(data), UNCONDITIONAL)
+
+        storage.before = toggle
+        engine = Engine(storage, EngineOptions(commit_attempts=3))
+        with pytest.raises(Conflict, match="metadata of 'a'"):
+            await engine.update(("a/zarr.json", SetValue(document((N, N), (1, 1)))))
+        assert looks == 6
 
     run_sync(run())
 

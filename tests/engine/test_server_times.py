@@ -12,7 +12,7 @@ from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING
-from tests.engine.hooked import Clock, HookedStorage, document, fresh_memory, tell_times
+from tests.engine.hooked import Clock, HookedStorage, document, fresh_memory, read_apart, tell_times
 
 N = 8
 CHUNKS = [(i, j) for i in range(N) for j in range(N)]
@@ -21,24 +21,22 @@ SHARD = [(i, j) for i in range(2) for j in range(4)]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    without_times(monkeypatch)
+    read_apart(monkeypatch)
     return tell_times(monkeypatch)
-
-
-def without_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HookedStorage, "capabilities", fresh_memory().capabilities.__class__(pinned_reads=True))
 
 
 class Seen:
     """An array ``a`` of 8 shards of 2 × 4 chunks, or without, and a reader that has just seen its document."""
 
-    def __init__(self, chunks_per_shard: tuple[int, int] | None = (2, 4), **options: object) -> None:
+    def __init__(
+        self, chunks_per_shard: tuple[int, int] | None = (2, 4), *, metadata_ttl: float = 1000.0, first_bytes: int | None = None
+    ) -> None:
         self.place = fresh_memory()
         self.writer = Engine(self.place, EngineOptions(chunks_per_shard=chunks_per_shard))
         run_sync(self.writer.update(("a/zarr.json", SetValue(document((N, N), (1, 1))))))
         run_sync(self.writer.update_many([(f"a/c/{i}/{j}", SetValue(bytes([i * N + j]))) for i, j in CHUNKS]))
         self.storage = HookedStorage(self.place)
-        self.reader = Engine(self.storage, EngineOptions(**{"metadata_ttl": 1000.0, **options}))  # type: ignore[arg-type]
+        self.reader = Engine(self.storage, EngineOptions(metadata_ttl=metadata_ttl, first_bytes=first_bytes))
         run_sync(self.reader.get(("a/zarr.json", EVERYTHING)))
 
     def read(self, *chunks: tuple[int, int]) -> list[bytes | None]:
@@ -47,7 +45,7 @@ class Seen:
         self.storage.rounds = 0
         values = run_sync(self.reader.get_many([(f"a/c/{i}/{j}", EVERYTHING) for i, j in chunks]))
         assert not any(isinstance(value, Exception) for value in values)
-        return [None if value is None else bytes(value) for value in values]  # type: ignore[arg-type]
+        return [bytes(value) if isinstance(value, memoryview) else None for value in values]
 
     @property
     def rounds(self) -> int:
@@ -86,7 +84,7 @@ def test_what_is_known_is_read_beside_what_is_not() -> None:
 @pytest.mark.parametrize("metadata_ttl", [0.0, 1000.0])
 def test_without_times_documents_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, metadata_ttl: float) -> None:
     """Behind the indices, for all of it."""
-    without_times(monkeypatch)
+    read_apart(monkeypatch)
     seen = Seen(metadata_ttl=metadata_ttl)
     assert seen.read((2, 0)) == right([(2, 0)])
     chunks = [(2, 1), (4, 0), *SHARD]
@@ -96,7 +94,7 @@ def test_without_times_documents_are_looked_at_once(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("times", [False, True])
 def test_an_old_view_is_renewed_beside_chunks_by_a_known_index(monkeypatch: pytest.MonkeyPatch, times: bool) -> None:
-    without_times(monkeypatch)
+    read_apart(monkeypatch)
     if times:
         tell_times(monkeypatch)
     seen = Seen(metadata_ttl=0.0)
@@ -147,7 +145,7 @@ def test_a_chunk_does_not_keep_the_whole_small_shard_in_memory() -> None:
 
 
 def test_without_times_it_is_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_times(monkeypatch)
+    read_apart(monkeypatch)
     seen = Seen()
     assert seen.read(*SHARD) == right(SHARD)
     assert (seen.requests, seen.documents) == (2, 1)
@@ -163,7 +161,7 @@ def test_a_small_shard_comes_with_its_index(first_bytes: int) -> None:
 
 def test_nothing_comes_with_the_index_where_that_saves_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """The document has to be looked at behind it anyway."""
-    without_times(monkeypatch)
+    read_apart(monkeypatch)
     seen = Seen(first_bytes=4096)
     assert seen.read((0, 0)) == right([(0, 0)])
     assert (seen.requests, seen.documents) == (3, 1)
@@ -185,7 +183,7 @@ def rewritten(seen: Seen, clock: Clock) -> None:
 
 def just_before(seen: Seen, clock: Clock) -> None:
     """Before the document was seen, but not for long enough to be sure of the clocks."""
-    clock.stored = dict.fromkeys(clock.stored, clock.stored[max(clock.stored, key=lambda version: clock.stored[version])])
+    clock.stored = dict.fromkeys(clock.stored, max(clock.stored.values()))
 
 
 def told_by_nobody(seen: Seen, clock: Clock) -> None:

@@ -11,13 +11,13 @@ from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reader import same_shards
 from shardstore.engine.retrying import Contention
 from shardstore.engine.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.translation import Translation
 from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array
+from shardstore.format.presentation import present_array, same_chunks
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
@@ -35,11 +35,15 @@ _NOT_STORED_YET = Generation("planned")
 
 @dataclass(frozen=True, slots=True)
 class PlannedArray:
-    """An array's document as it will be stored, and on which condition."""
+    """An array's document as it will be stored, and on which condition.
+
+    It ``goes_first`` where it replaces a document by which its chunks would be something else; behind its chunks elsewhere.
+    """
 
     stored: bytes
     condition: Condition
     node: Node
+    goes_first: bool
 
 
 class Documents:
@@ -136,7 +140,7 @@ class Documents:
             return True
 
     async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:
-        """How an array's document will be stored, for a transaction that writes its chunks first; ``None``: it is no array's.
+        """How an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
 
         ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
         """
@@ -148,16 +152,17 @@ class Documents:
             return None
         current = None if erased_first else await self.read(path)
         try:
-            stored = dumps(await self._translation.array(path, document, current, nothing_there=erased_first))
+            translated = await self._translation.array(path, document, current, nothing_there=erased_first)
         except InvalidInput:
             if erased_first or current is not None or (current := await self.read(path)) is None:
                 raise
             # What is in the way may be the chunks of another client, who has created the same array just now.
-            stored = dumps(await self._translation.array(path, document, current))
+            translated = await self._translation.array(path, document, current)
+        stored = dumps(translated)
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
-        before = None if current is None else current.node.layout
-        is_unborn = node.layout is not None and (before is None or not same_shards(node.layout, before))
-        return PlannedArray(stored, await self._condition(current), replace(node, is_unborn=is_unborn))
+        is_unborn = node.layout is not None and current is None
+        goes_first = current is not None and not same_chunks(present_array(translated), present_array(current.document or {}))
+        return PlannedArray(stored, await self._condition(current), replace(node, is_unborn=is_unborn), goes_first)
 
     async def check_planned(self, planned: PlannedArray) -> None:
         """Is what the array was planned from still there? Asked before its chunks are written.
@@ -229,7 +234,7 @@ class Documents:
         with self._doubted_unless_carried_out(path):
             await self._storage.delete(metadata_key(path), condition)
         if objects is not None:
-            await self._storage.delete_many(objects.without)
+            await self._translation.clear_away(objects)
         self._hierarchy.forget(path)
         self._hierarchy.announce(path)
 

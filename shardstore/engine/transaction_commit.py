@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.committer import Committer
@@ -16,7 +17,7 @@ from shardstore.engine.values import KeyUpdate, Values
 
 
 class OverlayCommit:
-    """One commit of one overlay: erasures, chunks (one commit a shard), metadata."""
+    """One commit of one overlay: erasures, documents of arrays that are laid out anew, chunks (one commit a shard), other documents."""
 
     def __init__(
         self,
@@ -55,11 +56,11 @@ class OverlayCommit:
                 return
             for array in planned.values():
                 await self._documents.check_planned(array)
-            with self._hierarchy.pending(array.node for array in planned.values()):
+            await self._write([array for array in planned.values() if array.goes_first])
+            last = [array for array in planned.values() if not array.goes_first]
+            with self._hierarchy.pending(array.node for array in last):
                 await self._commit_values([key for key in keys if metadata_path(key) is None])
-            for array in planned.values():
-                await self._documents.write_planned(array)
-                self._stored += 1
+            await self._write(last)
             self._committer.forget_unborn()
             await self._commit_wave([key for key in documents if key not in planned])
         except (Exception, asyncio.CancelledError) as exc:
@@ -68,11 +69,17 @@ class OverlayCommit:
                     "shards of arrays that the transaction was to create may be left, and have to be erased before it is tried again: "
                     + ", ".join(left)
                 )
+            erased = f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else ""
             exc.add_note(
-                f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before metadata), the rest "
-                "is discarded" + (f"; what lay below {', '.join(map(repr, self._erased))} had been erased" if self._erased else "")
+                f"the transaction failed: {self._stored} of {len(keys)} held-back keys were committed (chunks before the metadata of new "
+                f"arrays), the rest is discarded{erased}"
             )
             raise
+
+    async def _write(self, arrays: Iterable[PlannedArray]) -> None:
+        for array in arrays:
+            await self._documents.write_planned(array)
+            self._stored += 1
 
     async def _run_documents_first(self, keys: list[str]) -> None:
         """Where the storage is another engine, which would not take what is stored before its document for a chunk."""

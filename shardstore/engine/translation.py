@@ -6,6 +6,7 @@ may be stored that makes existing objects mean something else.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,17 +29,19 @@ from shardstore.format.presentation import (
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.v2_kept import carry_kept
+from shardstore.model.generation import Generation, IfGeneration
 from shardstore.plan.policy import chunks_per_shard
-from shardstore.storage.base import Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import ConditionFailed, Found, ObjectInfo, Read, Storage
 from shardstore.stored.detect import is_draft
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkObjects:
-    """The objects at an array's keys: one that holds chunks, if there is one, and shards of nothing but an index before it."""
+    """The objects at an array's keys: one that holds chunks, if there is one, and shards of nothing but an index before it, with the
+    versions of which that is known."""
 
     with_chunks: str | None
-    without: tuple[str, ...]
+    without: dict[str, Generation]
 
 
 class Translation:
@@ -162,38 +165,46 @@ class Translation:
         """An array may become something else only where nothing is left of it; shards without chunks are cleared away."""
         array = node.layout or node.plain
         objects = None if array is None else await self.chunk_objects(node.path, array)
-        if objects is not None and objects.with_chunks is not None:
+        if objects is not None and (objects.with_chunks is not None or not await self.clear_away(objects)):
             raise InvalidInput(
                 f"the metadata of array {node.path!r} cannot change while it has chunks: the new document {change}. "
                 "Erase the array first (overwrite=True does), or write to another path"
             )
-        if objects is not None and objects.without:
-            await self._storage.delete_many(objects.without)
 
     async def chunk_objects(self, path: str, array: ArrayLayout | PlainArray) -> ChunkObjects:
         """What lies at the chunk or shard keys of an array, up to the first object that holds chunks."""
         encoding, ndim = array.key_encoding, len(array.shape)
         start = join(path, "")
-        without: list[str] = []
+        without: dict[str, Generation] = {}
         async for found in self._storage.list(start + encoding.prefix_of((), ndim)):
             if encoding.decode(found.key[len(start) :], ndim) is None:
                 continue
-            if not isinstance(array, ArrayLayout) or not await self._is_empty_shard(found, array.index_format):
-                return ChunkObjects(found.key, tuple(without))
-            without.append(found.key)
-        return ChunkObjects(None, tuple(without))
+            emptied = await self._emptied(found, array.index_format) if isinstance(array, ArrayLayout) else None
+            if emptied is None:
+                return ChunkObjects(found.key, without)
+            without[found.key] = emptied
+        return ChunkObjects(None, without)
 
-    async def _is_empty_shard(self, found: ObjectInfo, index_format: IndexFormat) -> bool:
-        """Whether a shard is nothing but an index without entries, as is left where a server ignores conditions on DELETE."""
+    async def clear_away(self, objects: ChunkObjects) -> bool:
+        """Remove the shards without chunks; whether all are gone: one that somebody has written a chunk to since is left as it is."""
+        deletions = (self._storage.delete(key, IfGeneration(generation)) for key, generation in objects.without.items())
+        errors = [outcome for outcome in await asyncio.gather(*deletions, return_exceptions=True) if isinstance(outcome, BaseException)]
+        for error in errors:
+            if not isinstance(error, ConditionFailed):
+                raise error
+        return not errors
+
+    async def _emptied(self, found: ObjectInfo, index_format: IndexFormat) -> Generation | None:
+        """The version of a shard that is nothing but an index without entries, as is left where a server ignores conditions on DELETE."""
         if found.nbytes != index_format.nbytes:
-            return False
+            return None
         (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
         if not isinstance(outcome, Found):
-            return False
+            return None
         try:
-            return not index_format.decode(outcome.buffers[0]).present().any()
+            return None if index_format.decode(outcome.buffers[0]).present().any() else outcome.generation
         except Corruption:
-            return False
+            return None
 
 
 def _difference(presented: JsonObject, before: JsonObject) -> str:

@@ -507,6 +507,47 @@ def test_an_array_whose_emptied_shards_could_not_be_deleted_can_be() -> None:
     play(scenario)
 
 
+def emptied_in_the_way(storage: HookedStorage, meanwhile: Callable[[], Awaitable[None]]) -> None:
+    """Emptied shards stay, and just before the second of them is deleted something happens."""
+    storage.capabilities_override = replace(storage.inner.capabilities, conditional_delete=False)
+
+    async def before(operation: str, key: str) -> None:
+        if (operation, key) == ("delete", "a/c/1"):
+            storage.before = None
+            await meanwhile()
+
+    storage.before = before
+
+
+def test_a_chunk_that_is_written_while_its_array_is_laid_out_anew_is_not_lost() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        emptied_in_the_way(storage, lambda: other.update(("a/c/5", SetValue(b"!"))))
+        await put(mine, c0=b"0", c5=b"5")
+        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
+        with pytest.raises(InvalidInput, match="while it has chunks"):
+            await mine.update(("a/zarr.json", SetValue(document((16,), (2,)))))
+        assert storage.before is None
+        assert [await get(Engine(storage.inner), key) for key in ("a/c/0", "a/c/5")] == [None, b"!"]
+
+    play(scenario)
+
+
+def test_a_chunk_of_an_array_that_is_created_while_its_forerunner_is_erased_is_not_lost() -> None:
+    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
+        async def create() -> None:
+            await other.update(("a/zarr.json", SetValue(document((16,), (1,)))))
+            await other.update(("a/c/5", SetValue(b"!")))
+
+        emptied_in_the_way(storage, create)
+        await put(mine, c0=b"0", c5=b"5")
+        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
+        await mine.update(("a/zarr.json", ERASE))
+        assert storage.before is None
+        assert [await get(Engine(storage.inner), key) for key in ("a/c/0", "a/c/5")] == [None, b"!"]
+
+    play(scenario)
+
+
 def test_paths_that_climb_out_are_refused_everywhere() -> None:
     async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
         for path in ("../b", "a/../../b", "/a", "a//b"):

@@ -18,6 +18,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.actions import SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
+from shardstore.model.ranges import EVERYTHING
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
 
@@ -85,6 +86,37 @@ def test_erased_prefixes_go_first() -> None:
         assert other.get("a/c/0") == b"old"
     assert other.list() == ["a/c/1", "a/zarr.json", "b"]
     assert other.get("a/c/1") == b"new"
+
+
+def test_an_empty_array_that_is_laid_out_anew_is_described_before_its_chunks_are_there() -> None:
+    """Who has the old document would read them by it, and be right about that as far as anybody could tell."""
+
+    async def run() -> None:
+        storage = HookedStorage(fresh_memory())
+        mine, other = Engine(storage, EngineOptions(chunks_per_shard=(4,))), Engine(storage.inner)
+        await mine.update(("a/zarr.json", SetValue(document((16,), (1,)))))
+        assert await other.get(("a/c/1", EVERYTHING)) is None
+        storage.seen.clear()
+        await mine.begin()
+        await mine.update(("a/zarr.json", SetValue(document((16,), (2,)))))
+        await mine.update_many([("a/c/1", SetValue(b"11")), ("a/c/7", SetValue(b"77"))])
+        await mine.commit()
+        assert [key for operation, key in storage.seen if operation == "write"] == ["a/zarr.json", "a/c/0", "a/c/1"]
+        assert [await other.get((f"a/c/{i}", EVERYTHING)) for i in (1, 7, 4)] == [b"11", b"77", None]
+
+    run_sync(run())
+
+
+def test_an_array_that_grows_is_described_behind_its_chunks() -> None:
+    storage, mine, other = open_hooked()
+    mine.set("a/zarr.json", document((16,), (1,)))
+    mine.set("a/c/3", b"3")
+    storage.seen.clear()
+    with mine.transaction():
+        mine.set("a/zarr.json", document((32,), (1,)))
+        mine.set("a/c/20", b"20")
+    assert [key for operation, key in storage.seen if operation == "write"] == ["a/c/5", "a/zarr.json"]
+    assert (other.get("a/c/3"), other.get("a/c/20")) == (b"3", b"20")
 
 
 def test_what_would_be_refused_is_refused_before_a_chunk_is_written() -> None:

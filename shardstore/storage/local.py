@@ -48,7 +48,7 @@ from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
-from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file, reading_of
+from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
 from shardstore.storage.local_tails import cut_tails, find_tails
@@ -199,10 +199,9 @@ class LocalStorage:
 
     def _read_some(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes: list[ReadOutcome] = []
-        look = reading_of(reads)
         for read in reads:
             path = self._path(read.key)
-            outcome = ABSENT if path is None else read_file(path, read, look)
+            outcome = ABSENT if path is None else read_file(path, read)
             if read.beside is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.beside):
                 outcome = OUTDATED
             outcomes.append(outcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_modes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -24,8 +24,6 @@ Pread = Callable[[int, int, int], bytes | memoryview]
 """Of a descriptor, so many bytes from an offset on, or fewer where the file ends."""
 
 _READ_ATTEMPTS = 3
-_LARGE_PAGES_FROM = 4 << 20  # where numpy asks for them
-_BLOCK_BYTES = 8 << 20  # which one chunk that somebody keeps may hold
 
 
 def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
@@ -75,33 +73,6 @@ def fetch_soon(path: str, read: Read) -> None:
             os.close(fd)
 
 
-class Blocks:
-    """Memory for what is read together, a few MiB at once: of so much the system gives large pages, where it would give each small one by
-    itself, which takes longer than to read what belongs into it.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._to_come = nbytes
-        self._block = memoryview(b"")
-
-    def pread(self, fd: int, nbytes: int, offset: int) -> bytes | memoryview:
-        """As ``local_files.pread``."""
-        if nbytes > len(self._block):
-            self._block = np.empty(max(nbytes, min(_BLOCK_BYTES, self._to_come)), np.uint8).data
-        place, self._block = self._block[:nbytes], self._block[nbytes:]
-        self._to_come -= nbytes
-        done = 0
-        while done < nbytes and (more := os.preadv(fd, [place[done:]], offset + done)):  # at most 2 GiB a call
-            done += more
-        return place[:done]
-
-
-def reading_of(reads: Sequence[Read]) -> Pread:
-    """How to read what is read together."""
-    nbytes = sum([wanted.end - wanted.start for read in reads for wanted in read.ranges if isinstance(wanted, ByteRange)])
-    return Blocks(nbytes).pread if nbytes >= _LARGE_PAGES_FROM and hasattr(os, "preadv") else pread
-
-
 def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
     """Exactly ``nbytes`` that are in memory. Raises ``BlockingIOError`` where they are not."""
     data = np.empty(nbytes, np.uint8).data  # a bytearray is filled with zeros first
@@ -110,12 +81,12 @@ def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
     return data
 
 
-def read_file(path: str, read: Read, look: Pread = pread) -> ReadOutcome:
-    """All ranges of ``read`` from one open file, whose path is ``path``, each by ``look``."""
+def read_file(path: str, read: Read) -> ReadOutcome:
+    """All ranges of ``read`` from one open file, whose path is ``path``."""
     try:
         for _ in range(_READ_ATTEMPTS):
             try:
-                outcome = _read_once(path, read, look)
+                outcome = _read_once(path, read, pread)
             except OSError as exc:
                 if exc.errno != errno.ESTALE:
                     raise

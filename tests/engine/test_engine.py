@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, Patch, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
@@ -22,41 +20,8 @@ from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Found, Read
 from shardstore.storage.capabilities import Capabilities
-from tests.engine.hooked import HookedStorage, document, fresh_memory
-
-Scenario = Callable[[HookedStorage, Engine, Engine], Awaitable[None]]
-
-
-def play(scenario: Callable[[HookedStorage, Engine, Engine], Coroutine[Any, Any, None]], **options: Any) -> None:
-    """Run a scenario with a hooked storage, its engine, and the engine of another client on the same objects."""
-
-    async def run() -> None:
-        memory = fresh_memory()
-        storage = HookedStorage(memory)
-        chosen = replace(EngineOptions(chunks_per_shard=(4,), metadata_ttl=1000.0), **options)
-
-        async def no_sleep(_: float) -> None:
-            await asyncio.sleep(0)
-
-        mine = Engine(storage, chosen, sleep=no_sleep)
-        other = Engine(memory, chosen, sleep=no_sleep)
-        await mine.update(("a/zarr.json", SetValue(document((16,), (1,)))))
-        storage.seen.clear()
-        await scenario(storage, mine, other)
-
-    run_sync(run())
-
-
-async def get(engine: Engine, key: str) -> bytes | None:
-    value = await engine.get((key, EVERYTHING))
-    return None if value is None else bytes(value)
-
-
-async def put(engine: Engine, **chunks: bytes) -> None:
-    errors = await engine.update_many([(f"a/c/{name[1:]}", SetValue(data)) for name, data in chunks.items()])
-    for error in errors:
-        if error is not None:
-            raise error
+from tests.engine.clients import get, play, put
+from tests.engine.hooked import HookedStorage, document
 
 
 def test_another_commit_between_index_and_chunk_is_noticed() -> None:
@@ -122,37 +87,6 @@ def test_a_lost_race_is_planned_again_and_loses_nothing() -> None:
         await put(mine, c0=b"mine")
         assert [await get(other, f"a/c/{i}") for i in range(4)] == [b"mine", b"theirs1", b"theirs2", b"theirs3"]
         assert mine.counters.conflicts == 3
-
-    play(scenario)
-
-
-def test_a_chunk_written_while_its_shard_is_being_emptied_does_not_vanish() -> None:
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        await put(mine, c0=b"0")
-
-        async def race(operation: str, key: str) -> None:
-            if operation == "delete":
-                storage.before = None
-                await put(other, c1=b"theirs")
-
-        storage.before = race
-        await mine.update(("a/c/0", ERASE))
-        assert await get(mine, "a/c/0") is None
-        assert await get(mine, "a/c/1") == b"theirs"
-
-    play(scenario)
-
-
-def test_where_delete_has_no_condition_an_emptied_shard_is_swapped_for_its_index() -> None:
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        storage.capabilities_override = replace(storage.inner.capabilities, conditional_delete=False)
-        await put(mine, c0=b"0")
-        await mine.update(("a/c/0", ERASE))
-        assert storage.count("delete") == 0
-        assert await get(mine, "a/c/0") is None
-        assert [v.key async for v in other.list("a/c/")] == []
-        await put(other, c0=b"again")
-        assert await get(mine, "a/c/0") == b"again"
 
     play(scenario)
 
@@ -492,60 +426,6 @@ def test_one_arrays_trouble_is_not_anothers() -> None:
         assert [await get(other, key) for key in ("b/c/0", "notes.txt")] == [b"0", b"n"]
 
     play(scenario, metadata_ttl=0.0, chunks_per_shard=fails)
-
-
-def test_an_array_whose_emptied_shards_could_not_be_deleted_can_be() -> None:
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        storage.capabilities_override = replace(storage.inner.capabilities, conditional_delete=False)
-        await put(mine, c0=b"0", c5=b"5")
-        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
-        assert await storage.inner.stat("a/c/0") is not None
-        await mine.update(("a/zarr.json", SetValue(document((16,), (2,)))))  # another chunk shape: there are no chunks
-        await mine.update(("a/zarr.json", ERASE))
-        assert await storage.inner.stat("a/zarr.json") is None
-
-    play(scenario)
-
-
-def emptied_in_the_way(storage: HookedStorage, meanwhile: Callable[[], Awaitable[None]]) -> None:
-    """Emptied shards stay, and just before the second of them is deleted something happens."""
-    storage.capabilities_override = replace(storage.inner.capabilities, conditional_delete=False)
-
-    async def before(operation: str, key: str) -> None:
-        if (operation, key) == ("delete", "a/c/1"):
-            storage.before = None
-            await meanwhile()
-
-    storage.before = before
-
-
-def test_a_chunk_that_is_written_while_its_array_is_laid_out_anew_is_not_lost() -> None:
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        emptied_in_the_way(storage, lambda: other.update(("a/c/5", SetValue(b"!"))))
-        await put(mine, c0=b"0", c5=b"5")
-        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
-        with pytest.raises(InvalidInput, match="while it has chunks"):
-            await mine.update(("a/zarr.json", SetValue(document((16,), (2,)))))
-        assert storage.before is None
-        assert [await get(Engine(storage.inner), key) for key in ("a/c/0", "a/c/5")] == [None, b"!"]
-
-    play(scenario)
-
-
-def test_a_chunk_of_an_array_that_is_created_while_its_forerunner_is_erased_is_not_lost() -> None:
-    async def scenario(storage: HookedStorage, mine: Engine, other: Engine) -> None:
-        async def create() -> None:
-            await other.update(("a/zarr.json", SetValue(document((16,), (1,)))))
-            await other.update(("a/c/5", SetValue(b"!")))
-
-        emptied_in_the_way(storage, create)
-        await put(mine, c0=b"0", c5=b"5")
-        await mine.update_many([("a/c/0", ERASE), ("a/c/5", ERASE)])
-        await mine.update(("a/zarr.json", ERASE))
-        assert storage.before is None
-        assert [await get(Engine(storage.inner), key) for key in ("a/c/0", "a/c/5")] == [None, b"!"]
-
-    play(scenario)
 
 
 def test_paths_that_climb_out_are_refused_everywhere() -> None:

@@ -16,8 +16,8 @@ from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
+from tests.engine.clients import get
 from tests.engine.hooked import HookedStorage, document, fresh_memory
-from tests.engine.test_engine import get
 
 FOUR = EngineOptions(chunks_per_shard=(4,))
 

@@ -6,8 +6,8 @@ import pytest
 
 from shardstore.engine.actions import ERASE
 from shardstore.engine.engine import Engine
+from tests.engine.clients import get, play, put
 from tests.engine.hooked import HookedStorage
-from tests.engine.test_engine import get, play, put
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -262,6 +262,8 @@ class GenericStorage:
         parent = self._full(key).rpartition("/")[0]
         try:
             await self._calls.call(parent, "makedirs", parent, exist_ok=True)
+        except (FileExistsError, FileNotFoundError):
+            pass  # another client made it, or one above it, at the same time, and removes it by now
         except Exception:  # noqa: BLE001  # then the first error says more
             return False
         return bool(parent)

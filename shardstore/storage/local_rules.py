@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput, StorageError, Unsupported
@@ -106,6 +107,25 @@ class WriteRules:
             return False
         self.prune(directory)
         return True
+
+    def make_directory(self, directory: str) -> list[str]:
+        """Make ``directory`` and those above it; those that were missing.
+
+        Others may have removed them again, since they are empty: who finds them gone asks again, ``PARENT_ATTEMPTS`` times at most.
+
+        Raises:
+            FileExistsError: one of them is a file, or a link that leads nowhere.
+        """
+        missing = [str(above) for above in (Path(directory), *Path(directory).parents) if not above.is_dir()]
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except FileNotFoundError:
+            pass  # one above was removed before the next was made in it
+        except FileExistsError as exc:
+            # It was there when it was to be made, and no directory when it was looked at: what is gone by now was one.
+            if os.path.isfile(exc.filename) or os.path.islink(exc.filename):
+                raise
+        return missing
 
     def prune(self, directory: str) -> None:
         """Remove ``directory`` and its parents below the root as long as they are empty."""

@@ -68,7 +68,7 @@ class TemporaryFile:
                 # The first write here; or someone deleted the last object here and pruned the directory again.
                 if attempt == PARENT_ATTEMPTS - 1:
                     raise
-                self._make_parents()
+                self._new_parents += self._rules.make_directory(self._parent)
                 continue
             self._temp = temp
             lock_whole(self._fd, temp)
@@ -79,14 +79,6 @@ class TemporaryFile:
             # A sweeper was faster with the lock, and took the file for one that was left behind.
             self._close_descriptor()
         raise StorageError(f"writing {self._key!r} failed: its temporary file is removed by others as soon as it is there")
-
-    def _make_parents(self) -> None:
-        missing = self._parent
-        while not os.path.isdir(missing):
-            self._new_parents.append(missing)
-            missing = os.path.dirname(missing)
-        with suppress(FileNotFoundError):  # pruned while it was being made: the next attempt makes it again
-            os.makedirs(self._parent, exist_ok=True)
 
     # -- contents ------------------------------------------------------------------------------------------------------
 

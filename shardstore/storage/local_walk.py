@@ -112,9 +112,9 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
     if not _remove_empty(target, rules) and os.path.lexists(target):
         raise ConditionFailed(f"there is something at {target} already")
     parent = os.path.dirname(target)
-    made = [directory for directory in _above(parent, rules.root) if not os.path.isdir(directory)]
+    made: list[str] = []
     for attempt in range(PARENT_ATTEMPTS):
-        os.makedirs(parent, exist_ok=True)
+        made += rules.make_directory(parent)
         try:
             os.rename(source, target)
             break
@@ -135,14 +135,6 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
             fsync_directory(directory)
     rules.prune(os.path.dirname(source))
     return True
-
-
-def _above(directory: str, root: str) -> Iterator[str]:
-    """``directory`` and the directories above it, the root included, the deepest first."""
-    while len(directory) > len(root):
-        yield directory
-        directory = os.path.dirname(directory)
-    yield root
 
 
 def _remove_empty(directory: str, rules: WriteRules) -> bool:

@@ -392,6 +392,25 @@ def test_directories_go_when_they_are_empty_but_never_the_root(tmp_path: Path) -
     assert os.listdir(tmp_path / "root") == []
 
 
+@pytest.mark.parametrize("raised", [FileExistsError, FileNotFoundError])
+def test_a_directory_that_is_removed_while_it_is_made(tmp_path: Path, raised: type[OSError]) -> None:
+    class Racing(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
+        """Somebody else makes the directory a moment earlier, and removes it a moment later."""
+
+        calls = 0
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise raised(path)
+            super().makedirs(path, exist_ok)
+
+    fs = Racing(skip_instance_cache=True)
+    s = SyncStorage(GenericStorage(fs, str(tmp_path / "root")))
+    s.put("a/b", b"1")
+    assert (fs.calls, s.get("a/b")) == (2, b"1")
+
+
 def test_other_filesystems_keep_empty_directories(tmp_path: Path) -> None:
     class Unsafe(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
         protocol = "webdav"  # whose rmdir takes all that is below

@@ -409,6 +409,36 @@ def test_what_is_in_the_way_of_a_rename(s: SyncStorage, tmp_path: Path, monkeypa
     assert files_below(root) == before
 
 
+@pytest.mark.parametrize("mkdir_fails", [FileExistsError, FileNotFoundError])
+def test_parents_that_are_removed_while_they_are_made(
+    s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mkdir_fails: type[OSError]
+) -> None:
+    """Somebody else makes a directory a moment earlier, or the one above it, and removes it a moment later."""
+    original = os.mkdir
+    failures = 3
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise mkdir_fails(errno.EEXIST if mkdir_fails is FileExistsError else errno.ENOENT, "as if", path)
+        original(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    s.put("a/b/x", b"1")
+    assert s.get("a/b/x") == b"1"
+    failures = 3
+    assert s.rename_prefix("a", "new/c") is True
+    assert s.get("new/c/b/x") == b"1"
+    (tmp_path / "root/file").write_bytes(b"f")
+    (tmp_path / "root/nowhere").symlink_to(tmp_path / "absent")
+    for name in ("file/y", "nowhere/y"):  # what is in the way all the time is told
+        with pytest.raises(StorageError, match="above it is a file"):
+            s.put(name, b"1")
+        with pytest.raises(StorageError, match="above it is a file"):
+            s.rename_prefix("new", name)
+
+
 def test_parents_that_are_removed_while_they_are_needed(s: SyncStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s.put("a/x", b"1")
     original = os.rename

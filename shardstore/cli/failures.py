@@ -9,6 +9,7 @@ from shardstore.errors import (
     AccessDenied,
     Conflict,
     Corruption,
+    Incomplete,
     InvalidInput,
     NotFound,
     ShardStoreError,
@@ -66,7 +67,10 @@ def first_error(exc: BaseException) -> BaseException:
 
 
 def exit_code(exc: BaseException) -> ExitCode:
-    """The exit code for an exception."""
+    """The exit code for an exception; of long work that is not complete, that of the first failure."""
+    if isinstance(exc, Incomplete) and exc.__cause__ is not None:
+        of_first = exit_code(exc.__cause__)
+        return ExitCode.FAILED if of_first is ExitCode.INVALID else of_first  # which says that nothing was changed
     if getattr(exc, "code", None) == _NO_SUCH_BUCKET:
         return ExitCode.NOT_FOUND
     return next((code for cls, code in _BY_CLASS if isinstance(exc, cls)), ExitCode.FAILED)

@@ -120,7 +120,7 @@ def pack(
         NotFound: there is no Zarr node at the source.
         Unsupported: arrays cannot be expressed exactly, all of them named; nothing was written.
         Conflict: there is something at the target that no earlier run of the same has made.
-        Incomplete: units failed; its ``report`` names them. What was done stays.
+        Incomplete: units failed; its ``report`` names them, its cause is the error of the first. What was done stays.
 
     Specification: Zarr v3, sharding codec 1.0; the bytes of inner chunks are those of the source.
     """

@@ -39,11 +39,13 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
     assert f"{new}.pack" in out
     assert "0 units done, 5 had been done before" in succeed("pack", "-s", "3,2", str(source), new).out
     assert zarr.open_array(f"{new}/a", mode="r").shards == (6, 4)
-    succeed("reshard", "-s", '{"a": [2, 4], "*": "none"}', new, other)
+    assert "not sharded" not in succeed("reshard", "-s", '{"a": [2, 4], "*": "none"}', new, other).out
     assert zarr.open_array(f"{other}/a", mode="r").shards == (4, 8)
     succeed("unpack", other, plain)
     assert zarr.open_array(f"{plain}/a", mode="r").shards is None
-    for place in (new, other, plain):
+    again = succeed("reshard", "-s", "2,4", plain, str(tmp_path / "again.zarr")).out
+    assert "not sharded, and stays so: a, line. To have shards of its chunks, pack it" in again
+    for place in (new, other, plain, str(tmp_path / "again.zarr")):
         np.testing.assert_array_equal(zarr.open_array(f"{place}/a", mode="r")[...], np.arange(96).reshape(12, 8))
 
 
@@ -67,8 +69,8 @@ def test_what_failed_is_named_and_done_alone(source: Path, tmp_path: Path) -> No
     data[-20] ^= 1
     victim.write_bytes(data)
     outcome = run("reshard", "-s", "2,2", str(shards), str(new))
-    assert outcome.code == 1
-    assert "failed: a 3: " in outcome.err
+    assert outcome.code == 5
+    assert "failed: unit 3 of a: " in outcome.err
     assert "1 unit still to be done" in outcome.err
     assert "error: 1 of " in outcome.err
     assert not (new / "zarr.json").exists()
@@ -219,7 +221,7 @@ def test_json_of_what_failed(source: Path, tmp_path: Path) -> None:
     zarray: dict[str, Any] = json.loads((source / "a/.zarray").read_text())
     (source / "a/.zarray").write_text(json.dumps(zarray | {"compressor": None}))
     outcome = run("pack", "-s", "2,2", "--json", str(source), str(tmp_path / "new.zarr"))
-    assert outcome.code == 1
+    assert outcome.code == 5
     failed = outcome.json["failed"]
     assert failed[0]["path"] == "a"
     assert "its codecs give 32 to each" in failed[0]["error"]

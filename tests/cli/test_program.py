@@ -30,6 +30,7 @@ from shardstore.errors import (
     AccessDenied,
     Conflict,
     Corruption,
+    Incomplete,
     InvalidInput,
     NotFound,
     ReadOnly,
@@ -110,6 +111,16 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, local: Place, error: Except
     outcome = run("ls", local.url)
     assert outcome.code == code
     assert outcome.error.startswith("x" if isinstance(error, ShardStoreError) else "RuntimeError: x")
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [(AccessDenied("x"), 4), (Corruption("x"), 5), (StorageError("x"), 1), (RuntimeError("x"), 1), (InvalidInput("x"), 1), (None, 1)],
+)
+def test_work_that_is_not_complete_ends_as_its_first_failure(first: Exception | None, code: int) -> None:
+    incomplete = Incomplete("some could not be done")
+    incomplete.__cause__ = first
+    assert exit_code(incomplete) == code
 
 
 def test_an_error_is_one_line_with_its_notes() -> None:

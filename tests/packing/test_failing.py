@@ -101,7 +101,7 @@ def test_what_fails_for_good_is_named_and_the_rest_is_done(hierarchy: Path, tmp_
     source = FaultStorage(memory(hierarchy))
     source.plan(*(Fault(n, Fail(), operations=frozenset({"read"}), keys="x/c/9") for n in range(1, 50)))
     target, record = memory(), memory()
-    with pytest.raises(shardstore.Incomplete, match=r"1 of \d+ units could not be done: x 2: ") as caught:
+    with pytest.raises(shardstore.Incomplete, match=r"1 of \d+ units could not be done: unit 2 of x: ") as caught:
         pack(source, target, record)
     report: Any = caught.value.report
     assert [(unit.path, unit.number) for unit in report.failed] == [("x", 2)]

@@ -36,7 +36,7 @@ class FailedUnit:
     error: str
 
     def __str__(self) -> str:
-        return f"{'other objects' if self.path is None else self.path or '(root)'} {self.number}"
+        return f"unit {self.number} of {'the other objects' if self.path is None else self.path or '(root)'}"
 
 
 @dataclass(frozen=True, slots=True)

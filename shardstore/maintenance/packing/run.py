@@ -40,6 +40,7 @@ from shardstore.storage.object_requests import PROBE_PREFIX
 _OTHERS_A_UNIT = 256
 _OTHER_BYTES_A_UNIT = 64 << 20
 _DELETED_AT_ONCE = 1000
+_NAMED = 5  # arrays, in one line of the report
 
 AnyUnit = Unit | OthersUnit
 
@@ -67,6 +68,7 @@ class PackingRun:
         self._only: set[UnitName] | None = None
         self._progress = progress or (lambda progress: None)
         self._failed: list[FailedUnit] = []
+        self._first_error: Exception | None = None
         self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
         self._done_objects = self._done_nbytes = 0
         self._is_complete = False
@@ -252,6 +254,8 @@ class PackingRun:
     def _note_failure(self, failure: Failure[AnyUnit]) -> None:
         path, number = name_of(failure.task)
         error = failure.error
+        if self._first_error is None:
+            self._first_error = error
         self._failed.append(
             FailedUnit(path, number, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
         )
@@ -312,6 +316,10 @@ class PackingRun:
         documents = [dumps(document) for document in self._target.documents.values()]
         requests = estimated_requests(self._arrays, others, self._nodes.objects, self._nodes.documents, len(documents))
         notes = [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
+        plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
+        if self._wanted.mode == "reshard" and plain:
+            named = ", ".join(plain[:_NAMED]) + (f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else "")
+            notes.append(f"not sharded, and stays so: {named}. To have shards of its chunks, pack it")
         return PackReport(
             mode=self._wanted.mode,
             source=self._places.shown_source,
@@ -356,7 +364,7 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raises ``Incomplete`` where units failed."""
+        """Raises ``Incomplete`` where units failed; its cause is the error of the first."""
         if not report.failed:
             return
         first = report.failed[0]
@@ -365,7 +373,7 @@ class PackingRun:
             f"{len(report.failed)} of {report.units} units could not be done: {first}: "
             f"{first.error}{more}. What was done stays: the same call goes on from there",
             report,
-        )
+        ) from self._first_error
 
 
 def name_of(unit: AnyUnit) -> UnitName:

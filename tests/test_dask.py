@@ -21,6 +21,7 @@ import shardstore
 from shardstore.adapters.align import align
 from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage
+from tests.clusters import dask_cluster
 
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
 
@@ -72,10 +73,7 @@ def processes() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """``distributed``, with a process a worker."""
-    from distributed import Client, LocalCluster
-
-    options = {"n_workers": WORKERS, "threads_per_worker": 1, "processes": True, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(**options) as running, Client(running, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with dask_cluster(WORKERS) as client:
         yield client
 
 

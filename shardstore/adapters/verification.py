@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
 from shardstore.errors import Unsupported
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import Census, merged, read_census
+from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.verify import Copy, Progress, VerifyReport, verify_engine
 from shardstore.maintenance.verify_chunks import Decoder
@@ -26,7 +26,7 @@ def verify(
     deep: bool = False,
     against: Any = None,
     census: CensusLike | Sequence[CensusLike] | None = None,
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: Part | str | None = None,
     retries: int = 2,
@@ -45,8 +45,8 @@ def verify(
         against: another copy, as ``url``: metadata as presented, and the bytes of every chunk, are compared, however either is sharded.
         census: what ``census`` returned, or a file of it, or several of them that parts have taken: what is gone since, or lies
             elsewhere, is found.
-        executor: a ``concurrent.futures.Executor`` to run on, such as ``Client(address).get_executor()`` of a dask cluster; threads of
-            this process, if it is not given.
+        executor: a ``concurrent.futures.Executor`` to run on, or the ``distributed.Client`` of a dask cluster; threads of this process,
+            if it is not given.
         workers: how many tasks run at once.
         part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
         retries: how often a task is tried again whose storage failed, or whose worker was lost.
@@ -80,7 +80,7 @@ def census(
     *,
     path: str = "",
     contents: bool = False,
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: Part | str | None = None,
     retries: int = 2,

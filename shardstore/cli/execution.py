@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -21,6 +20,7 @@ from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, plural
 from shardstore.cli.transfer import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
 from shardstore.storage.local_rules import Locks, check_locks
@@ -82,8 +82,8 @@ def parse_locks(text: str) -> Locks:
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[Executor | None]:
-    """The executor of a dask cluster, or ``None`` without an address.
+def cluster(address: str | None) -> Iterator[ExecutorLike | None]:
+    """The client of a dask cluster, or ``None`` without an address.
 
     Raises:
         Unsupported: dask.distributed is not installed.
@@ -101,7 +101,7 @@ def cluster(address: str | None) -> Iterator[Executor | None]:
     except OSError as exc:
         raise StorageError(f"no dask scheduler answers at {address}: {exc}") from exc
     with client:
-        yield client.get_executor(pure=False)  # type: ignore[no-untyped-call]  # as above
+        yield client
 
 
 @contextmanager

@@ -8,7 +8,6 @@ more, and no client loses what it wrote. Chunks are neither decoded nor checked,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.reader import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.object_tasks import halved
 from shardstore.maintenance.pins import Pin, Pins, is_held
@@ -236,7 +236,7 @@ def compact(
     dead_ratio: float = 0.25,
     dead_bytes: int | None = None,
     order: ChunkOrder = "C",
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: str | Part | None = None,
     dry_run: bool = False,
@@ -261,7 +261,8 @@ def compact(
             refers to.
         dead_bytes: or where so many bytes are dead.
         order: ``"C"`` or ``"morton"``: of the chunks in a rewritten shard.
-        executor: carries out the tasks, of one shard each; threads of this process by default.
+        executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
+            cluster; threads of this process by default.
         workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for.
         dry_run: only look, and say what would be done.

@@ -14,13 +14,14 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
+from shardstore.maintenance.cluster import ExecutorLike, executor_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -105,8 +106,8 @@ class Failure(Generic[Task]):
 class Execution:
     """How the tasks of one run are carried out."""
 
-    executor: Executor | None = None
-    """``None``: threads of this process."""
+    executor: ExecutorLike | None = None
+    """``None``: threads of this process. A client of a dask cluster becomes its executor."""
     workers: int | None = None
     """Tasks that run at once: threads without an executor; how many an executor has, where it does not tell."""
     retries: int = 2
@@ -124,7 +125,7 @@ class Execution:
     @classmethod
     def of(
         cls,
-        executor: Executor | None = None,
+        executor: ExecutorLike | None = None,
         workers: int | None = None,
         part: str | Part | None = None,
         retries: int = 2,
@@ -142,10 +143,7 @@ class Execution:
             raise InvalidInput(f"retries {self.retries!r} is not a whole number, 0 or more")
         if type(self.max_memory) is not int or self.max_memory < 1:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a positive number of bytes")
-        if self.executor is not None and not isinstance(self.executor, Executor):
-            raise InvalidInput(
-                f"executor {self.executor!r} is no concurrent.futures.Executor; of a dask cluster it is Client(address).get_executor()"
-            )
+        object.__setattr__(self, "executor", executor_of(self.executor))
 
     @property
     def worker_count(self) -> int:
@@ -202,7 +200,7 @@ class Execution:
                 _stopped.discard(self.run)
 
     @contextmanager
-    def _opened(self) -> Iterator[Executor]:
+    def _opened(self) -> Iterator[ExecutorLike]:
         if self.executor is not None:
             yield self.executor
             return
@@ -216,7 +214,7 @@ class _Run(Generic[Task, Result]):
     def __init__(
         self,
         execution: Execution,
-        executor: Executor,
+        executor: ExecutorLike,
         function: Callable[[Task], Result],
         tasks: Iterator[Task],
         done: Callable[[Task, Result], None],

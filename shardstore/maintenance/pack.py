@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
+from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import WHOLE, Execution, Part
 from shardstore.maintenance.packing.places import open_places
 from shardstore.maintenance.packing.report import PackReport, Progress
@@ -95,7 +95,7 @@ def pack(
     target: Any,
     *,
     chunks_per_shard: ShardingPolicy = "auto",
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> PackReport:
@@ -110,7 +110,7 @@ def pack(
         chunks_per_shard: as of ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is for
             the arrays of as many dimensions, the others are decided by ``"auto"``. Arrays for which it says ``None`` stay one object a
             chunk.
-        executor: where the work is done: any ``concurrent.futures.Executor``, such as ``distributed.Client(…).get_executor()``; by
+        executor: where the work is done: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
         progress: is called now and then, in the calling thread or on the IO loop.
         options: those of ``shardstore.maintenance.pack.PackOptions``.
@@ -132,7 +132,7 @@ def reshard(
     target: Any,
     *,
     chunks_per_shard: ShardingPolicy = "auto",
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> PackReport:
@@ -144,7 +144,7 @@ def unpack(
     source: Any,
     target: Any,
     *,
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> PackReport:
@@ -157,7 +157,7 @@ def _run(
     source: Any,
     target: Any,
     policy: ShardingPolicy,
-    executor: Executor | None,
+    executor: ExecutorLike | None,
     progress: Callable[[Progress], None] | None,
     given: dict[str, Any],
 ) -> PackReport:

@@ -9,7 +9,6 @@ nothing below it is touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +23,7 @@ from shardstore.engine.reader import StaleLayout, same_shards
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.metadata_v3 import codec_name, mentions_sharding
 from shardstore.format.presentation import present_array
+from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.leftovers import Leftovers, clear_leftovers
 from shardstore.maintenance.object_tasks import halved
@@ -210,7 +210,7 @@ def repair(
     yes: bool = False,
     quarantine: Any = None,
     older_than_hours: float = 24.0,
-    executor: Executor | None = None,
+    executor: ExecutorLike | None = None,
     workers: int | None = None,
     part: str | Part | None = None,
     retries: int = 2,
@@ -235,7 +235,8 @@ def repair(
             its name with ``.quarantine`` behind.
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives keeps
             its files, but an upload does not tell whether its writer does.
-        executor: carries out the tasks, of one shard each; threads of this process by default.
+        executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
+            cluster; threads of this process by default.
         workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for. Leftovers go with the first.
         retries: how often a task is tried again whose storage failed, or whose worker was lost.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import Place, run, succeed
+from tests.clusters import dask_cluster
 from tests.maintenance.laid_out import DEAD, laid_out
 from tests.shards import index_entries, presented, sharded_arrays
 from tests.stored import snapshot
@@ -70,14 +71,12 @@ def test_bounds_and_shares(local: Place) -> None:
 
 
 def test_on_a_dask_cluster(local: Place) -> None:
-    from distributed import LocalCluster
-
     layout = sharded_arrays(local.objects)["ct"]
     shard = local.objects.get("ct/c/0/0")
     assert shard is not None
     parts = [(slot, shard[offset : offset + nbytes]) for slot, (offset, nbytes) in enumerate(index_entries(layout, shard))]
     local.objects.put("ct/c/0/0", laid_out(layout, [(DEAD, bytes(1024)), *parts]))
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:  # type: ignore[no-untyped-call]
-        outcome = succeed("compact", local.url, "--scheduler", cluster.scheduler_address)
+    with dask_cluster(threads_per_worker=2, processes=False) as client:
+        outcome = succeed("compact", local.url, "--scheduler", client.cluster.scheduler_address)
     assert outcome.lines[-1] == "1 rewritten, 0 deleted: 1.0 KiB freed"
     assert local.objects.get("ct/c/0/0") == shard

@@ -21,6 +21,7 @@ from shardstore.maintenance.census_file import Unread
 from shardstore.storage.base import Failed
 from shardstore.storage.local import LocalStorage
 from tests.cli.running import PLAIN, Place, run, succeed
+from tests.clusters import dask_cluster
 from tests.stored import LocalObjects, document, snapshot
 
 
@@ -104,10 +105,9 @@ def test_nothing_there(local: Place) -> None:
 
 
 def test_a_scheduler(local: Place) -> None:
-    distributed = pytest.importorskip("distributed")
     local.objects.put("ct/c/0/1", b"short")
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
-        outcome = run("verify", local.url, "--scheduler", cluster.scheduler_address, "--json")
+    with dask_cluster(threads_per_worker=2, processes=False) as client:
+        outcome = run("verify", local.url, "--scheduler", client.cluster.scheduler_address, "--json")
         assert outcome.code == 5
         assert [finding["key"] for finding in outcome.json["findings"]] == ["ct/c/0/1"]
 

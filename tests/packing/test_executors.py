@@ -15,11 +15,10 @@ import zarr
 
 import shardstore
 from shardstore.maintenance.packing.report import Progress
+from tests.clusters import dask_cluster
 from tests.packing.sources import stored
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:Port .* is already in use:UserWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +68,16 @@ def test_a_process_that_dies_costs_the_run_but_nothing_that_was_done(source: Pat
 
 
 def test_a_dask_cluster_that_loses_a_worker(source: Path, tmp_path: Path, wanted: dict[str, bytes]) -> None:
-    from distributed import Client, LocalCluster
-
     killed: list[int] = []
-    started = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True)  # type: ignore[no-untyped-call]
-    with started as cluster, Client(cluster) as client:  # type: ignore[no-untyped-call]  # distributed has no types
+    with dask_cluster(2) as client:
 
         def kill(progress: Progress) -> None:
             if progress.phase == "packing" and progress.objects > 50 and not killed:
-                worker = next(iter(cluster.workers.values()))
+                worker = next(iter(client.cluster.workers.values()))
                 killed.append(worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)
 
-        report = pack(source, tmp_path / "b.zarr", executor=client.get_executor(pure=False), progress=kill)
+        report = pack(source, tmp_path / "b.zarr", executor=client, progress=kill)
     assert killed
     assert report.complete
     assert report.done == report.units

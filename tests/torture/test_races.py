@@ -11,6 +11,7 @@ import pytest
 import s3fs
 import zarr
 
+from tests.clusters import dask_cluster
 from tests.torture.conftest import Record
 from tests.torture.crew import Crew, Job
 from tests.torture.payloads import Payload
@@ -99,16 +100,7 @@ def test_sixteen_writers_each_make_progress(place: Place, crew: Crew, record: Re
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """``distributed``, with a process a worker."""
-    from distributed import Client, LocalCluster
-
-    options = {
-        "n_workers": sized(8, 2),
-        "threads_per_worker": 1,
-        "processes": True,
-        "host": "127.0.0.1",
-        "dashboard_address": "127.0.0.1:0",
-    }
-    with LocalCluster(**options, memory_limit=0) as running, Client(running, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with dask_cluster(sized(8, 2)) as client:
         yield client
 
 

@@ -1,0 +1,145 @@
+"""Tasks on a dask cluster: each is done, whatever becomes of a worker between a task's end and the fetching of its result."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+
+from shardstore.errors import Corruption, InvalidInput, StorageError
+from shardstore.maintenance.cluster import ClusterExecutor, executor_of
+from shardstore.maintenance.execution import Execution, Failure
+from tests.clusters import dask_cluster
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with dask_cluster(threads_per_worker=2, processes=False) as client:
+        yield client
+
+
+@pytest.fixture(params=["client", "executor", "pure=False"])
+def given(request: pytest.FixtureRequest, client: Any) -> Any:
+    """What callers may pass as ``executor``."""
+    if request.param == "client":
+        return client
+    return client.get_executor() if request.param == "executor" else client.get_executor(pure=False)
+
+
+def done_by(given: Any, function: Any, tasks: Any) -> tuple[dict[Any, Any], list[Failure[Any]]]:
+    results: dict[Any, Any] = {}
+    failures: list[Failure[Any]] = []
+    Execution(given, workers=2, retries=2).carry_out(function, tasks, results.__setitem__, failures.append)
+    return results, failures
+
+
+def double(task: int) -> int:
+    return 2 * task
+
+
+def test_every_task_is_done_once(given: Any) -> None:
+    assert done_by(given, double, range(20)) == ({n: 2 * n for n in range(20)}, [])
+
+
+def fails_twice(directory: str) -> int:
+    tries = len(list(Path(directory).iterdir()))
+    (Path(directory) / str(tries)).touch()
+    if tries < 2:
+        raise StorageError("no")
+    return tries
+
+
+def test_another_try_is_another_call(given: Any, tmp_path: Path) -> None:
+    """Where functions count as pure, dask answers what failed with the same failure."""
+    assert done_by(given, fails_twice, [str(tmp_path)]) == ({str(tmp_path): 2}, [])
+
+
+def is_damaged(task: int) -> int:
+    raise Corruption(f"{task} is damaged")
+
+
+def test_failures_arrive_as_they_were_raised(given: Any) -> None:
+    results, failures = done_by(given, is_damaged, [3])
+    assert not results
+    assert [(f.task, type(f.error), str(f.error)) for f in failures] == [(3, Corruption, "3 is damaged")]
+
+
+def test_a_result_that_is_lost_when_it_has_just_been_fetched(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Any = distributed.Future._result
+    lost = 0
+
+    async def result(self: Any, raiseit: bool = True) -> Any:
+        nonlocal lost
+        found = await original(self, raiseit)
+        if lost < 4:
+            lost += 1
+            self._state.lose()
+        return found
+
+    monkeypatch.setattr(distributed.Future, "_result", result)
+    assert done_by(given, double, range(8)) == ({n: 2 * n for n in range(8)}, [])
+    assert lost == 4
+
+
+def test_a_result_that_cannot_be_fetched(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that has it is lost, and what was called again fails by then."""
+    original: Any = distributed.Future._result
+    failures = 0
+
+    async def result(self: Any, raiseit: bool = True) -> Any:
+        nonlocal failures
+        found = await original(self, raiseit)
+        if failures < 2:
+            failures += 1
+            raise StorageError("no") if failures == 1 else CancelledError
+        return found
+
+    monkeypatch.setattr(distributed.Future, "_result", result)
+    assert done_by(given, double, range(8)) == ({n: 2 * n for n in range(8)}, [])
+    assert failures == 2
+
+
+_started, _go_on = threading.Event(), threading.Event()
+
+
+def waits(task: int) -> int:
+    _started.set()
+    assert _go_on.wait(60)
+    return task
+
+
+def test_what_is_cancelled_is_cancelled_there(client: Any) -> None:
+    executor = ClusterExecutor(client)
+    first, second, third = (executor.submit(waits, n) for n in range(3))  # two run, as there are threads
+    assert _started.wait(60)
+    assert third.cancel()
+    wait([third], 60)
+    assert third.cancelled()
+    _go_on.set()
+    assert [first.result(60), second.result(60)] == [0, 1]
+
+
+def test_other_options_of_an_executor_are_kept(client: Any) -> None:
+    executor = client.get_executor(workers=["nobody"], allow_other_workers=True)
+    assert done_by(executor, double, [1]) == ({1: 2}, [])
+    executor = client.get_executor(resources={"GPU": 1})  # of which there are none
+    future = executor_of(executor).submit(double, 1)  # type: ignore[union-attr]
+    assert not wait([future], 1).done
+    future.cancel()
+
+
+def test_clients_for_coroutines_are_refused() -> None:
+    async def refused() -> None:
+        async with distributed.Client(processes=False, asynchronous=True, dashboard_address="127.0.0.1:0") as client:  # type: ignore[no-untyped-call]
+            with pytest.raises(InvalidInput, match="asynchronous"):
+                Execution(client)
+
+    asyncio.run(refused())

@@ -1,15 +1,16 @@
 """The workers of a dask cluster as an executor of ``concurrent.futures``.
 
 ``distributed`` has one too, ``Client.get_executor``. Where a worker is lost between the end of a task and the fetching of its result,
-a future of that one fails with a ``TypeError``, or never ends; and unless it is told otherwise, what failed is not tried again but
-answered with the same failure. Tasks of long work meet lost workers, and are made to be done twice.
+a future of that one fails with a ``TypeError``, or never ends; where the scheduler is lost for good, what is submitted never ends; and
+unless it is told otherwise, what failed is not tried again but answered with the same failure. Tasks of long work meet lost workers, and
+are made to be done twice.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Protocol, TypeVar
 
 from shardstore.errors import InvalidInput
@@ -35,33 +36,53 @@ class ClusterExecutor(Executor):
             raise InvalidInput(f"{client!r} is asynchronous: work that waits for it needs a client without asynchronous=True")
         self._client = client
         self._options = options | {"pure": False}
+        self._open: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        there = self._client.submit(fn, *args, **self._options, **kwargs)
+        """Raises ``BrokenExecutor`` where the scheduler is lost; so do futures that had not ended."""
+        if self._is_lost():
+            raise self._lost()
         here: Future[Result] = Future()
+        there = self._client.submit(fn, *args, **self._options, **kwargs)
 
         def cancelled(future: Future[Result]) -> None:
             if future.cancelled() and not there.cancelled():
                 there.cancel()
 
+        self._open.add(here)
         here.add_done_callback(cancelled)
-        there.add_done_callback(lambda ended: _pass_on(ended, here))
+        self._client.loop.add_callback(self._fetch, there, here)
+        if self._is_lost():  # since a moment ago: then nobody may fetch it any more
+            self._settle(here, None, self._lost())
         return here
 
+    async def _fetch(self, there: Any, here: Future[Result]) -> None:
+        """On the client's loop: give ``here`` the outcome, which is computed again where it has been lost meanwhile."""
+        try:
+            result = await self._client.gather(there, asynchronous=True)
+        except BaseException as exc:  # noqa: BLE001  # whoever waits is told
+            self._settle(here, None, self._lost() if self._is_lost() else exc)
+        else:
+            self._settle(here, result, None)
 
-def _pass_on(ended: Any, here: Future[Result]) -> None:
-    """Give ``here`` the outcome, which is fetched now, and computed again where it has been lost."""
-    try:
-        result = ended.result()
-    except CancelledError:
-        here.cancel()
-        here.set_running_or_notify_cancel()
-    except BaseException as exc:  # noqa: BLE001  # whoever waits is told
-        if here.set_running_or_notify_cancel():
-            here.set_exception(exc)
-    else:
-        if here.set_running_or_notify_cancel():
+    def _settle(self, here: Future[Any], result: object, error: BaseException | None) -> None:
+        try:
+            self._open.remove(here)
+        except KeyError:  # it has ended
+            return
+        if not here.set_running_or_notify_cancel():
+            return
+        if error is None:
             here.set_result(result)
+        else:
+            here.set_exception(error)
+
+    def _is_lost(self) -> bool:
+        """Whether the client is closed, as it does itself when the scheduler cannot be reached any more."""
+        return self._client.status in ("closing", "closed")
+
+    def _lost(self) -> BrokenExecutor:
+        return BrokenExecutor(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
 
 
 def executor_of(given: object) -> Executor | None:

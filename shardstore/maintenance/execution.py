@@ -229,22 +229,18 @@ class _Run(Generic[Task, Result]):
         self._done = done
         self._failed = failed
         self._flying: dict[Future[Result], tuple[Task, int]] = {}
+        self._takes_more = True
 
     def to_the_end(self) -> None:
         most = _TASKS_A_WORKER * self._execution.worker_count
-        is_exhausted = False
         while True:
-            while not is_exhausted and len(self._flying) < most:
+            while self._takes_more and len(self._flying) < most:
                 try:
                     task = next(self._tasks)
                 except StopIteration:
-                    is_exhausted = True
+                    self._takes_more = False
                     break
-                try:
-                    self._submit(task, 0)
-                except BrokenExecutor as exc:  # a pool of processes that has lost one: nothing can be done there any more
-                    is_exhausted = True
-                    self._failed(Failure(task, exc))
+                self._submit(task, 0)
             if not self._flying:
                 return
             ended, _ = wait(self._flying, return_when=FIRST_COMPLETED)
@@ -252,7 +248,11 @@ class _Run(Generic[Task, Result]):
                 self._take(future)
 
     def _submit(self, task: Task, tries: int) -> None:
-        self._flying[self._executor.submit(self._function, task)] = task, tries
+        try:
+            self._flying[self._executor.submit(self._function, task)] = task, tries
+        except BrokenExecutor as exc:  # a pool that has lost a process, a cluster without its scheduler: it does nothing any more
+            self._takes_more = False
+            self._failed(Failure(task, exc))
 
     def _take(self, future: Future[Result]) -> None:
         task, tries = self._flying.pop(future)

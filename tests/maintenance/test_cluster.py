@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, wait
 from pathlib import Path
 from typing import Any
 
@@ -72,39 +75,47 @@ def test_failures_arrive_as_they_were_raised(given: Any) -> None:
     assert [(f.task, type(f.error), str(f.error)) for f in failures] == [(3, Corruption, "3 is damaged")]
 
 
-def test_a_result_that_is_lost_when_it_has_just_been_fetched(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Any = distributed.Future._result
-    lost = 0
+def watch_fetching(monkeypatch: pytest.MonkeyPatch, fetched: Callable[[Any], None]) -> None:
+    """Call ``fetched`` with each future whose result has just arrived, before who waits for it goes on."""
+    original: Any = distributed.Client._gather
 
-    async def result(self: Any, raiseit: bool = True) -> Any:
-        nonlocal lost
-        found = await original(self, raiseit)
-        if lost < 4:
-            lost += 1
-            self._state.lose()
+    async def gather(self: Any, futures: Any, *arguments: Any, **options: Any) -> Any:
+        found = await original(self, futures, *arguments, **options)
+        fetched(futures[0] if isinstance(futures, list) else futures)
         return found
 
-    monkeypatch.setattr(distributed.Future, "_result", result)
+    monkeypatch.setattr(distributed.Client, "_gather", gather)
+
+
+def test_a_result_that_is_lost_when_it_has_just_been_fetched(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = 0
+
+    def lose(future: Any) -> None:
+        nonlocal lost
+        if lost < 4:
+            lost += 1
+            future._state.lose()
+
+    watch_fetching(monkeypatch, lose)
     assert done_by(given, double, range(8)) == ({n: 2 * n for n in range(8)}, [])
     assert lost == 4
 
 
-def test_a_result_that_cannot_be_fetched(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+KILLED: Any = distributed.KilledWorker
+
+
+@pytest.mark.parametrize("error", [StorageError("no"), CancelledError(), KILLED("double", None, 1)])
+def test_a_result_that_cannot_be_fetched(client: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The worker that has it is lost, and what was called again fails by then."""
-    original: Any = distributed.Future._result
-    failures = 0
+    errors = [error]
 
-    async def result(self: Any, raiseit: bool = True) -> Any:
-        nonlocal failures
-        found = await original(self, raiseit)
-        if failures < 2:
-            failures += 1
-            raise StorageError("no") if failures == 1 else CancelledError
-        return found
+    def fail(future: Any) -> None:
+        if errors:
+            raise errors.pop()
 
-    monkeypatch.setattr(distributed.Future, "_result", result)
-    assert done_by(given, double, range(8)) == ({n: 2 * n for n in range(8)}, [])
-    assert failures == 2
+    watch_fetching(monkeypatch, fail)
+    assert done_by(client.get_executor(), double, range(8)) == ({n: 2 * n for n in range(8)}, [])
+    assert not errors
 
 
 _started, _go_on = threading.Event(), threading.Event()
@@ -125,6 +136,72 @@ def test_what_is_cancelled_is_cancelled_there(client: Any) -> None:
     assert third.cancelled()
     _go_on.set()
     assert [first.result(60), second.result(60)] == [0, 1]
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The file that leads to a scheduler without workers, and its process."""
+    file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--scheduler-file", str(file)]
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    with subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(600):
+                if file.exists():
+                    break
+                time.sleep(0.1)
+            yield str(file), process
+        finally:
+            process.kill()
+
+
+def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.Popen[bytes]]) -> None:
+    file, process = scheduler
+
+    def tasks() -> Iterator[int]:
+        for n in range(20):
+            if n == 3:
+                process.kill()
+            yield n
+
+    # Of the seconds, 1 is how long the client tries to reach it again.
+    with distributed.Client(scheduler_file=file, timeout=1, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+        results, failures = done_by(client, double, tasks())
+    assert not results
+    assert len(failures) in (4, 5)  # what was in flight, and one that was not begun
+    assert {type(failure.error) for failure in failures} == {BrokenExecutor}
+    assert "scheduler is lost" in str(failures[0].error)
+
+
+@pytest.fixture
+def own_client(client: Any) -> Iterator[Any]:
+    with distributed.Client(client.cluster.scheduler_address, set_as_default=False) as own:  # type: ignore[no-untyped-call]
+        yield own
+        own.status = "running"
+
+
+def test_a_scheduler_that_is_lost_while_a_task_is_given_to_it(own_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = own_client.submit
+
+    def submit(*arguments: Any, **options: Any) -> Any:
+        future = given(*arguments, **options)
+        own_client.status = "closed"
+        return future
+
+    monkeypatch.setattr(own_client, "submit", submit)
+    _go_on.clear()
+    future = ClusterExecutor(own_client).submit(waits, 1)
+    assert isinstance(future.exception(0), BrokenExecutor)
+    _go_on.set()
+
+
+def test_a_scheduler_that_is_lost_while_a_result_is_fetched(own_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(future: Any) -> None:
+        own_client.status = "closed"
+        raise RuntimeError("of what distributed does when it is closed")
+
+    watch_fetching(monkeypatch, lose)
+    assert isinstance(ClusterExecutor(own_client).submit(double, 1).exception(60), BrokenExecutor)
 
 
 def test_other_options_of_an_executor_are_kept(client: Any) -> None:

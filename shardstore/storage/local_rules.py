@@ -116,7 +116,7 @@ class WriteRules:
         Raises:
             FileExistsError: one of them is a file, or a link that leads nowhere.
         """
-        missing = [str(above) for above in (Path(directory), *Path(directory).parents) if not above.is_dir()]
+        missing = [str(above) for above in (Path(directory), *Path(directory).parents) if not os.path.isdir(above)]
         try:
             os.makedirs(directory, exist_ok=True)
         except FileNotFoundError:

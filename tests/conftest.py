@@ -39,6 +39,9 @@ def s3_endpoint() -> Iterator[str]:
     """The address of a server that speaks S3 and honours conditional PUTs, in a thread of this process."""
     from moto.server import ThreadedMotoServer  # slow to import
 
+    from shardstore.testing.moto_as_aws import make_conditions_hold
+
+    make_conditions_hold()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

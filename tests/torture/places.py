@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardstore.testing.moto_as_aws import behave_as_aws, take_small_parts
+from shardstore.testing.moto_as_aws import behave_as_aws, make_conditions_hold, take_small_parts
 from tests.torture.crew import ROOT
 from tests.torture.scale import FULL
 from tests.torture.small_parts import SMALL_PART_BYTES, limit_parts
@@ -132,6 +132,8 @@ def _moto_process(connection: Connection, as_aws: bool) -> None:
 
     if as_aws:
         behave_as_aws()
+    else:
+        make_conditions_hold()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

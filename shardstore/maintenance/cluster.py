@@ -8,14 +8,19 @@ are made to be done twice.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Protocol, TypeVar
 
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, ShardStoreError
 
 Result = TypeVar("Result")
+
+
+class ExecutorLost(ShardStoreError, BrokenExecutor):
+    """An executor does nothing any more: a pool has lost a process, or a cluster its scheduler."""
 
 
 class ExecutorLike(Protocol):
@@ -39,16 +44,21 @@ class ClusterExecutor(Executor):
         self._open: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Raises ``BrokenExecutor`` where the scheduler is lost; so do futures that had not ended."""
+        """Raises ``ExecutorLost`` where the scheduler is lost; so do futures that had not ended."""
         if self._is_lost():
             raise self._lost()
-        here: Future[Result] = Future()
-        there = self._client.submit(fn, *args, **self._options, **kwargs)
+        try:
+            there = self._client.submit(fn, *args, **self._options, **kwargs)
+        except Exception as exc:
+            if self._is_lost():  # since a moment ago
+                raise self._lost() from exc
+            raise
 
         def cancelled(future: Future[Result]) -> None:
-            if future.cancelled() and not there.cancelled():
+            if future.cancelled() and not there.cancelled() and not self._is_lost():
                 there.cancel()
 
+        here: Future[Result] = _Cancellable(lambda: self._is_running(there))
         self._open.add(here)
         here.add_done_callback(cancelled)
         self._client.loop.add_callback(self._fetch, there, here)
@@ -58,8 +68,13 @@ class ClusterExecutor(Executor):
 
     async def _fetch(self, there: Any, here: Future[Result]) -> None:
         """On the client's loop: give ``here`` the outcome, which is computed again where it has been lost meanwhile."""
+        fetching = asyncio.ensure_future(self._client.gather(there, asynchronous=True))
         try:
-            result = await self._client.gather(there, asynchronous=True)
+            await asyncio.wait([fetching, *self._reports()], return_when=asyncio.FIRST_COMPLETED)
+            if not fetching.done():
+                fetching.cancel()
+                raise self._lost()
+            result = fetching.result()
         except BaseException as exc:  # noqa: BLE001  # whoever waits is told
             self._settle(here, None, self._lost() if self._is_lost() else exc)
         else:
@@ -78,11 +93,31 @@ class ClusterExecutor(Executor):
             here.set_exception(error)
 
     def _is_lost(self) -> bool:
-        """Whether the client is closed, as it does itself when the scheduler cannot be reached any more."""
-        return self._client.status in ("closing", "closed")
+        """Whether the client is closed, as it does itself when the scheduler cannot be reached any more, or hears of nothing any more."""
+        return self._client.status in ("closing", "closed") or any(task.done() for task in self._reports())
 
-    def _lost(self) -> BrokenExecutor:
-        return BrokenExecutor(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
+    def _reports(self) -> list[asyncio.Future[None]]:
+        """The task that listens to the scheduler. An unlucky reconnection may end it, and the client shows that in no other way."""
+        task = getattr(self._client, "_handle_report_task", None)
+        return [] if task is None else [task]
+
+    def _is_running(self, there: Any) -> bool:
+        """Whether a worker has the task, as far as can be told."""
+        return self._client.status == "running" and any(there.key in keys for keys in self._client.processing().values())
+
+    def _lost(self) -> ExecutorLost:
+        return ExecutorLost(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
+
+
+class _Cancellable(Future[Result]):
+    """A future that can be cancelled unless its task is running, which is found out when that is asked for."""
+
+    def __init__(self, is_running: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_running = is_running
+
+    def cancel(self) -> bool:
+        return not self._is_running() and super().cancel()
 
 
 def executor_of(given: object) -> Executor | None:

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
-from shardstore.maintenance.cluster import ExecutorLike, executor_of
+from shardstore.maintenance.cluster import ExecutorLike, ExecutorLost, executor_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -187,6 +187,9 @@ class Execution:
 
         No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
         interrupted, no task is begun any more, and the error is raised when all that run have ended.
+
+        Raises:
+            ExecutorLost: the executor does nothing any more. ``failed`` has heard of what was in flight; other tasks were never begun.
         """
         with self._opened() as executor:
             run = _Run(self, executor, function, iter(tasks), done, failed, halves)
@@ -230,6 +233,7 @@ class _Run(Generic[Task, Result]):
         self._failed = failed
         self._flying: dict[Future[Result], tuple[Task, int]] = {}
         self._takes_more = True
+        self._lost: ExecutorLost | None = None
 
     def to_the_end(self) -> None:
         most = _TASKS_A_WORKER * self._execution.worker_count
@@ -242,6 +246,8 @@ class _Run(Generic[Task, Result]):
                     break
                 self._submit(task, 0)
             if not self._flying:
+                if self._lost is not None:
+                    raise self._lost
                 return
             ended, _ = wait(self._flying, return_when=FIRST_COMPLETED)
             for future in ended:
@@ -250,15 +256,23 @@ class _Run(Generic[Task, Result]):
     def _submit(self, task: Task, tries: int) -> None:
         try:
             self._flying[self._executor.submit(self._function, task)] = task, tries
-        except BrokenExecutor as exc:  # a pool that has lost a process, a cluster without its scheduler: it does nothing any more
-            self._takes_more = False
-            self._failed(Failure(task, exc))
+        except BrokenExecutor as exc:
+            self._give_back(task, exc)
+
+    def _give_back(self, task: Task, exc: BrokenExecutor) -> None:
+        """The executor could not do this one, and does nothing any more."""
+        error = exc if isinstance(exc, ExecutorLost) else ExecutorLost(f"{type(exc).__name__}: {exc}")
+        self._lost = self._lost or error
+        self._takes_more = False
+        self._failed(Failure(task, error))
 
     def _take(self, future: Future[Result]) -> None:
         task, tries = self._flying.pop(future)
         error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             self._done(task, future.result())
+        elif isinstance(error, BrokenExecutor):
+            self._give_back(task, error)
         elif isinstance(error, Interrupted) or not isinstance(error, Exception):
             raise error
         elif tries < self._execution.retries and _may_help(error):

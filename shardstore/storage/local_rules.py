@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -119,12 +120,11 @@ class WriteRules:
         missing = [str(above) for above in (Path(directory), *Path(directory).parents) if not os.path.isdir(above)]
         try:
             os.makedirs(directory, exist_ok=True)
-        except FileNotFoundError:
-            pass  # one above was removed before the next was made in it
-        except FileExistsError as exc:
-            # It was there when it was to be made, and no directory when it was looked at: what is gone by now was one.
-            if os.path.isfile(exc.filename) or os.path.islink(exc.filename):
-                raise
+        except (FileNotFoundError, FileExistsError):
+            # One that was there already was removed when it was looked at, or before the next was made in it.
+            for above in missing:
+                if os.path.isfile(above) or (os.path.islink(above) and not os.path.exists(above)):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), above) from None
         return missing
 
     def prune(self, directory: str) -> None:

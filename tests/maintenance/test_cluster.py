@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, wait
+from concurrent.futures import CancelledError, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import distributed
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput, StorageError
-from shardstore.maintenance.cluster import ClusterExecutor, executor_of
+from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLost, executor_of
 from shardstore.maintenance.execution import Execution, Failure
 from tests.clusters import dask_cluster
 
@@ -44,12 +44,18 @@ def done_by(given: Any, function: Any, tasks: Any) -> tuple[dict[Any, Any], list
     return results, failures
 
 
+_doubled: list[int] = []  # of the workers, which are threads of this process
+
+
 def double(task: int) -> int:
+    _doubled.append(task)
     return 2 * task
 
 
 def test_every_task_is_done_once(given: Any) -> None:
+    _doubled.clear()
     assert done_by(given, double, range(20)) == ({n: 2 * n for n in range(20)}, [])
+    assert sorted(_doubled) == list(range(20))
 
 
 def fails_twice(directory: str) -> int:
@@ -129,13 +135,15 @@ def waits(task: int) -> int:
 
 def test_what_is_cancelled_is_cancelled_there(client: Any) -> None:
     executor = ClusterExecutor(client)
-    first, second, third = (executor.submit(waits, n) for n in range(3))  # two run, as there are threads
+    _go_on.clear()
+    futures = [executor.submit(waits, n) for n in range(12)]  # some are at work, some lie at the worker, the last with the scheduler
     assert _started.wait(60)
-    assert third.cancel()
-    wait([third], 60)
-    assert third.cancelled()
+    assert futures[-1].cancel()
+    assert not futures[0].cancel()
+    wait([futures[-1]], 60)
+    assert futures[-1].cancelled()
     _go_on.set()
-    assert [first.result(60), second.result(60)] == [0, 1]
+    assert [future.result(60) for future in futures[:-1]] == list(range(11))
 
 
 @pytest.fixture
@@ -149,7 +157,10 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             for _ in range(600):
                 if file.exists():
                     break
+                assert process.poll() is None
                 time.sleep(0.1)
+            else:
+                pytest.fail("the scheduler does not start")
             yield str(file), process
         finally:
             process.kill()
@@ -164,13 +175,13 @@ def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.
                 process.kill()
             yield n
 
-    # Of the seconds, 1 is how long the client tries to reach it again.
-    with distributed.Client(scheduler_file=file, timeout=1, set_as_default=False) as client:  # type: ignore[no-untyped-call]
-        results, failures = done_by(client, double, tasks())
-    assert not results
-    assert len(failures) in (4, 5)  # what was in flight, and one that was not begun
-    assert {type(failure.error) for failure in failures} == {BrokenExecutor}
-    assert "scheduler is lost" in str(failures[0].error)
+    with distributed.Client(scheduler_file=file, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+        client._timeout = 1  # in seconds: how long it tries to reach it again
+        failures: list[Failure[int]] = []
+        with pytest.raises(ExecutorLost, match="scheduler is lost"):
+            Execution(client, workers=2).carry_out(double, tasks(), lambda task, result: pytest.fail("done"), failures.append)
+    assert len(failures) in (4, 5)  # what was in flight, and one that was being given
+    assert {type(failure.error) for failure in failures} == {ExecutorLost}
 
 
 @pytest.fixture
@@ -191,7 +202,29 @@ def test_a_scheduler_that_is_lost_while_a_task_is_given_to_it(own_client: Any, m
     monkeypatch.setattr(own_client, "submit", submit)
     _go_on.clear()
     future = ClusterExecutor(own_client).submit(waits, 1)
-    assert isinstance(future.exception(0), BrokenExecutor)
+    assert isinstance(future.exception(0), ExecutorLost)
+    _go_on.set()
+
+
+def test_a_scheduler_that_is_lost_before_a_task_is_given_to_it(own_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*arguments: Any, **options: Any) -> Any:
+        own_client.status = "closed"
+        raise RuntimeError("Client is closed")
+
+    monkeypatch.setattr(own_client, "submit", submit)
+    with pytest.raises(ExecutorLost):
+        ClusterExecutor(own_client).submit(double, 1)
+
+
+def test_a_client_that_hears_nothing_any_more(own_client: Any) -> None:
+    """Its task that listens has met an error: nothing else shows that."""
+    _go_on.clear()
+    executor = ClusterExecutor(own_client)
+    future = executor.submit(waits, 1)
+    own_client.loop.add_callback(own_client._handle_report_task.cancel)
+    assert isinstance(future.exception(60), ExecutorLost)
+    with pytest.raises(ExecutorLost):
+        executor.submit(double, 1)
     _go_on.set()
 
 
@@ -201,7 +234,28 @@ def test_a_scheduler_that_is_lost_while_a_result_is_fetched(own_client: Any, mon
         raise RuntimeError("of what distributed does when it is closed")
 
     watch_fetching(monkeypatch, lose)
-    assert isinstance(ClusterExecutor(own_client).submit(double, 1).exception(60), BrokenExecutor)
+    assert isinstance(ClusterExecutor(own_client).submit(double, 1).exception(60), ExecutorLost)
+
+
+def interrupts(task: int) -> int:
+    return waits(task) if task else 0
+
+
+def test_an_interruption_waits_for_what_runs(client: Any) -> None:
+    _started.clear()
+    _go_on.clear()
+    results: dict[int, int] = {}
+
+    def done(task: int, result: int) -> None:
+        results[task] = result
+        if task == 0:
+            assert _started.wait(60)
+            threading.Timer(0.3, _go_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Execution(client, workers=1).carry_out(interrupts, range(9), done, lambda failure: pytest.fail(str(failure)))
+    assert results == {0: 0, 1: 1}
 
 
 def test_other_options_of_an_executor_are_kept(client: Any) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, StorageError
+from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Execution, Failure, Interrupted, Part, check_running
 from shardstore.maintenance.object_tasks import Ahead, halved
 
@@ -63,6 +65,34 @@ def test_what_can_help_is_tried_again(error: Exception, tries: int) -> None:
     Execution(workers=1, retries=2).carry_out(fails, [7], lambda task, result: pytest.fail("done"), failures.append)
     assert [(failure.task, failure.error) for failure in failures] == [(7, error)]
     assert calls == tries
+
+
+class Breaks(Executor):
+    """Does some tasks, and nothing any more."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.left -= 1
+        if self.left < 0:
+            raise BrokenExecutor("gone")
+        future: Future[Any] = Future()
+        if self.left:
+            future.set_result(fn(*args))
+        else:
+            future.set_exception(BrokenExecutor("gone"))
+        return future
+
+
+def test_what_a_broken_executor_did_not_begin_is_not_passed_over_in_silence() -> None:
+    results: dict[int, int] = {}
+    failures: list[Failure[int]] = []
+    with pytest.raises(ExecutorLost, match="gone"):
+        Execution(Breaks(3), workers=1).carry_out(double, range(9), results.__setitem__, failures.append, lambda task: [task, task])
+    assert results == {0: 0, 1: 2}
+    assert {failure.task for failure in failures} <= {2, 3}
+    assert {type(failure.error) for failure in failures} == {ExecutorLost}
 
 
 def test_one_failure_does_not_end_the_others() -> None:

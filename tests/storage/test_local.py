@@ -432,7 +432,7 @@ def test_parents_that_are_removed_while_they_are_made(
     assert s.get("new/c/b/x") == b"1"
     (tmp_path / "root/file").write_bytes(b"f")
     (tmp_path / "root/nowhere").symlink_to(tmp_path / "absent")
-    for name in ("file/y", "nowhere/y"):  # what is in the way all the time is told
+    for name in ("file/y", "file/y/z", "nowhere/y", "nowhere/y/z"):  # what is in the way all the time is told
         with pytest.raises(StorageError, match="above it is a file"):
             s.put(name, b"1")
         with pytest.raises(StorageError, match="above it is a file"):

@@ -12,6 +12,7 @@ lists the source anew, and does what is not recorded, or was made from other ver
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from shardstore.engine.keys import join, metadata_key
 from shardstore.errors import Conflict, Incomplete, NotFound, ShardStoreError
 from shardstore.format.json_text import dumps
 from shardstore.format.metadata_v3 import codec_configuration
+from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
 from shardstore.maintenance.packing.finished import intact_units
@@ -162,7 +164,8 @@ class PackingRun:
         self._intact = run_sync(intact_units(self._places.target.storage, self._target, mine, finished))
         self._totals = self._sums()
         try:
-            self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
+            with suppress(ExecutorLost):  # the report names what failed, and how much is missing
+                self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
         finally:
             run_sync(record.flush())
         run_sync(record.note_failed(self._execution.part, self._failed))

@@ -62,6 +62,7 @@ def verify(
         InvalidInput: an argument cannot be right.
         Unsupported: ``deep`` without zarr-python.
         StorageError: the listing failed, or a metadata document could not be read.
+        ShardStoreError: the executor was lost, with its scheduler or a process.
     """
     handle = _opened(url, storage_options)
     copy = None if against is None else Copy(_opened(against, against_options).engine, path)
@@ -99,6 +100,7 @@ def census(
     Raises:
         NotFound: there is nothing at ``path``.
         StorageError: the listing failed, or a metadata document could not be read. Objects that could not be read are in ``failed``.
+        ShardStoreError: the executor was lost, with its scheduler or a process.
     """
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     return take_census(_opened(url, storage_options).engine, path, of_contents=contents, execution=execution, progress=progress)

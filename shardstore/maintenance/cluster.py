@@ -103,7 +103,10 @@ class ClusterExecutor(Executor):
 
     def _is_running(self, there: Any) -> bool:
         """Whether a worker has the task, as far as can be told."""
-        return self._client.status == "running" and any(there.key in keys for keys in self._client.processing().values())
+        try:
+            return self._client.status == "running" and any(there.key in keys for keys in self._client.processing().values())
+        except OSError:  # the scheduler does not answer
+            return False
 
     def _lost(self) -> ExecutorLost:
         return ExecutorLost(f"the dask scheduler is lost, or its client was closed: {self._client!r}")

@@ -277,6 +277,7 @@ def compact(
         NotFound: there is nothing at ``path``.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
+        ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
     """
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
     if order not in ("C", "morton"):

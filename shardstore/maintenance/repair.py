@@ -252,6 +252,7 @@ def repair(
         NotFound: there is nothing at ``path``.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
+        ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
     """
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")

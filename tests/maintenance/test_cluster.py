@@ -146,6 +146,19 @@ def test_what_is_cancelled_is_cancelled_there(client: Any) -> None:
     assert [future.result(60) for future in futures[:-1]] == list(range(11))
 
 
+def test_what_is_cancelled_while_the_scheduler_does_not_answer(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def processing() -> Any:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(client, "processing", processing)
+    _started.clear()
+    _go_on.clear()
+    future = ClusterExecutor(client).submit(waits, 1)
+    assert _started.wait(60)
+    assert future.cancel()
+    _go_on.set()
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The file that leads to a scheduler without workers, and its process."""

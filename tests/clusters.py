@@ -23,5 +23,5 @@ def dask_cluster(workers: int = 1, *, threads_per_worker: int = 1, processes: bo
         dashboard_address="127.0.0.1:0",
         memory_limit=0,
     )
-    with cluster, Client(cluster, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with cluster, Client(cluster, set_as_default=False) as client:  # type: ignore[no-untyped-call]  # as above
         yield client

@@ -188,7 +188,7 @@ def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.
                 process.kill()
             yield n
 
-    with distributed.Client(scheduler_file=file, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with distributed.Client(scheduler_file=file, set_as_default=False) as client:  # type: ignore[no-untyped-call]  # it has no types
         client._timeout = 1  # in seconds: how long it tries to reach it again
         failures: list[Failure[int]] = []
         with pytest.raises(ExecutorLost, match="scheduler is lost"):
@@ -199,7 +199,7 @@ def test_a_scheduler_that_is_lost_ends_the_run(scheduler: tuple[str, subprocess.
 
 @pytest.fixture
 def own_client(client: Any) -> Iterator[Any]:
-    with distributed.Client(client.cluster.scheduler_address, set_as_default=False) as own:  # type: ignore[no-untyped-call]
+    with distributed.Client(client.cluster.scheduler_address, set_as_default=False) as own:  # type: ignore[no-untyped-call]  # no types
         yield own
         own.status = "running"
 
@@ -275,14 +275,17 @@ def test_other_options_of_an_executor_are_kept(client: Any) -> None:
     executor = client.get_executor(workers=["nobody"], allow_other_workers=True)
     assert done_by(executor, double, [1]) == ({1: 2}, [])
     executor = client.get_executor(resources={"GPU": 1})  # of which there are none
-    future = executor_of(executor).submit(double, 1)  # type: ignore[union-attr]
+    without_workers = executor_of(executor)
+    assert isinstance(without_workers, ClusterExecutor)
+    future = without_workers.submit(double, 1)
     assert not wait([future], 1).done
     future.cancel()
 
 
 def test_clients_for_coroutines_are_refused() -> None:
     async def refused() -> None:
-        async with distributed.Client(processes=False, asynchronous=True, dashboard_address="127.0.0.1:0") as client:  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {"processes": False, "dashboard_address": "127.0.0.1:0"}
+        async with distributed.Client(asynchronous=True, **options) as client:  # type: ignore[no-untyped-call]  # distributed has no types
             with pytest.raises(InvalidInput, match="asynchronous"):
                 Execution(client)
 

@@ -27,6 +27,8 @@ def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool 
     what = f"{action} {key!r} in {url}" if key else f"{action} {url}"
     text = redacted(str(exc))
     reason = f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    if (cause := exc.__cause__) is not None:  # of a reference whose target cannot be reached the filesystem itself says no more
+        reason += f", because of {type(cause).__name__}: {redacted(str(cause))}"
     if writes and (getattr(exc, "errno", None) == errno.EROFS or any(words in text.lower() for words in _READ_ONLY_WORDS)):
         return read_only(action, key, url)
     if isinstance(exc, PermissionError):

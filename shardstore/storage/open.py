@@ -187,10 +187,10 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         open_options.check(shown, protocol, cls, options, chain)
     try:
-        if chain[0] in REFERENCES and (of_parquet := _parquet_references(url, options_by_link)) is not None:
-            return of_parquet, url.partition("::")[0].partition("://")[2]
+        if chain[0] in REFERENCES:
+            return _references(url, options_by_link), url.partition("::")[0].partition("://")[2]
         # All options by link: of those at the top fsspec drops some, "mode" among them, without a word.
-        fs, path = fsspec.core.url_to_fs(url, **{protocol: dict(options) for protocol, options in options_by_link.items()})
+        fs, path = fsspec.core.url_to_fs(url, **_given(options_by_link))
     except ImportError as exc:
         raise Unsupported(f"{shown!r} needs a package that is not installed: {exc}") from exc
     except ShardStoreError:
@@ -201,15 +201,40 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
     return fs, "" if url.startswith("dir::") else str(path)
 
 
-def _parquet_references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem | None:
-    """The filesystem of a URL of references where these, or the chain behind it, are a set in Parquet."""
-    from shardstore.storage.parquet_references import ParquetReferences, is_parquet_set  # seldom needed
+def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFileSystem:
+    """The filesystem of a link by the arguments that fsspec makes of the chain behind it, ``fo``, ``target_protocol`` and so on.
 
-    (_, options), *below = options_by_link.items()
+    References are opened as those of a URL are. Raises whatever the filesystem raises.
+    """
+    from shardstore.storage.json_references import for_inner_links, reference_filesystem  # seldom needed
+
+    given = for_inner_links(options)
+    return reference_filesystem(given) if protocol in REFERENCES else get_filesystem_class(protocol)(**given)
+
+
+def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    given = {protocol: dict(options) for protocol, options in options_by_link.items()}
+    for protocol in REFERENCES & given.keys():
+        from shardstore.storage.json_references import for_inner_link  # seldom needed
+
+        given[protocol] = for_inner_link(given[protocol])
+    return given
+
+
+def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem:
+    """The filesystem of a URL of references: those of its options, or of the chain behind it."""
+    from shardstore.storage.json_references import reference_filesystem  # seldom needed
+
+    (protocol, options), *below = options_by_link.items()
     given = dict(options)
     if below:
         given |= {"fo": url.partition("::")[2], "target_options": {name: dict(of_link) for name, of_link in below}}
-    return ParquetReferences(**given) if is_parquet_set(**{"fo": None, **given}) else None
+    if "fo" not in given:
+        raise InvalidInput(
+            f"{redacted(url)!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
+            "as the storage option fo"
+        )
+    return reference_filesystem(given)
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
@@ -242,6 +267,10 @@ def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url:
             f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
             "shard them once more. Give the filesystem below it"
         )
+    if is_any(fs, REFERENCES):
+        from shardstore.storage.json_references import check_made_by_user  # seldom needed
+
+        check_made_by_user(fs)
     fs, path = without_dirs(fs, path)
     if isinstance(fs, LocalFileSystem) and is_one(fs, _LOCAL):
         return local(fs._strip_protocol(path))

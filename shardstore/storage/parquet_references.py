@@ -22,10 +22,10 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from fsspec.implementations.reference import ReferenceFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import Corruption, Unsupported
+from shardstore.storage.json_references import ReferenceSet
 
 _METADATA = ".zmetadata"
 _ARRAY = ".zarray"
@@ -34,7 +34,7 @@ _COLUMNS = ["path", "offset", "size", "raw"]
 _ENCODED = b"base64:"
 
 
-class ParquetReferences(ReferenceFileSystem):  # type: ignore[misc]  # fsspec has no types
+class ParquetReferences(ReferenceSet):
     """The objects that a set in Parquet refers to. All its references are read into memory: some 300 bytes each.
 
     Args as ``ReferenceFileSystem`` has them; a pickle reads the set again.
@@ -43,8 +43,6 @@ class ParquetReferences(ReferenceFileSystem):  # type: ignore[misc]  # fsspec ha
         Corruption: the set cannot be read.
         Unsupported: pyarrow is not installed.
     """
-
-    protocol = "reference"
 
     def __init__(
         self,

@@ -36,8 +36,6 @@ def references(folder: Path) -> tuple[str, dict[str, Any]] | None:
         if target.is_file():
             memory.pipe_file(f"/fx/{target.relative_to(folder / 'targets').as_posix()}", target.read_bytes())
     options: dict[str, Any] = {"fo": str(folder / description["refs"]), "remote_protocol": "memory"}
-    if description["refs"].endswith(".json"):
-        options["simple_templates"] = False
     return "reference://", options
 
 

@@ -234,7 +234,7 @@ def test_sets_in_parquet_need_pyarrow(parquet_set: tuple[Path, dict[str, Any]], 
 def test_references_to_no_zarr(tmp_path: Path) -> None:
     """The specification's own example."""
     (folder,) = (folder for folder in cases("kerchunk") if folder not in REFERENCES)
-    options = {"fo": str(folder / "refs.json"), "simple_templates": False, "remote_protocol": "memory"}
+    options = {"fo": str(folder / "refs.json"), "remote_protocol": "memory"}
     with pytest.raises(NotFound, match="no Zarr node"):
         shardstore.pack("reference://", tmp_path / "packed.zarr", storage_options=options)
     assert not list(tmp_path.iterdir())

@@ -46,8 +46,9 @@ from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, generation_of, is_reserved, same_bytes, stat_file, translated
+from shardstore.storage.local_files import READ_FLAGS, generation_of, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
+from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree

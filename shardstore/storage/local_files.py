@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import stat as stat_modes
 import time
@@ -12,22 +11,11 @@ from contextlib import suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
-from shardstore.storage.local_locks import LOCK_SUFFIX
-
-TEMP_SUFFIX = ".shardstore-tmp"
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-# What NFS and FUSE call a file that was removed while this machine has it open.
-_REMOVED_WHILE_OPEN = re.compile(r"\.(nfs|fuse_hidden)[0-9a-f]{8,}")
-
-
-def is_reserved(name: str) -> bool:
-    """Whether ``name`` is that of a lock or temporary file, or of one that is removed already: never an object."""
-    return name.startswith(".") and (name.endswith((LOCK_SUFFIX, TEMP_SUFFIX)) or _REMOVED_WHILE_OPEN.fullmatch(name) is not None)
 
 
 def _digest(numbers: tuple[int, ...]) -> int:
@@ -73,7 +61,8 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     reason = exc.strerror or str(exc)
     where = f", in {os.path.dirname(exc.filename)}" if isinstance(exc.filename, str) else ""
     if isinstance(exc, PermissionError):
-        return AccessDenied(f"{action} {key!r}: the operating system denied access to {exc.filename or 'it'}")
+        denied = exc.filename2 or exc.filename
+        return AccessDenied(f"{action} {key!r}: the operating system denied access to {denied or 'it'}{_why_sticky(exc.errno, denied)}")
     if exc.errno == errno.ENAMETOOLONG:
         return InvalidInput(f"{action} {key!r}: a part of the key, or the whole path, is longer than the file system allows")
     if isinstance(exc, NotADirectoryError | FileExistsError):
@@ -81,6 +70,19 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     if isinstance(exc, IsADirectoryError):
         return StorageError(f"{action} {key!r}: there is a directory of this name")
     return StorageError(f"{action} {key!r} failed: {reason}{where}")
+
+
+def _why_sticky(number: int | None, path: object) -> str:
+    """What to add where a file cannot be replaced or removed because of its directory's sticky bit."""
+    if number == errno.EPERM and isinstance(path, str):
+        with suppress(OSError):
+            directory, file = os.stat(os.path.dirname(path)), os.lstat(path)
+            if directory.st_mode & stat_modes.S_ISVTX:
+                return (
+                    f": its directory has the sticky bit, so that only the file's owner, user {file.st_uid}, can replace or remove it. "
+                    "Let others by 'chmod -t' on the directory"
+                )
+    return ""
 
 
 # -- one file ----------------------------------------------------------------------------------------------------------
@@ -129,6 +131,8 @@ def fresh_status(path: str) -> os.stat_result | None:
         fd = os.open(path, READ_FLAGS)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:  # who may not read it may replace it nevertheless
+        return stat_file(path)
     except OSError as exc:
         if exc.errno == errno.ENAMETOOLONG:
             return None

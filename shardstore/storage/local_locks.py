@@ -1,7 +1,7 @@
 """A lock on one local object, exclusive between threads, processes and after crashes.
 
 The lock is a hidden file beside the object. Its holder removes it before letting go, so nothing is left behind, and the
-system releases the lock of a holder that dies, so a file that was left behind blocks nobody.
+system releases the lock of a holder that dies, so a file that was left behind blocks nobody, of whichever user.
 
 Why that is exclusive: whoever gets the lock of a file checks that this very file still bears the name. The holder of the
 named file is the only one who may remove the name; a waiter that gets the lock of a removed file sees that, and starts again.
@@ -12,70 +12,43 @@ Network file systems may show a removed file for some time: there ``local_range_
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from shardstore.errors import StorageError
+from shardstore.errors import AccessDenied, StorageError
+from shardstore.storage.local_lock_files import ReadableFiles, close_locked, open_lock_file
 from shardstore.storage.local_mounts import mount_of
+from shardstore.storage.local_names import lock_path
 
 if sys.platform == "win32":
     from filelock import FileLock
 else:
     import fcntl
 
-LOCK_SUFFIX = ".shardstore-lock"
-
-# File names have at most 255 bytes on nearly every system; longer stems than this are named by their hash.
-_MAX_STEM_BYTES = 255 - len("." + LOCK_SUFFIX)
-
 # What file systems without locks answer, or with all of them in use; EINVAL: a kernel that does not know this kind of lock.
 _REFUSED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 _NO_LOCKS_AT_ALL = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # so nobody holds one either
 
-# A forked child inherits the descriptor, and with it a share in the lock, which would outlive a parent that dies. So children close theirs.
-_held: set[int] = set()
+# Each time, another writer got the lock that was waited for, and removed it. Of 128 writers that race, nobody loses so often.
+_ATTEMPTS = 10_000
 
+# A writer of an earlier version, whose umask hides its lock file, lets go of it in a moment.
+_REFUSALS = 100
+_REFUSAL_SECONDS = 0.01
 
-def _close_inherited() -> None:
-    for fd in tuple(_held):
-        with suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
-
-
-def lock_path(path: str) -> str:
-    """The name of the lock file of the object at ``path``."""
-    parent, name = os.path.split(path)
-    stem = name
-    if len(os.fsencode(name)) > _MAX_STEM_BYTES:
-        stem = hashlib.sha256(os.fsencode(name)).hexdigest()
-    return os.path.join(parent, f".{stem}{LOCK_SUFFIX}")
-
-
-def open_to_lock(name: str, flags: int) -> int:
-    """A descriptor that forked children will not share; for ``close_locked``."""
-    fd = os.open(name, flags, 0o666)
-    _held.add(fd)
-    return fd
-
-
-def close_locked(fd: int) -> None:
-    """Close what ``open_to_lock`` opened."""
-    _held.discard(fd)
-    os.close(fd)
+_readable = ReadableFiles()
 
 
 def bears(fd: int, name: str) -> bool:
     """Whether the open file ``fd`` is the one called ``name`` now."""
-    mine = os.fstat(fd)
+    return _is_called(os.fstat(fd), name)
+
+
+def _is_called(mine: os.stat_result, name: str) -> bool:
     try:
         named = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
@@ -141,13 +114,16 @@ else:
         finally:
             remove_locked(fd, name)
 
-    def remove_locked(fd: int, name: str) -> None:
-        """Remove the file ``name``, whose lock ``fd`` holds, and let go. Never fails: what is left behind is swept up later."""
+    def remove_locked(fd: int, name: str) -> bool:
+        """Remove the file ``name``, whose lock ``fd`` holds, and let go; whether it was removed. Never fails: what is left behind, which is
+        another user's in a directory with the sticky bit, blocks nobody."""
         try:
-            with suppress(OSError):
-                os.unlink(name)
+            os.unlink(name)
+        except OSError:
+            return False
         finally:
             unlock(fd)
+        return True
 
     def unlock(fd: int) -> None:
         """Let go of the lock, and close. Never fails: nothing was written to a file that is only locked."""
@@ -161,11 +137,23 @@ else:
 
     def _acquire(name: str) -> int:
         """A descriptor of the file that bears ``name``, exclusively locked."""
-        while True:
-            fd = open_to_lock(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        refusals = 0
+        for _ in range(_ATTEMPTS):
+            try:
+                fd = _open(name)
+            except AccessDenied:
+                refusals += 1
+                if refusals > _REFUSALS:
+                    raise
+                time.sleep(_REFUSAL_SECONDS)
+                continue
+            if fd is None:
+                continue
             try:
                 lock_whole(fd, name)
-                if bears(fd, name):
+                status = os.fstat(fd)
+                _readable.check(fd, status)
+                if _is_called(status, name):
                     return fd
             except BaseException as exc:
                 if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _NO_LOCKS_AT_ALL:
@@ -174,3 +162,18 @@ else:
                 unlock(fd)
                 raise
             close_locked(fd)
+        raise StorageError(
+            f"the lock file {name} is another one each time it is looked at, so nothing was written: the numbers that this file system "
+            "gives to files do not hold, and writers cannot share it. Write elsewhere"
+        )
+
+    def _open(name: str) -> int | None:
+        """The lock file, new or as somebody else has made it; ``None`` where its holder removes it at this moment."""
+        try:
+            return _readable.create(name)
+        except FileExistsError:
+            pass
+        try:
+            return open_lock_file(name)
+        except FileNotFoundError:
+            return None

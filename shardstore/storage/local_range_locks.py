@@ -14,14 +14,16 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat as stat_modes
 import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from shardstore.errors import StorageError, Unsupported
-from shardstore.storage.local_locks import LOCK_SUFFIX, close_locked, open_to_lock, raise_if_refused
+from shardstore.storage.local_lock_files import close_locked, create_lock_file, open_lock_file
+from shardstore.storage.local_locks import raise_if_refused
+from shardstore.storage.local_names import LOCK_SUFFIX
+from shardstore.storage.local_permissions import share_as_directory
 
 DIRECTORY_LOCK = LOCK_SUFFIX
 """The name of the file whose bytes are the locks of a directory's objects."""
@@ -73,7 +75,7 @@ if sys.platform == "linux":
         """Remove the lock file of a directory that holds nothing else, and whose locks are free; whether it was removed."""
         name = os.path.join(directory, DIRECTORY_LOCK)
         try:
-            fd = open_to_lock(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_lock_file(name, writable=True)
         except OSError:  # there is none, or it is not ours to remove
             return False
         try:
@@ -106,19 +108,15 @@ if sys.platform == "linux":
     def _open(name: str) -> int:
         for _ in range(_ATTEMPTS):
             with suppress(FileNotFoundError):
-                return open_to_lock(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                return open_lock_file(name, writable=True)
             with suppress(FileExistsError):
-                fd = open_to_lock(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-                # Whoever may write in the directory has to be able to lock, whatever this user's umask says.
-                with suppress(OSError):
-                    os.fchmod(fd, stat_modes.S_IMODE(os.stat(os.path.dirname(name)).st_mode) & 0o666)
-                return fd
+                return create_lock_file(name, lambda fd: share_as_directory(fd, os.path.dirname(name)))
         raise StorageError(f"the lock file {name} comes and goes: this file system cannot be shared by writers")
 
     def _still_bears(fd: int, name: str) -> bool:
         """Whether ``fd`` is the file called ``name``, by opening it: a cached answer to ``stat`` may be old."""
         try:
-            other = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            other = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
         try:

@@ -6,18 +6,16 @@ needs no knowledge of processes, which have the same numbers in other containers
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
-import stat as stat_modes
 import sys
 import time
 from contextlib import suppress
 from itertools import islice
 
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.local_files import TEMP_SUFFIX
-from shardstore.storage.local_locks import LOCK_SUFFIX, bears, lock_whole, open_to_lock, remove_locked, unlock
+from shardstore.storage.local_lock_files import open_lock_file
+from shardstore.storage.local_locks import bears, lock_whole, remove_locked, unlock
+from shardstore.storage.local_names import LOCK_SUFFIX, TEMP_SUFFIX, host_token, writer_of
 from shardstore.storage.local_range_locks import DIRECTORY_LOCK
 
 # Looked through before the first write in a directory: 50 ms on a local disk. A larger one is left to ``LocalStorage.sweep``.
@@ -28,11 +26,6 @@ _DIRECTORIES_REMEMBERED = 10_000
 _NETWORK_AGE_SECONDS = 86_400.0
 
 _swept: dict[str, None] = {}
-
-
-def host_token() -> str:
-    """Stands for this machine in the names of temporary files."""
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 def sweep_once(directory: str, is_network: bool) -> None:
@@ -87,22 +80,16 @@ def _may_be_left(name: str, is_network: bool) -> bool:
     if not name.startswith("."):
         return False
     if name.endswith(TEMP_SUFFIX):
-        return _writer_of(name) is not None
+        return writer_of(name) is not None
     # On a network file system, whoever holds the lock of an object holds it on the machine that exports the directory.
     return name.endswith(LOCK_SUFFIX) and name != DIRECTORY_LOCK and not is_network
-
-
-def _writer_of(name: str) -> tuple[str, int] | None:
-    """The host and process in the name of a temporary file; ``None`` where it is not of the form that ``TemporaryFile`` gives it."""
-    host, separator, pid = name.removesuffix(TEMP_SUFFIX).rpartition(".")[0].rpartition(".")[2].partition("-")
-    return (host, int(pid)) if separator and pid.isdecimal() else None
 
 
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
         """There are no such locks: by age, and the process number where the writer was on this machine."""
-        writer = _writer_of(os.path.basename(path))
+        writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
             return False
         with suppress(OSError):  # removed meanwhile
@@ -138,23 +125,24 @@ else:
 
     def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
         fd = _locked_if_dead(path, older_than_seconds)
-        if fd is not None and only_count:
-            unlock(fd)
-        elif fd is not None:
-            remove_locked(fd, path)
-        return fd is not None
+        if fd is None:
+            return False
+        if not only_count:
+            return remove_locked(fd, path)
+        unlock(fd)
+        return True
 
     def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
         """A descriptor that holds the lock of a file which nobody holds any more."""
         try:
-            fd = open_to_lock(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # removed meanwhile, or not ours to remove
+            fd = open_lock_file(path)
+        except OSError:  # removed meanwhile, or not ours to remove, or no file
             return None
         try:
             status = os.fstat(fd)
             is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
             # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
-            if stat_modes.S_ISREG(status.st_mode) and is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
+            if is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
                 return fd
         except OSError:  # no locks here; what cannot be known to be left behind stays
             pass

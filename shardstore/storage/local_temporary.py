@@ -13,10 +13,11 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, TEMP_SUFFIX, fsync_directory, generation_of, pread, stamp_mtime, status_digest
-from shardstore.storage.local_locks import close_locked, lock_whole, open_to_lock
+from shardstore.storage.local_files import READ_FLAGS, fsync_directory, generation_of, pread, stamp_mtime, status_digest
+from shardstore.storage.local_lock_files import NO_HARD_LINKS, close_locked, open_to_lock
+from shardstore.storage.local_locks import lock_whole
+from shardstore.storage.local_names import temporary_path
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
-from shardstore.storage.local_sweep import host_token
 
 _COPY_BUFFER_BYTES = 1 << 20
 _VIEWS_A_CALL = 1024  # as many as Linux and macOS take
@@ -25,15 +26,6 @@ _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-# What file systems without hard links answer to link(2): FAT, some FUSE and network ones.
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-
-def _temp_name(name: str) -> str:
-    """``.{start of name}.{host}-{pid}.{random}.shardstore-tmp``; cut, so that it is never too long."""
-    stem = os.fsencode(name)[:64].decode("utf-8", "ignore")
-    return f".{stem}.{host_token()}-{os.getpid()}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
 
 
 class TemporaryFile:
@@ -61,7 +53,7 @@ class TemporaryFile:
 
     def _create(self) -> None:
         for attempt in range(PARENT_ATTEMPTS):
-            temp = os.path.join(self._parent, _temp_name(os.path.basename(self._path)))
+            temp = temporary_path(self._path)
             try:
                 self._fd = open_to_lock(temp, _CREATE_FLAGS)
             except FileNotFoundError:
@@ -183,7 +175,7 @@ class TemporaryFile:
             if not self._arrived():
                 raise ConditionFailed(f"{self._key!r} exists") from exc
         except OSError as exc:
-            if exc.errno not in _NO_HARD_LINKS:
+            if exc.errno not in NO_HARD_LINKS:
                 raise
             self._replace()  # it was absent, and who writes through shardstore waits for the lock
             return

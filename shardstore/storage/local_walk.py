@@ -10,7 +10,8 @@ from contextlib import suppress
 from operator import itemgetter
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.local_files import fsync_directory, generation_of, is_reserved
+from shardstore.storage.local_files import fsync_directory, generation_of
+from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
 
 # What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.

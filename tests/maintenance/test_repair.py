@@ -26,8 +26,7 @@ from shardstore.maintenance.repair import Finding, RepairReport
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_files import TEMP_SUFFIX
-from shardstore.storage.local_locks import LOCK_SUFFIX
+from shardstore.storage.local_names import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage

@@ -17,7 +17,7 @@ import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage import local_locks
+from shardstore.storage import local_lock_files
 from shardstore.storage.base import (
     APPEND_ROOM_NBYTES,
     CHANGED,
@@ -291,7 +291,7 @@ def check_old_or_new(s: SyncStorage, old: Generation, root: Path) -> bool:
     next_one = append(s, found.generation, len(data), b"next" * 1000)
     assert is_appended(s.get("d/a"), data, b"next" * 1000)
     s.put("d/a", b"replaced", IfGeneration(next_one))
-    assert not local_locks._held
+    assert not local_lock_files._held
     return is_new
 
 

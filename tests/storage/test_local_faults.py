@@ -14,7 +14,7 @@ import pytest
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage import local_locks, local_sweep
+from shardstore.storage import local_lock_files, local_sweep
 from shardstore.storage.base import ConditionFailed, Copy, Found, New
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_mounts import Mount
@@ -137,7 +137,7 @@ def test_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
                 assert isinstance(exc, StorageError), counted.calls  # noqa: PT017  # nobody else is writing
                 done = False
         assert len(os.listdir("/proc/self/fd")) <= descriptors, counted.calls
-        assert not local_locks._held
+        assert not local_lock_files._held
         check_outcome(root, operation, done, name in TOGETHER)
         check_writable(root, storage)
         if not counted.has_struck:

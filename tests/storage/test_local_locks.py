@@ -24,11 +24,11 @@ import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import local_locks, local_range_locks, local_sweep, local_temporary
+from shardstore.storage import local_lock_files, local_range_locks, local_sweep, local_temporary
 from shardstore.storage.base import Changed, ConditionFailed, Copy, New
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_locks import lock_path
 from shardstore.storage.local_mounts import Mount
+from shardstore.storage.local_names import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
 from shardstore.storage.local_range_locks import DIRECTORY_LOCK, give_up
 from shardstore.storage.local_rules import Locks, WriteRules
 from shardstore.storage.open import open_storage
@@ -97,7 +97,7 @@ def test_a_lock_excludes_threads(rules: WriteRules, tmp_path: Path) -> None:
     assert count == 400
     # The lock of an object is gone with it; that of a directory stays as long as the directory.
     assert files_below(tmp_path) == ([DIRECTORY_LOCK] if rules.is_network or rules.is_cluster else [])
-    assert not local_locks._held
+    assert not local_lock_files._held
 
 
 def is_free(rules: WriteRules, path: str, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -292,7 +292,7 @@ def test_a_lock_file_that_is_never_the_same_is_an_error(tmp_path: Path, monkeypa
     monkeypatch.setattr(local_range_locks, "_still_bears", lambda fd, name: False)
     with pytest.raises(StorageError, match="cannot be shared"), rules_of("network", tmp_path).locked(str(tmp_path / "a")):
         pass
-    assert not local_locks._held
+    assert not local_lock_files._held
 
 
 def test_whoever_may_write_in_a_directory_may_lock(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_refused_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount: M
     left = [name for name in files_below(tmp_path) if not (mount is not None or number == errno.ENOLCK) or not name.startswith(".")]
     assert left == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
-    assert not local_locks._held
+    assert not local_lock_files._held
 
 
 # -- what is promised --------------------------------------------------------------------------------------------------
@@ -406,12 +406,13 @@ def test_conditions_are_checked_past_the_cache_of_attributes(n: SyncStorage, tmp
 
 def test_others_see_a_name_only_when_the_server_has_all_bytes(n: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written goes to the server when the file is closed."""
-    opened: list[str] = []
+    opened: list[str] = []  # but lock files, which stay open
 
     def watching(function: Callable[..., None]) -> Callable[..., None]:
         def call(source: str, target: str) -> None:
             links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-            opened.extend(name for link in links if os.path.lexists(link) and (name := os.readlink(link)).endswith("-tmp"))
+            names = [os.readlink(link) for link in links if os.path.lexists(link)]
+            opened.extend(name for name in names if name.endswith(TEMP_SUFFIX) and LOCK_SUFFIX not in name)
             function(source, target)
 
         return call

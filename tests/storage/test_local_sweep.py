@@ -12,7 +12,8 @@ import pytest
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage import local_locks, local_sweep, local_temporary
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_locks import lock_path, locked
+from shardstore.storage.local_locks import locked
+from shardstore.storage.local_names import lock_path
 from shardstore.storage.local_range_locks import DIRECTORY_LOCK
 from shardstore.storage.local_rules import WriteRules
 from shardstore.storage.local_temporary import TemporaryFile

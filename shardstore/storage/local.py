@@ -49,6 +49,7 @@ from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, generation_of, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_names import is_reserved
+from shardstore.storage.local_permissions import permissions_at
 from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
@@ -404,7 +405,7 @@ class LocalStorage:
                 if not stat_modes.S_ISREG(status.st_mode):
                     return None
                 version = version_of(fd, status)
-                with closing(TemporaryFile(new, target, self._rules)) as file:
+                with closing(TemporaryFile(new, target, self._rules, permissions_at(old, status))) as file:
                     try:
                         file.copy(Extents(fd, status), 0, version.nbytes)
                     except EOFError:

@@ -173,7 +173,7 @@ class ReadableFiles:
         if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or sys.platform == "win32":
             return
         with suppress(OSError):  # another user's, or a file system without permissions
-            os.fchmod(fd, stat_modes.S_IMODE(status.st_mode) | _READ_BY_ALL)
+            os.chmod(fd, stat_modes.S_IMODE(status.st_mode) | _READ_BY_ALL)
             self._umask_hides = True
 
     def _grant(self, fd: int) -> None:

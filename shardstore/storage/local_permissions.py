@@ -1,38 +1,121 @@
-"""Who may read and write a local file: owner, group, permission bits, and on Linux the access control list."""
+"""Who may read and write a local file: owner, group, permission bits, and on Linux the access control list.
+
+A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first byte
+is in it, as if the old one had been written to. What this user may not give, it gives to nobody: where the group cannot be kept, the new
+file's group gets what everybody has. Only root keeps the owner. Set-user-ID and set-group-ID bits are dropped, as a write drops them.
+The file's other extended attributes are not carried over: they are about the old bytes.
+"""
 
 from __future__ import annotations
 
 import os
 import stat as stat_modes
+import struct
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 _ACCESS_LIST = "system.posix_acl_access"
+_OWNER_WRITES = 0o600
+
+# acl(5), as linux/posix_acl_xattr.h encodes it: the version, 4 bytes; entries of tag, rights and id.
+_ENTRY = struct.Struct("<HHI")
+_ENTRIES_OFFSET = 4
+_FILES_GROUP, _OTHERS = 0x04, 0x20
 
 
-def share_as_directory(fd: int, directory: str) -> None:
-    """Let everybody read and write the open file who may do that in its directory, as far as this user can."""
-    if sys.platform == "win32":
-        return
-    status, mine = os.stat(directory), os.fstat(fd)
-    _give(fd, status, mine)
-    with suppress(OSError):  # a file system without permissions
-        os.fchmod(fd, stat_modes.S_IMODE(status.st_mode) & 0o666)
-    access = _access_list(directory)
-    if access is not None and sys.platform == "linux":
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Those of one file."""
+
+    mode: int
+    """The nine bits for owner, group and others; the group's are the mask where there is an access control list."""
+    owner: int
+    group: int
+    access_list: bytes | None
+    seen: tuple[int, int, int] = field(compare=False)
+    """Device, inode and ctime of the file: while they are the same, so are its permissions."""
+
+    @property
+    def owner_writes(self) -> bool:
+        """Whether a version can have them while it is being written."""
+        return self.mode & _OWNER_WRITES == _OWNER_WRITES
+
+    @property
+    def mode_to_create(self) -> int:
+        """Bits for ``open`` that let nobody in, before the group and the access control list are set, who must not be."""
+        is_narrow = self.access_list is None and not self.mode >> 3 & ~self.mode & 0o7
+        return (self.mode if is_narrow else self.mode & 0o700) | _OWNER_WRITES
+
+
+def permissions_at(path: str, status: os.stat_result) -> Permissions:
+    """The permissions of the file at ``path``, whose status is given."""
+    mode = stat_modes.S_IMODE(status.st_mode) & 0o777
+    return Permissions(mode, status.st_uid, status.st_gid, _access_list(path), _seen(status))
+
+
+def are_those_of(permissions: Permissions | None, status: os.stat_result) -> bool:
+    """Whether they were looked up of this very file, and it has not changed."""
+    return permissions is not None and permissions.seen == _seen(status)
+
+
+def _seen(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+if sys.platform == "win32":
+
+    def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
+        """There a file has those of its directory."""
+
+    def share_as_directory(fd: int, directory: str) -> None:
+        """There a file has those of its directory."""
+
+else:
+
+    def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
+        """Give a file, open or a path, whose status is ``mine``, these permissions, as far as this user can.
+
+        Its owner can write to it until it ``is_done``.
+        """
+        mine = _give_owner(file, permissions.owner, permissions.group, mine)
+        mode, access_list = permissions.mode, permissions.access_list
+        if mine.st_gid != permissions.group:
+            access_list = _without_group(access_list)
+            if access_list is None:
+                mode &= 0o707 | (mode & 0o7) << 3
+        if not _set_access_list(file, access_list, is_narrow=not mode >> 3 & ~mode & 0o7):
+            mode &= 0o707  # the group's bits were the mask of a list
+        if not is_done:
+            mode |= _OWNER_WRITES
+        if stat_modes.S_IMODE(mine.st_mode) != mode or access_list is not None:
+            with suppress(OSError):  # a file system without permissions
+                os.chmod(file, mode)
+
+    def share_as_directory(fd: int, directory: str) -> None:
+        """Let everybody read and write the open file who may do that in its directory, as far as this user can."""
+        status = os.stat(directory)
+        _give_owner(fd, status.st_uid, status.st_gid, os.fstat(fd))
+        with suppress(OSError):  # a file system without permissions
+            os.chmod(fd, stat_modes.S_IMODE(status.st_mode) & 0o666)
+        access_list = _access_list(directory)
+        if access_list is not None:
+            _set_access_list(fd, access_list, is_narrow=True)
+
+    def _give_owner(file: int | str, owner: int, group: int, mine: os.stat_result) -> os.stat_result:
+        """Set the owner and the group, as far as this user may: root both, others a group that they belong to; the status then."""
+        if mine.st_uid != owner and os.geteuid() == 0:
+            with suppress(OSError):
+                os.chown(file, owner, -1)
+                try:
+                    os.chmod(file, stat_modes.S_IMODE(mine.st_mode))
+                except OSError:  # a root that may give files away, and not change them then
+                    os.chown(file, mine.st_uid, -1)
+        if mine.st_gid == group:
+            return mine
         with suppress(OSError):
-            os.setxattr(fd, _ACCESS_LIST, access)
-
-
-def _give(fd: int, status: os.stat_result, mine: os.stat_result) -> None:
-    """Give an open file the owner and the group of another, as far as this user may: root both, others a group that they belong to."""
-    if sys.platform == "win32" or (mine.st_uid, mine.st_gid) == (status.st_uid, status.st_gid):
-        return
-    try:
-        os.fchown(fd, status.st_uid, status.st_gid)
-    except OSError:
-        with suppress(OSError):
-            os.fchown(fd, -1, status.st_gid)
+            os.chown(file, -1, group)
+        return os.stat(file)
 
 
 def _access_list(file: int | str) -> bytes | None:
@@ -41,3 +124,26 @@ def _access_list(file: int | str) -> bytes | None:
         with suppress(OSError):  # none, or not on this file system
             return os.getxattr(file, _ACCESS_LIST)
     return None
+
+
+def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: bool) -> bool:
+    """Whether the file has this list now, or none. One that came from the directory may stay where the bits are ``is_narrow``."""
+    if sys.platform == "linux":
+        try:
+            if access_list is not None:
+                os.setxattr(file, _ACCESS_LIST, access_list)
+            elif not is_narrow and _access_list(file) is not None:
+                os.removexattr(file, _ACCESS_LIST)
+        except OSError:
+            return False
+    return True
+
+
+def _without_group(access_list: bytes | None) -> bytes | None:
+    """The list with everybody's rights for the file's group, which is another one than the list was made for."""
+    if access_list is None:
+        return None
+    entries = [*_ENTRY.iter_unpack(access_list[_ENTRIES_OFFSET:])]
+    others = next((rights for tag, rights, _ in entries if tag == _OTHERS), 0)
+    changed = [(tag, rights & others if tag == _FILES_GROUP else rights, who) for tag, rights, who in entries]
+    return access_list[:_ENTRIES_OFFSET] + b"".join(_ENTRY.pack(*entry) for entry in changed)

@@ -74,8 +74,8 @@ class WriteRules:
         """The status of the object at ``path``, or ``None``, as it is on the server."""
         return fresh_status(path) if self.is_network else stat_file(path)
 
-    def check(self, path: str, key: str, condition: Condition) -> bool:
-        """Whether there is an object, under its lock. Raises ``ConditionFailed`` where ``condition`` does not hold."""
+    def check(self, path: str, key: str, condition: Condition) -> os.stat_result | None:
+        """The status of the object, if there is one, under its lock. Raises ``ConditionFailed`` where ``condition`` does not hold."""
         status = self.status(path)
         if isinstance(condition, IfAbsent):
             if status is not None:
@@ -84,7 +84,7 @@ class WriteRules:
                 raise StorageError(f"{key!r} cannot be created: there is a directory, or something else that is no object, of this name")
         if isinstance(condition, IfGeneration) and (status is None or not _is_version(path, status, condition.generation)):
             raise ConditionFailed(f"{key!r} is not the version that was asked for")
-        return status is not None
+        return status
 
     def sweep_once(self, directory: str) -> None:
         """Before the first change in a directory: remove what dead writers left there."""
@@ -99,7 +99,7 @@ class WriteRules:
         try:
             # Unconditional deletes take the lock too: a removal between another writer's check and its replacing would be undone.
             with self.locked(path):
-                if not self.check(path, key, condition):
+                if self.check(path, key, condition) is None:
                     return False
                 os.unlink(path)
                 if self.fsync:

@@ -13,10 +13,11 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, fsync_directory, generation_of, pread, stamp_mtime, status_digest
+from shardstore.storage.local_files import READ_FLAGS, fsync_directory, generation_of, pread, stamp_mtime, stat_file, status_digest
 from shardstore.storage.local_lock_files import NO_HARD_LINKS, close_locked, open_to_lock
 from shardstore.storage.local_locks import lock_whole
 from shardstore.storage.local_names import temporary_path
+from shardstore.storage.local_permissions import Permissions, are_those_of, give, permissions_at
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
 
 _COPY_BUFFER_BYTES = 1 << 20
@@ -31,10 +32,11 @@ _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class TemporaryFile:
     """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
 
-    It is locked as long as it is open, which tells sweepers that its writer lives.
+    It is locked as long as it is open, which tells sweepers that its writer lives. It has the permissions of the file at ``path``, or
+    where there is none, those of ``like``, if they are given.
     """
 
-    def __init__(self, path: str, key: str, rules: WriteRules) -> None:
+    def __init__(self, path: str, key: str, rules: WriteRules, like: Permissions | None = None) -> None:
         self._path = path
         self._key = key
         self._rules = rules
@@ -44,6 +46,8 @@ class TemporaryFile:
         self._has_holes = False
         self._temp = ""
         self._fd = -1
+        replaced = stat_file(path)
+        self._permissions = like if replaced is None else permissions_at(path, replaced)
         rules.sweep_once(self._parent)
         try:
             self._create()
@@ -52,10 +56,11 @@ class TemporaryFile:
             raise
 
     def _create(self) -> None:
+        mode = 0o666 if self._permissions is None else self._permissions.mode_to_create
         for attempt in range(PARENT_ATTEMPTS):
             temp = temporary_path(self._path)
             try:
-                self._fd = open_to_lock(temp, _CREATE_FLAGS)
+                self._fd = open_to_lock(temp, _CREATE_FLAGS, mode)
             except FileNotFoundError:
                 # The first write here; or someone deleted the last object here and pruned the directory again.
                 if attempt == PARENT_ATTEMPTS - 1:
@@ -67,6 +72,8 @@ class TemporaryFile:
             status = os.fstat(self._fd)
             self._identity = status.st_dev, status.st_ino
             if status.st_nlink or sys.platform == "win32":
+                if self._permissions is not None:
+                    give(self._fd, self._permissions, status)
                 return
             # A sweeper was faster with the lock, and took the file for one that was left behind.
             self._close_descriptor()
@@ -150,6 +157,8 @@ class TemporaryFile:
         if self._has_holes:  # the last of which may be at its end
             os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
         stamp_mtime(self._fd if os.utime in os.supports_fd else self._temp)
+        if self._permissions is not None and not self._permissions.owner_writes:
+            give(self._fd, self._permissions, os.fstat(self._fd), is_done=True)
         if self._rules.fsync:
             os.fsync(self._fd)
         if self._rules.is_network:
@@ -158,15 +167,29 @@ class TemporaryFile:
         # Unconditional writes take the lock as well: one of them between another writer's check and its replacing would be lost,
         # although it came after that check.
         with self._rules.locked(self._path):
-            self._rules.check(self._path, self._key, condition)
+            replaced = self._rules.check(self._path, self._key, condition)
             if isinstance(condition, IfAbsent):
                 self._link()
             else:
+                if replaced is not None:
+                    self._take_permissions(replaced)
                 self._replace()
             self._temp = ""
             if self._rules.fsync:
                 self._sync_names()
             return self._generation()
+
+    def _take_permissions(self, replaced: os.stat_result) -> None:
+        """Those of the file that is replaced in the end, where it is another one than was found first, or was changed."""
+        if sys.platform == "win32" or are_those_of(self._permissions, replaced):
+            return
+        permissions = permissions_at(self._path, replaced)
+        if permissions == self._permissions:
+            return
+        file = self._temp if self._fd < 0 else self._fd
+        give(file, permissions, os.stat(file), is_done=True)
+        if self._rules.fsync and self._fd >= 0:
+            os.fsync(self._fd)
 
     def _link(self) -> None:
         try:

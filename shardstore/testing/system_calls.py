@@ -27,11 +27,14 @@ _OPEN_FILES = (
     "lseek",
     "ftruncate",
     "fchmod",
+    "chmod",
+    "chown",
     "utime",
     "fsync",
     "fdatasync",
     "setxattr",
     "getxattr",
+    "removexattr",
     "fstat",
 )
 _NAMES = ("stat", "lstat", "listdir", "scandir", "mkdir", "rmdir", "rename", "replace", "link", "unlink")

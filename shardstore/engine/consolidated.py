@@ -5,8 +5,7 @@ from __future__ import annotations
 from shardstore.engine.keys import ancestors, check_key, join, metadata_key
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Failed, Found, Storage, document_read
 
 
 async def stale_consolidated(storage: Storage, path: str) -> list[str]:
@@ -21,7 +20,7 @@ async def stale_consolidated(storage: Storage, path: str) -> list[str]:
     of_groups = [[metadata_key(group), join(group, ".zmetadata")] for group, _ in above]
     of_node = [metadata_key(path), join(path, ".zarray"), join(path, ".zgroup")]
     keys = [*(key for keys in of_groups for key in keys), *of_node]
-    outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in keys])
+    outcomes = await storage.read([document_read(key) for key in keys])
     documents: dict[str, JsonObject | None] = {}
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, Failed):

@@ -25,8 +25,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +325,7 @@ class Hierarchy:
         wanted = [path for path in asked if nodes[path] is None]
         if not wanted:
             return nodes
-        outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in wanted])
+        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in wanted])
         for path, outcome in zip(wanted, outcomes, strict=True):
             nodes[path] = self.learn(path, outcome, even_damaged=even_damaged)
         return nodes

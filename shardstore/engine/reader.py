@@ -35,7 +35,7 @@ from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
-from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage, document_read
 
 _PINNED_TRIES = 4
 _TIMES_IN_VAIN = 4
@@ -248,7 +248,7 @@ class Reader:
             unsure = ()
         unsure = {path for path in unsure if not self._hierarchy.is_pending(path)}
         stale = {s.node.path: s.node for s in shards if s.node.path in unsure or not self._fresh(s.node)}
-        documents = [Read(metadata_key(path), (EVERYTHING,)) for path in stale]
+        documents = [document_read(metadata_key(path)) for path in stale]
         if after and not unsure.isdisjoint(stale):
             outcomes = [*await self._storage.read(reads), *await self._storage.read(documents)]
         else:
@@ -277,7 +277,7 @@ class Reader:
     async def _confirm_layouts(self, shards: Sequence[ShardRead]) -> None:
         """Before damage is reported: was it the layout that was out of date?"""
         nodes = {s.node.path: s.node for s in shards}
-        outcomes = await self._storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in nodes])
+        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in nodes])
         self._check_layouts(nodes, outcomes)
 
     # -- chunks ----------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.presentation import present_node
 from shardstore.format.v2_kept import hide_kept
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,6 @@ class StoredDocument:
         return self.data if presented == self.document else dumps(presented)
 
 
-def document_read(path: str) -> Read:
-    """The read of the document of the node at ``path``."""
-    return Read(metadata_key(path), (EVERYTHING,))
-
-
 class DocumentReader:
     """Reads documents as they are now; what they say is remembered by the hierarchy."""
 
@@ -55,11 +49,11 @@ class DocumentReader:
 
     async def read_many(self, paths: Sequence[str]) -> dict[str, StoredDocument | None]:
         """The documents of ``paths``, in one round. A damaged one is what it is: bytes."""
-        outcomes = await self._storage.read([document_read(path) for path in paths])
+        outcomes = await self._storage.read([document_read(metadata_key(path)) for path in paths])
         return {path: self.learn(path, outcome) for path, outcome in zip(paths, outcomes, strict=True)}
 
     def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
-        """The document that a ``document_read`` of ``path`` found."""
+        """The document that a ``document_read`` for ``path`` found."""
         match outcome:
             case Failed(error):
                 raise error

@@ -24,7 +24,6 @@ from shardstore.engine.reader import Reader, StaleLayout
 from shardstore.engine.retrying import Contention
 from shardstore.engine.shard_chunks import Value
 from shardstore.engine.shard_read import group_by_shard, group_located
-from shardstore.engine.stored_documents import document_read
 from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
@@ -41,6 +40,7 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
     Storage,
+    document_read,
 )
 
 _LAYOUT_TRIES = 5
@@ -125,7 +125,9 @@ class Values:
         paths = list(dict.fromkeys(target.path for _, target in documents))
         owners = [self._plain_owner(target.key) for _, target in plain]
         others = self._plain_reads([Read(target.key, (requests[i][1],)) for i, target in plain], owners)
-        again, outcomes = await self._read_chunks(chunks, requests, values, [*others, *map(document_read, paths)])
+        again, outcomes = await self._read_chunks(
+            chunks, requests, values, [*others, *(document_read(metadata_key(path)) for path in paths)]
+        )
         self._show_documents(dict(zip(paths, outcomes[len(others) :], strict=True)), documents, requests, values)
         doubtful = await self._show_plain(plain, owners, outcomes[: len(others)], values)
         return again + doubtful, bool(doubtful)
@@ -198,7 +200,7 @@ class Values:
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
         if not paths or self._storage.capabilities.reads_beside:
             return {}
-        documents = await self._storage.read([document_read(path) for path in paths])
+        documents = await self._storage.read([document_read(metadata_key(path)) for path in paths])
         errors: dict[str, ShardStoreError] = {}
         for path, outcome in zip(paths, documents, strict=True):
             try:

@@ -19,8 +19,7 @@ from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.walk import Walk
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.base import Failed, Found, document_read
 
 _NODES_AT_ONCE = 256
 
@@ -59,7 +58,7 @@ class Side:
         asked = list(paths)
         for start in range(0, len(asked), _NODES_AT_ONCE):
             some = asked[start : start + _NODES_AT_ONCE]
-            reads = [Read(metadata_key(self.below(path)), (EVERYTHING,)) for path in some]
+            reads = [document_read(metadata_key(self.below(path))) for path in some]
             for path, outcome in zip(some, await self.engine.storage.read(reads), strict=True):
                 if isinstance(outcome, Failed):
                     raise outcome.error

@@ -32,8 +32,7 @@ from shardstore.maintenance.quarantine import Quarantine, open_quarantine
 from shardstore.maintenance.repair_shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
 
@@ -157,7 +156,7 @@ def mend(task: MendTask) -> Finding | None:
 
 async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:
     """The shard with its node as the storage has it now, and what the codecs of its chunks prove; ``None`` where it is another array's."""
-    (outcome,) = await engine.storage.read([Read(metadata_key(shard.path), (EVERYTHING,))])
+    (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
     if isinstance(outcome, Failed):
         raise outcome.error
     if not isinstance(outcome, Found):

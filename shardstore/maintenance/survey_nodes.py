@@ -18,8 +18,7 @@ from shardstore.format.metadata_v3 import METADATA_NAME, codec_configuration, co
 from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.maintenance.survey_shards import ShardTally
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.base import Failed, Found, document_read
 
 _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000  # directories that were asked for and are no nodes
@@ -117,7 +116,7 @@ class SurveyedNodes:
             self._absent.clear()
         for start in range(0, len(unknown), _DOCUMENTS_AT_ONCE):
             some = unknown[start : start + _DOCUMENTS_AT_ONCE]
-            outcomes = await self._engine.storage.read([Read(metadata_key(path), (EVERYTHING,)) for path in some])
+            outcomes = await self._engine.storage.read([document_read(metadata_key(path)) for path in some])
             for path, outcome in zip(some, outcomes, strict=True):
                 if isinstance(outcome, Failed):
                     raise outcome.error

@@ -16,8 +16,7 @@ from shardstore.errors import Conflict, Corruption
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read, ReadOutcome
+from shardstore.storage.base import Failed, Found, Read, ReadOutcome, document_read
 
 SHARDS_AT_ONCE = 256
 
@@ -115,7 +114,7 @@ def _index(index_format: IndexFormat, outcome: ReadOutcome) -> ShardIndex:
 async def _confirm_layout(engine: Engine, shard: SurveyedShard) -> None:
     """Before damage is reported: is the array still laid out as it was when its metadata was read?"""
     path = shard.node.path
-    (outcome,) = await engine.storage.read([Read(metadata_key(path), (EVERYTHING,))])
+    (outcome,) = await engine.storage.read([document_read(metadata_key(path))])
     if isinstance(outcome, Failed):
         raise outcome.error
     if isinstance(outcome, Found):

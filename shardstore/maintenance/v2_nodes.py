@@ -19,8 +19,7 @@ from shardstore.format.v2_keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME,
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.maintenance.findings import Fault
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.base import Failed, Found, Storage, document_read
 
 _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000
@@ -93,7 +92,7 @@ async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | No
         StorageError: a request failed.
     """
     found: list[V2Document | None] = []
-    outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in keys])
+    outcomes = await storage.read([document_read(key) for key in keys])
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, Failed):
             raise outcome.error

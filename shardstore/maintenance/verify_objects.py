@@ -33,7 +33,7 @@ from shardstore.maintenance.verify_index import check_index
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, Read, ReadOutcome, Storage, document_read
 
 _LOOKS = 4
 
@@ -159,7 +159,7 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
     if plan.is_v2:
         (read,) = run_sync(read_v2(storage, [join(plan.path, ARRAY_NAME)]))
         return None if read is None or read.document is None else plan_v2_array(plan.path, read.document)
-    (outcome,) = run_sync(storage.read([Read(metadata_key(plan.path), (EVERYTHING,))]))
+    (outcome,) = run_sync(storage.read([document_read(metadata_key(plan.path))]))
     if isinstance(outcome, Failed):
         raise outcome.error
     if not isinstance(outcome, Found):

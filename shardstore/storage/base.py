@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
 from shardstore.storage.capabilities import Capabilities
 
 
@@ -38,6 +38,17 @@ class Read:
     ranges: tuple[ByteRequest, ...]
     generation: Generation | None = None
     beside: Beside | None = None
+    most_nbytes: int | None = None
+    """An object that is asked for whole and is longer is not read: the outcome is ``Failed``."""
+
+
+MOST_DOCUMENT_NBYTES = 256 << 20
+"""More than any metadata document has: consolidated metadata of 100,000 arrays has about 100 MiB. Its JSON takes ten times the memory."""
+
+
+def document_read(key: str) -> Read:
+    """The read of a whole metadata document."""
+    return Read(key, (EVERYTHING,), most_nbytes=MOST_DOCUMENT_NBYTES)
 
 
 class ServerTimes(NamedTuple):

@@ -19,6 +19,7 @@ from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.gcs_bounded import Allowed, encoding_of
 from shardstore.storage.gcs_client import OBJECT, Answer, GCSClient, can_match, head_of
 from shardstore.storage.gcs_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs_upload import put, put_large
@@ -35,6 +36,18 @@ _COPY_ATTEMPTS = 3
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
     """A copy that takes more steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """An answer with bytes; ``cut`` is what was wanted of a whole object that came instead, and its size."""
+
+    answer: Answer
+    cut: tuple[memoryview, int] | None
+
+    def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
+        """The bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
+        return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
 
 
 class GCSStorage:
@@ -105,53 +118,58 @@ class GCSStorage:
             return CHANGED
         return Part(head.generation, head.nbytes, NOTHING)
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         if generation is not None and not can_match(generation):
             return await self.look_up(key, generation)  # absent, or changed
         if not self._facts.tells_generation:
-            return await self._get_between_looks(key, request, generation)
+            return await self._get_between_looks(key, request, generation, most_nbytes)
         # Not by generation=: a bucket that keeps old versions would serve one that was replaced or deleted long ago.
         pin = {} if generation is None else {"ifGenerationMatch": generation.token}
         try:
-            answer = await self._get_media(key, request, pin)
+            media = await self._get_media(key, request, pin, most_nbytes)
         except RequestFailed as exc:
             if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
                 return await past_the_end(self, key, request, generation)
             raise
-        if answer is None:
+        if media is None:
             return ABSENT
+        answer = media.answer
         token = answer.headers.get("X-Goog-Generation")
         if not token:
             self._facts.tells_generation = False
-            return await self._get_between_looks(key, request, generation)
+            return await self._get_between_looks(key, request, generation, most_nbytes)
         found = Generation(token)
         if generation is not None and found != generation:  # the server ignored the condition
             return CHANGED
         if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416
             return await past_the_end(self, key, request, found)
-        view, nbytes = checked_part(request, answer.status, answer.headers.get("Content-Range"), answer.body, key)
+        view, nbytes = media.part(request, key)
         return Part(found, nbytes, view)
 
-    async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str]) -> Answer | None:
-        """The bytes of one range. Raises ``StorageError`` where the object is stored compressed, which GCS would undo."""
+    async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
+        """One range. Raises ``StorageError`` where the object is stored compressed, which GCS would undo."""
         headers = {"Accept-Encoding": "identity"}  # or aiohttp would ask for compressed bytes, and undo that
         if (wanted := range_header(request)) is not None:
             headers["Range"] = wanted
         path = f"{self.fs._location}/download/storage/v1/{OBJECT}"
-        answer = await self._client.object("GET", path, key, "reading", headers=headers, query={"alt": "media", **condition})
+        allowed = Allowed(request, most_nbytes, key)
+        answer = await self._client.object(
+            "GET", path, key, "reading", headers=headers, query={"alt": "media", **condition}, allowed=allowed
+        )
         if answer is None:
             return None
-        for name in ("X-Goog-Stored-Content-Encoding", "Content-Encoding"):
-            if (encoding := answer.headers.get(name, "identity")) != "identity":
-                raise StorageError(
-                    f"reading {key!r}: it is stored with Content-Encoding {encoding}, so the server sends other bytes than it counts. "
-                    "Store it without (gcloud storage cp without -z or -Z)"
-                )
-        return answer
+        if (encoding := encoding_of(answer.headers)) is not None:
+            raise StorageError(
+                f"reading {key!r}: it is stored with Content-Encoding {encoding}, so the server sends other bytes than it counts. "
+                "Store it without (gcloud storage cp without -z or -Z)"
+            )
+        return _Media(answer, allowed.part)
 
-    async def _get_between_looks(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def _get_between_looks(
+        self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None
+    ) -> PartOutcome:
         """One range, from a server that does not tell its version with it: the object was the same before and after."""
         before = await self.look_up(key, generation)
         if not isinstance(before, Part):
@@ -159,13 +177,13 @@ class GCSStorage:
         wanted = resolve(request, before.nbytes)
         if wanted.start == wanted.end:
             return before
-        answer = await self._get_media(key, wanted, {})
+        media = await self._get_media(key, wanted, {}, most_nbytes)
         after = await self.look_up(key, before.generation)
         if not isinstance(after, Part):
             return after
-        if answer is None:
+        if media is None:
             raise StorageError(f"reading {key!r}: the server says that it is there, and that it is not")
-        view, nbytes = checked_part(wanted, answer.status, answer.headers.get("Content-Range"), answer.body, key)
+        view, nbytes = media.part(wanted, key)
         if nbytes != before.nbytes:
             raise StorageError(f"reading {key!r}: the server says that it has {before.nbytes} bytes, and sends from one of {nbytes}")
         return Part(before.generation, nbytes, view)

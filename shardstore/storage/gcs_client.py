@@ -15,6 +15,7 @@ from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.bound import Bound
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.gcs_bounded import Allowed, bounded
 from shardstore.storage.object_requests import WRITE_ID, Head, RequestFailed
 from shardstore.storage.open_options import unusable_options
 from shardstore.storage.redaction import redacted, shown_cause
@@ -140,14 +141,17 @@ class GCSClient:
         data: Any = None,
         document: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
+        allowed: Allowed | None = None,
     ) -> Answer:
-        """One request, which gcsfs repeats as it sees fit; ``parts`` are quoted and filled into ``path``.
+        """One request, which gcsfs repeats as it sees fit; ``parts`` are quoted and filled into ``path``. Of an answer no more is read than
+        is ``allowed``, where that is given.
 
         Raises ``AccessDenied`` or ``RequestFailed``.
         """
         async with self.bound.slot():
             try:
-                status, answered, _, body = await self.fs._request(
+                fs = self.fs if allowed is None else await bounded(self.fs, allowed)
+                status, answered, _, body = await fs._request(
                     method, path, *parts, headers=headers, json=document, data=data, **(query or {})
                 )
             except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a token

@@ -14,6 +14,7 @@ from typing import Any
 from shardstore.errors import ReadOnly, ShardStoreError, StorageError
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
+from shardstore.storage.answer_bodies import TooMuch
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -129,12 +130,12 @@ class HTTPStorage:
         parts: list[PartOutcome] = []
         # A server that ignores ranges answers the first request with all that the others would ask for.
         if generation is None or (len(asked) > 1 and self._facts.ranges is not True):
-            first = await self._fetch(read.key, [read.ranges[i] for i in asked], generation)
+            first = await self._fetch(read.key, [read.ranges[i] for i in asked], generation, read.most_nbytes)
             if not isinstance(first, list):
                 return first
             generation = read.generation or first[0].generation
             parts += first
-        parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation) for i in asked[len(parts) :]))
+        parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in asked[len(parts) :]))
         nbytes = 0
         for i, part in zip(asked, parts, strict=True):
             if not isinstance(part, Part):
@@ -143,17 +144,24 @@ class HTTPStorage:
             nbytes = part.nbytes
         return Found(generation, nbytes, tuple(buffers))
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         """One range."""
-        found = await self._fetch(key, [request], generation)
+        found = await self._fetch(key, [request], generation, most_nbytes)
         return found[0] if isinstance(found, list) else found
 
-    async def _fetch(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None) -> list[Part] | Absent | Changed:
+    async def _fetch(
+        self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
+    ) -> list[Part] | Absent | Changed:
         """The first of ``requests`` by one GET; all of them where the server answers with the whole object."""
         first, facts = requests[0], self._facts
         if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
             return await self._fetch_counted(key, requests, generation)
-        answer = await self._get(key, requests, generation)
+        try:
+            answer = await self._get(key, requests, generation, most_nbytes)
+        except TooMuch:
+            if not isinstance(first, ByteSuffix):
+                raise
+            return await self._fetch_counted(key, requests, generation)  # it may have taken the suffix for something else
         if answer.status in ABSENT_STATUS:
             return ABSENT
         if answer.status == _CHANGED_STATUS:
@@ -182,7 +190,7 @@ class HTTPStorage:
             return CHANGED
         return [Part(found, answer.nbytes or 0, data) for data in parts]
 
-    async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None) -> Answer:
+    async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None) -> Answer:
         headers: dict[str, str] = {}
         accept = [*ABSENT_STATUS, _PAST_THE_END_STATUS]
         if (asked := range_header(requests[0])) is not None:
@@ -193,7 +201,7 @@ class HTTPStorage:
             headers["If-Match"] = generation.token
             accept.append(_CHANGED_STATUS)
         what = f"reading {key!r}"
-        take = partial(take_body, wanted=requests, what=what)
+        take = partial(take_body, wanted=requests, most_nbytes=most_nbytes, key=key, what=what)
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
     def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
@@ -274,7 +282,7 @@ class HTTPStorage:
             if answer.status not in _NO_HEAD_STATUS and answer.nbytes is not None:
                 facts.head = True
                 return answer
-        take = partial(take_body, wanted=[ByteRange(0, 0)], what=what)
+        take = partial(take_body, wanted=[ByteRange(0, 1)], most_nbytes=None, key=key, what=what)
         seen = (*ABSENT_STATUS, _PAST_THE_END_STATUS)
         answer = await self._client.request("GET", url, {"Range": "bytes=0-0"}, what, take, seen)
         if answer.status in (200, 206) and facts.head is None:

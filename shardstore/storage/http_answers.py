@@ -9,8 +9,10 @@ from typing import Any
 
 from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
-from shardstore.model.ranges import ByteRequest, resolve
+from shardstore.model.ranges import ByteRequest
+from shardstore.storage.answer_bodies import check_most, cut, cut_unannounced, exactly
 from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.s3_ranges import most_of
 
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 
@@ -70,8 +72,11 @@ async def take_head(response: Any) -> Answer:
     return Answer(response.status, headers, (), int(length) if known else None)
 
 
-async def take_body(response: Any, wanted: Sequence[ByteRequest], what: str) -> Answer:
-    """Of an answer to GET: of a whole object only what is ``wanted`` is kept. ``what`` begins messages."""
+async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
+    """Of an answer to GET: of a whole object only what is ``wanted`` is kept. ``what`` begins messages about the object ``key``.
+
+    Raises ``TooMuch`` where more comes than was asked for, or a whole object of more than ``most_nbytes``.
+    """
     headers = response.headers
     if response.status == 206:
         if is_encoded(headers):
@@ -79,30 +84,15 @@ async def take_body(response: Any, wanted: Sequence[ByteRequest], what: str) -> 
                 f"{what}: the server sends ranges of a compressed object (Content-Encoding {headers['Content-Encoding']!r}) although it "
                 "was asked for the object itself: store it without Content-Encoding"
             )
-        return Answer(206, headers, (memoryview(await response.read()),), total_of(headers))
+        most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, key)
+        known = response.content_length is not None
+        data = await response.read() if known else await exactly(response.content.iter_any(), most, what)
+        return Answer(206, headers, (memoryview(data),), total_of(headers))
     if response.status != 200:
         return Answer(response.status, headers, (), total_of(headers))
     if is_encoded(headers) or response.content_length is None:
-        data = await response.read()
-        ranges = [resolve(request, len(data)) for request in wanted]
-        return Answer(200, headers, tuple(memoryview(data)[r.start : r.end] for r in ranges), len(data))
-    nbytes: int = response.content_length
-    return Answer(200, headers, await _cut(response.content, wanted, nbytes, what), nbytes)
-
-
-async def _cut(content: Any, wanted: Sequence[ByteRequest], nbytes: int, what: str) -> tuple[memoryview, ...]:
-    """The wanted ranges of a body, without ever holding the rest of it; what comes after them is not waited for."""
-    ranges = [resolve(request, nbytes) for request in wanted]
-    kept = [bytearray() for _ in ranges]
-    end = max((r.end for r in ranges), default=0)
-    position = 0
-    async for block in content.iter_any():
-        for r, buffer in zip(ranges, kept, strict=True):
-            if position < r.end and r.start < position + len(block):
-                buffer += memoryview(block)[max(0, r.start - position) : r.end - position]
-        position += len(block)
-        if end <= position < nbytes:
-            break
-    if position < end:
-        raise StorageError(f"{what}: the server announced {nbytes} bytes and sent {position}")
-    return tuple(memoryview(buffer).toreadonly() for buffer in kept)
+        parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what)
+        return Answer(200, headers, parts, nbytes)
+    nbytes = response.content_length
+    check_most(nbytes, most_nbytes, what)
+    return Answer(200, headers, await cut(response.content.iter_any(), wanted, nbytes, what), nbytes)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from shardstore.errors import Unsupported
+from shardstore.storage.answer_bodies import exactly
 from shardstore.storage.http_client import ABSENT_STATUS, HTTPClient
 
 _NO_PAGE_STATUS = (400, 403)
+_MOST_PAGE_NBYTES = 256 << 20  # some millions of links
+
+
+def _known(charset: str | None) -> str:
+    """The name of an encoding that Python knows."""
+    try:
+        return codecs.lookup(charset or "utf-8").name
+    except LookupError:
+        return "utf-8"
 
 
 class _Links(HTMLParser):
@@ -69,7 +80,8 @@ async def _names(client: HTTPClient, directory: str) -> list[str] | None:
     async def take(response: Any) -> list[str] | None:
         if response.status != 200 or response.content_type not in ("text/html", "application/xhtml+xml"):
             return None
-        return children(await response.text(errors="replace"), str(response.url))
+        page = await exactly(response.content.iter_any(), _MOST_PAGE_NBYTES, f"listing {directory!r}")
+        return children(page.decode(_known(response.charset), "replace"), str(response.url))
 
     return await client.request(
         "GET",

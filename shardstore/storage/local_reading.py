@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from shardstore.model.ranges import ByteRange, resolve
+from shardstore.storage.answer_bodies import too_long
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_files import READ_FLAGS, pread, same_bytes, translated
@@ -35,6 +36,8 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
         version = version_of(fd, status)
         if read.generation is not None and read.generation != version.generation:
             return CHANGED
+        if read.most_nbytes is not None and version.nbytes > read.most_nbytes:
+            return Failed(too_long(version.nbytes, read.most_nbytes, f"reading {read.key!r}"))
         buffers = []
         for request in read.ranges:
             wanted = request if isinstance(request, ByteRange) and request.end <= version.nbytes else resolve(request, version.nbytes)

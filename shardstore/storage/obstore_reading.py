@@ -117,31 +117,31 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         return await read_all(self, reads)
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         if (bucket := await self.bucket()) is None:
-            return await self.inner.get(key, request, generation)
+            return await self.inner.get(key, request, generation, most_nbytes)
         if_match = None if generation is None else self.condition_on(generation)
         try:
             async with self.inner.client.bound.slot():
-                answer = await obstore_requests.get(bucket, self.inner.client.full_key(key), request, if_match)
+                answer = await obstore_requests.get(bucket, self.inner.client.full_key(key), request, if_match, most_nbytes)
         except RequestFailed as exc:
             if exc.status == 412 and if_match is not None:
                 return CHANGED
             if self._is_absent(exc):
                 return ABSENT
             self.heed(exc)
-            return await self._get_below(key, request, generation)
+            return await self._get_below(key, request, generation, most_nbytes)
         self._has_found = True
         found = self.version_of(answer)
         if found is None or answer.is_encoded:
-            return await self._get_below(key, request, generation)
+            return await self._get_below(key, request, generation, most_nbytes)
         if generation is not None and found != generation:
             return CHANGED
         return Part(found, answer.nbytes, answer.data)
 
-    async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> PartOutcome:
         self.asked_below += 1
-        return await self.inner.get(key, request, generation)
+        return await self.inner.get(key, request, generation, most_nbytes)
 
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
         if (bucket := await self.bucket()) is None:

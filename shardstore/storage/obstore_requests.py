@@ -22,6 +22,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
+from shardstore.storage.answer_bodies import check_most
 from shardstore.storage.object_requests import RequestFailed
 from shardstore.storage.redaction import redacted, shown_cause
 
@@ -106,18 +107,33 @@ def _answer(result: obstore.GetResult, data: memoryview) -> Answer:
     return Answer(meta["e_tag"] or "", meta["version"], meta["size"], encoding not in ("identity", "aws-chunked"), data)
 
 
-async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None) -> Answer:
-    """One range of an object. Raises ``RequestFailed``, also where another range came, or fewer bytes."""
+async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> Answer:
+    """One range of an object. Raises ``RequestFailed``, also where another range came, or fewer bytes, or more; ``TooMuch`` where the
+    object, which is asked for whole, has more than ``most_nbytes``.
+    """
     options: obstore.GetOptions = {"range": _range(request)}
     if if_match is not None:
         options["if_match"] = if_match
     with _errors(f"reading {full_key!r}"):
         result = await obstore.get_async(bucket, full_key, options=options)
-        data = memoryview(await result.bytes_async())
-    start, end = result.range
+        start, end = result.range
+        check_most(end - start, most_nbytes, f"reading {full_key!r}")
+        data = await _body(result, end - start)
     if len(data) != end - start:
         raise RequestFailed(f"reading {full_key!r}: the server announced bytes {start} to {end} but sent {len(data)}")
     return _answer(result, data)
+
+
+async def _body(result: obstore.GetResult, nbytes: int) -> memoryview:
+    """The bytes of an answer that announced ``nbytes`` of them. No more than about twice as many are read, if more come."""
+    pieces: list[memoryview] = []
+    held = 0
+    async for piece in result.stream(min_chunk_size=max(1, nbytes)):  # to its end, or the connection is not used again
+        pieces.append(memoryview(piece))
+        held += len(piece)
+        if held > nbytes:
+            break
+    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 async def head(bucket: Bucket, full_key: str) -> Answer:

@@ -34,8 +34,8 @@ PartOutcome = Part | Absent | Changed
 class RangeSource(Protocol):
     """Requests that each tell the version that they speak of. With a ``generation`` they are of that version, or ``Changed``."""
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
-        """One range, which is not empty."""
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        """One range, which is not empty. Raises ``TooMuch`` where it is the whole of an object of more than ``most_nbytes``."""
         ...
 
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
@@ -69,13 +69,13 @@ async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
     generation = read.generation
     parts: list[PartOutcome] = []
     if generation is None:
-        first = await source.get(read.key, read.ranges[asked[0]], None)
+        first = await source.get(read.key, read.ranges[asked[0]], None, read.most_nbytes)
         if not isinstance(first, Part):
             return first
         generation = first.generation
         parts.append(first)
     rest = asked[len(parts) :]
-    parts += await asyncio.gather(*(source.get(read.key, read.ranges[i], generation) for i in rest))
+    parts += await asyncio.gather(*(source.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in rest))
     nbytes, times = 0, None
     for i, part in zip(asked, parts, strict=True):
         if not isinstance(part, Part):

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardstore.errors import StorageError, Unsupported
+from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.storage import conditions
+from shardstore.storage.answer_bodies import check_most, cut, cut_unannounced, exactly
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
 from shardstore.storage.buckets import split_bucket
 from shardstore.storage.capabilities import Capabilities
@@ -28,7 +29,7 @@ from shardstore.storage.s3_client import S3Client, canonical_etag, generation_of
 from shardstore.storage.s3_compose import compose
 from shardstore.storage.s3_copy import copy_object
 from shardstore.storage.s3_probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
-from shardstore.storage.s3_ranges import checked_part, range_header
+from shardstore.storage.s3_ranges import checked_part, most_of, range_header
 from shardstore.storage.s3_unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
 from shardstore.storage.s3_upload import put, put_large
 
@@ -36,6 +37,28 @@ MULTIPART_BYTES = 64 << 20
 
 _KEYS_A_DELETE = 1000
 _READ_ATTEMPTS = 3
+_BLOCK_NBYTES = 1 << 18
+
+
+async def _blocks(body: Any) -> AsyncIterator[bytes]:
+    while block := await body.read(_BLOCK_NBYTES):
+        yield block
+
+
+async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most_nbytes: int | None, key: str) -> Any:
+    """The body of an answer to ``request``; of the whole object, where less was asked for, only that, and the object's size."""
+    what, nbytes = f"reading {key!r}", response.get("ContentLength")
+    if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
+        most = most_of(request, response.get("ContentRange"), nbytes, key)
+        return await body.read() if nbytes is not None else await exactly(_blocks(body), most, what)
+    if nbytes is None:
+        (part,), nbytes = await cut_unannounced(_blocks(body), [request], most_nbytes, what)
+        return part, nbytes
+    check_most(nbytes, most_nbytes, what)
+    if range_header(request) is None:
+        return await body.read()
+    (part,) = await cut(_blocks(body), [request], nbytes, what)
+    return part, nbytes
 
 
 class S3Storage:
@@ -115,7 +138,7 @@ class S3Storage:
             return CHANGED
         return Part(head.generation, head.nbytes, NOTHING)
 
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         """One range by one request; of ``generation`` only, where it is given."""
         parameters: dict[str, str] = {"Key": self._client.full_key(key)}
         if (header := range_header(request)) is not None:
@@ -123,7 +146,7 @@ class S3Storage:
         if generation is not None and not generation.token.startswith("W/"):  # a weak one never matches: compared below
             parameters["IfMatch"] = generation.token
         try:
-            response, data = await self._get_body(key, parameters)
+            response, body = await self._get_body(key, request, parameters, most_nbytes)
         except RequestFailed as exc:
             if exc.status == 404 and exc.code != "NoSuchBucket":
                 return ABSENT
@@ -139,11 +162,17 @@ class S3Storage:
             raise StorageError(
                 f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
             )
-        view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), data, key)
+        if isinstance(body, bytes):
+            view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
+        else:
+            view, nbytes = body
         return Part(found, nbytes, view, self._client.times_of(response))
 
-    async def _get_body(self, key: str, parameters: dict[str, str]) -> tuple[dict[str, Any], bytes]:
-        """Answer and body; asks again where the connection breaks within the body, which s3fs's retries do not cover."""
+    async def _get_body(
+        self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
+    ) -> tuple[dict[str, Any], bytes | tuple[memoryview, int]]:
+        """Answer and body, or what is wanted of a body that is the whole object instead, and its size. Asks again where the connection
+        breaks within the body, which s3fs's retries do not cover."""
         attempt = 0
         async with self._client.bound.slot():
             while True:
@@ -151,7 +180,9 @@ class S3Storage:
                 response = await self._client.unbounded_call("get_object", "reading", repr(key), **parameters)
                 try:
                     async with response["Body"] as body:
-                        return response, await body.read()
+                        return response, await _taken(response, body, request, most_nbytes, key)
+                except ShardStoreError:
+                    raise
                 except Exception as exc:
                     if attempt == _READ_ATTEMPTS:
                         raise translated(exc, "reading", repr(key), self._client.bucket) from exc

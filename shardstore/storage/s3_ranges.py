@@ -6,8 +6,10 @@ import re
 
 from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.storage.answer_bodies import TooMuch
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_SENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
 
 
 def is_empty(request: ByteRequest) -> bool:
@@ -32,6 +34,29 @@ def range_header(request: ByteRequest) -> str | None:
             return f"bytes={start}-"
         case ByteSuffix(nbytes):
             return f"bytes=-{nbytes}"
+
+
+def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, key: str) -> int:
+    """How many bytes the body of an answer with a range (206) has at most, if it is an answer to ``request``.
+
+    Raises ``TooMuch`` where what it announces is more than was asked for, so that nothing of it need be read.
+    """
+    sent = _SENT_RANGE.fullmatch((content_range or "").strip())
+    announced = int(sent[2]) + 1 - int(sent[1]) if sent else None
+    most = 0
+    match request:
+        case ByteRange(start, end):
+            most = end - start
+        case ByteSuffix(nbytes):
+            most = nbytes
+        case ByteOffset() if announced is not None:
+            most = max(0, announced)
+        case ByteOffset() if content_length != 0:
+            raise TooMuch(f"reading {key!r}: the server answered 206, Content-Range {content_range!r}, to {range_header(request)!r}")
+    for length, name in ((announced, f"Content-Range {content_range!r}"), (content_length, f"Content-Length {content_length}")):
+        if length is not None and length > most:
+            raise TooMuch(f"reading {key!r}: the server announces more than it was asked for: {name} to {range_header(request)!r}")
+    return most
 
 
 def checked_part(request: ByteRequest, status: int, content_range: str | None, data: bytes, key: str) -> tuple[memoryview, int]:

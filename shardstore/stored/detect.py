@@ -14,12 +14,12 @@ from shardstore.format.draft2022_keys import ENTRY_POINT_KEY, document_path
 from shardstore.format.draft2022_metadata import is_entry_point
 from shardstore.format.json_text import loads_object
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage, document_read
 from shardstore.storage.wrapper import StorageWrapper
 from shardstore.stored.draft2022 import DraftStorage
 
-_ROOT = Read(ENTRY_POINT_KEY, (EVERYTHING,))
+_ROOT = document_read(ENTRY_POINT_KEY)
 
 
 class DetectedStorage(StorageWrapper):

@@ -52,6 +52,7 @@ from shardstore.storage.base import (
     ReadOutcome,
     Segment,
     Storage,
+    document_read,
 )
 from shardstore.storage.body import joined
 from shardstore.storage.conditions import check_deletion
@@ -187,7 +188,7 @@ class DraftStorage(StorageWrapper):
         known = self._documents.is_scalar(path)
         if known is not None:
             return known
-        (outcome,) = await self.inner.read([Read(array_document_key(path), (EVERYTHING,))])
+        (outcome,) = await self.inner.read([document_read(array_document_key(path))])
         return scalar_document(sought(outcome, array_document_key(path))) is not None
 
     async def _target(self, key: str) -> str:
@@ -257,7 +258,7 @@ class DraftStorage(StorageWrapper):
                 doubtful.setdefault(data_path(inside), []).append(inside)
             elif inside is not None:
                 stored.append(inside)
-        documents = await self.inner.read([Read(array_document_key(path), (EVERYTHING,)) for path in doubtful]) if doubtful else []
+        documents = await self.inner.read([document_read(array_document_key(path)) for path in doubtful]) if doubtful else []
         for (path, mine), outcome in zip(doubtful.items(), documents, strict=True):
             names = scalar_data_keys(path)
             if scalar_document(sought(outcome, array_document_key(path))) is None:
@@ -329,7 +330,7 @@ def _scalar_path(key: str) -> str:
 
 def _scalar_reads(read: Read, path: str) -> tuple[Read, ...]:
     """Both names, then the document, which so is true of what was read before it."""
-    return (*(replace(read, key=key) for key in scalar_data_keys(path)), Read(array_document_key(path), (EVERYTHING,)))
+    return (*(replace(read, key=key) for key in scalar_data_keys(path)), document_read(array_document_key(path)))
 
 
 def _scalar(path: str, c: ReadOutcome, c0: ReadOutcome, document: ReadOutcome) -> ReadOutcome:

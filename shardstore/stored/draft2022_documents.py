@@ -42,7 +42,7 @@ from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, Beside, ConditionFailed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import MOST_DOCUMENT_NBYTES, Absent, Beside, ConditionFailed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.stored.draft2022_entry_point import EntryPoint, parsed, sought
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ def document_key(kind: Kind, path: str) -> str:
 def document_reads(path: str, beside: Beside | None = None) -> tuple[Read, Read]:
     """What has to be read to know the document of ``path``; ``shown_outcome`` takes the outcomes."""
     return (
-        Read(group_document_key(path), (EVERYTHING,), None, beside),
+        Read(group_document_key(path), (EVERYTHING,), None, beside, MOST_DOCUMENT_NBYTES),
         # Second: where a group becomes an array in between, the array is there by then.
-        Read(array_document_key(path), (EVERYTHING,), None, beside),
+        Read(array_document_key(path), (EVERYTHING,), None, beside, MOST_DOCUMENT_NBYTES),
     )
 
 
@@ -190,7 +190,7 @@ class DraftDocuments:
         documents = document_reads(path)
         if self.entry_point.is_known:
             return _documents(path, *await self._inner.read(documents)), True
-        *outcomes, outcome = await self._inner.read([*documents, Read(ENTRY_POINT_KEY, (EVERYTHING,))])
+        *outcomes, outcome = await self._inner.read([*documents, document_read(ENTRY_POINT_KEY)])
         return _documents(path, *outcomes), self.entry_point.check(sought(outcome, ENTRY_POINT_KEY))
 
     async def _leave_one(

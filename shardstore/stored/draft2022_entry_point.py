@@ -8,8 +8,7 @@ from shardstore.format.draft2022_metadata import dump_document, entry_point, ent
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
-from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, ReadOutcome, Storage, document_read
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
@@ -57,7 +56,7 @@ class EntryPoint:
         return found is not None and self._error(found) is None
 
     async def _read(self) -> Found | None:
-        (outcome,) = await self._inner.read([Read(ENTRY_POINT_KEY, (EVERYTHING,))])
+        (outcome,) = await self._inner.read([document_read(ENTRY_POINT_KEY)])
         return sought(outcome, ENTRY_POINT_KEY)
 
     def check(self, found: Found | None) -> bool:

@@ -25,7 +25,7 @@ from shardstore.format.draft2022_keys import (
 )
 from shardstore.format.json_text import JsonObject
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.wrapper import KEYS_A_REQUEST
 from shardstore.stored.draft2022_documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments
@@ -89,7 +89,7 @@ class DraftListing:
         waiting = list(waiting)
         paths = {found.key: data_path(found.key) for found in waiting if found.key.endswith(("/c", "/c0"))}
         unknown = [path for path in dict.fromkeys(paths.values()) if path not in scalars]
-        outcomes = await self._inner.read([Read(array_document_key(path), (EVERYTHING,)) for path in unknown]) if unknown else []
+        outcomes = await self._inner.read([document_read(array_document_key(path)) for path in unknown]) if unknown else []
         for path, outcome in zip(unknown, outcomes, strict=True):
             scalars[path] = scalar_keys(path, sought(outcome, array_document_key(path)))
         decided: list[ObjectInfo] = []

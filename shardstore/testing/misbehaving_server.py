@@ -31,13 +31,14 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from multidict import CIMultiDict
 from yarl import URL
 
-from shardstore.testing.misbehaviours import Answer, Behaviour, Broken, CutOff, Outcome, Request, Send, Silence
+from shardstore.testing.misbehaviours import Answer, Behaviour, Broken, CutOff, Flood, Outcome, Request, Send, Silence
 
 # Of one connection, not of the message: each side has its own.
 _OF_CONNECTION = frozenset({"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "expect"})
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _UPSTREAM_SECONDS = 120.0
 _MAX_HEADER_BYTES = 1 << 16
+_ZEROS = bytes(1 << 16)
 
 
 class _Instead(Exception):
@@ -96,6 +97,7 @@ class MisbehavingServer:
         self._requests: list[Request] = []
         self._rules: tuple[Rule, ...] = ()
         self._errors: list[Exception] = []
+        self._flooded = 0
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="misbehaving-server", daemon=True)
@@ -150,6 +152,7 @@ class MisbehavingServer:
         """Forget all rules, and the requests so far. Raises what a behaviour raised meanwhile."""
         self._rules = ()
         self._requests = []
+        self._flooded = 0
         self._raise()
 
     def _raise(self) -> None:
@@ -161,6 +164,11 @@ class MisbehavingServer:
     def requests(self) -> list[Request]:
         """What was asked for since ``behave``, in the order in which requests were complete."""
         return list(self._requests)
+
+    @property
+    def flooded(self) -> int:
+        """How many bytes of bodies without end clients have taken since ``behave``, with what the connections hold on their way."""
+        return self._flooded
 
     # -- the server ------------------------------------------------------------------------------------------------
 
@@ -257,6 +265,8 @@ class MisbehavingServer:
                 await response.write(answer.body[:nbytes])
                 _end_connection(incoming, is_reset=False)
                 return response
+            case Flood():
+                return await self._flood(incoming, outcome)
             case Broken(is_reset):
                 _end_connection(incoming, is_reset=is_reset)
                 return web.Response()
@@ -265,6 +275,23 @@ class MisbehavingServer:
                 await self._end.wait()
                 _end_connection(incoming, is_reset=True)
                 return web.Response()
+
+    async def _flood(self, incoming: web.Request, flood: Flood) -> web.StreamResponse:
+        length = None if flood.announced is None else str(flood.announced)
+        response = web.StreamResponse(
+            status=flood.answer.status, headers=CIMultiDict(flood.answer.with_header("Content-Length", length).headers)
+        )
+        await response.prepare(incoming)
+        sent = flood.answer.body
+        try:
+            while self._flooded < flood.most_nbytes:
+                await response.write(sent)
+                self._flooded += len(sent)
+                sent = _ZEROS
+        except (ConnectionError, ClientError):  # the client has left
+            return response
+        _end_connection(incoming, is_reset=True)
+        return response
 
 
 def _end_connection(incoming: web.Request, *, is_reset: bool) -> None:

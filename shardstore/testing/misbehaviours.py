@@ -87,6 +87,18 @@ class CutOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Flood:
+    """The answer, behind whose body zeros go on and on: until there are ``most_nbytes``, or the client leaves.
+
+    ``announced`` is its ``Content-Length``; ``None``: it is sent in chunks, and nothing is announced.
+    """
+
+    answer: Answer
+    announced: int | None
+    most_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """No answer: the connection ends, with a reset (``RST``) or as if the server had nothing to say."""
 
@@ -98,7 +110,7 @@ class Silence:
     """No answer, and the connection stays."""
 
 
-Outcome = Answer | CutOff | Broken | Silence
+Outcome = Answer | CutOff | Flood | Broken | Silence
 Send = Callable[[Request], Awaitable[Answer]]
 Behaviour = Callable[[Request, Send], Awaitable[Outcome]]
 Dialect = Literal["s3", "gcs"]
@@ -143,6 +155,22 @@ def break_off() -> Behaviour:
 
     async def behave(_request: Request, _send: Send) -> Outcome:
         return Broken(is_reset=True)
+
+    return behave
+
+
+def flood(
+    *, status: int | None = None, content_range: str | None = None, announced: int | None = 2**40, most_nbytes: int = 32 << 20
+) -> Behaviour:
+    """Answer as the server does, and never stop sending; with another status or ``Content-Range``, where these are given."""
+
+    async def behave(request: Request, send: Send) -> Outcome:
+        answer = await send(request)
+        if status is not None:
+            answer = replace(answer, status=status)
+        if content_range is not None:
+            answer = answer.with_header("Content-Range", content_range)
+        return Flood(answer, announced, most_nbytes)
 
     return behave
 

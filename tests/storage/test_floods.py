@@ -1,0 +1,165 @@
+"""Servers that send more than they were asked for: storages read no more of it than that, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardstore
+from shardstore.errors import ShardStoreError
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.storage.answer_bodies import TooMuch, cut, cut_unannounced, exactly
+from shardstore.storage.base import Absent, Failed, Found, Read
+from shardstore.storage.http_facts import forget_facts
+from shardstore.storage.open import open_storage
+from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.testing.misbehaviours import flood
+from shardstore.testing.storage_suite import SyncStorage
+from tests.storage.http_servers import WebServer
+
+MIB = 1 << 20
+MOST_IN_CONNECTIONS = 24 * MIB
+"""What buffers of the system hold of two answers, which no client has taken."""
+
+FLOOD = 96 * MIB
+DATA = bytes(range(256)) * 4
+
+
+@dataclass
+class Flooded:
+    """A storage with the object ``a`` behind a proxy that can flood."""
+
+    kind: str
+    server: MisbehavingServer
+    s: SyncStorage
+
+    def read(self, *ranges: ByteRequest, most_nbytes: int | None = None) -> Any:
+        (outcome,) = self.s.read_many(Read("a", ranges, None, None, most_nbytes))
+        assert self.server.flooded < MOST_IN_CONNECTIONS
+        return outcome
+
+
+@pytest.fixture(params=["http", "s3", "s3-obstore", "gcs"])
+def place(request: pytest.FixtureRequest) -> Iterator[Flooded]:
+    kind: str = request.param
+    if kind == "http":
+        forget_facts()
+        web = WebServer()
+        web.objects["/root/a"] = DATA
+        with MisbehavingServer(web.url) as server:
+            yield Flooded(kind, server, SyncStorage(open_storage(f"{server.url}/root")))
+        web.close()
+        forget_facts()
+        return
+    url, options = request.getfixturevalue("gcs_url" if kind == "gcs" else "s3_url")
+    SyncStorage(open_storage(url, options)).put("a", DATA)
+    with MisbehavingServer(options["endpoint_url"]) as server:
+        opened = open_storage(url, {**options, "endpoint_url": server.url}, transport="obstore" if "obstore" in kind else "fsspec")
+        assert SyncStorage(opened).get("a") == DATA  # obstore is trusted once it has found something
+        yield Flooded(kind, server, SyncStorage(opened))
+
+
+def failed(outcome: Any) -> ShardStoreError:
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, ShardStoreError)
+    assert "'a'" in str(outcome.error)
+    return outcome.error
+
+
+@pytest.mark.parametrize("request_", [ByteRange(0, 132), ByteSuffix(132)], ids=["range", "suffix"])
+@pytest.mark.parametrize("announced", [2**40, None], ids=["announced", "in chunks"])
+def test_range_that_is_followed_by_more_is_refused(place: Flooded, request_: ByteRequest, announced: int | None) -> None:
+    place.server.on(flood(announced=announced, most_nbytes=FLOOD), method="GET")
+    failed(place.read(request_))
+
+
+def test_range_of_which_more_is_announced_is_refused(place: Flooded) -> None:
+    place.server.on(flood(content_range=f"bytes 0-{2**40 - 1}/{2**40}", most_nbytes=FLOOD), method="GET")
+    failed(place.read(ByteRange(0, 132)))
+    place.server.behave()
+    place.server.on(flood(content_range=f"bytes 0-131/{2**40}", most_nbytes=FLOOD), method="GET")
+    failed(place.read(ByteSuffix(132)))
+
+
+@pytest.mark.filterwarnings("ignore:.* ignores byte ranges:RuntimeWarning")
+def test_whole_object_instead_of_a_range_is_left_once_the_range_has_come(place: Flooded) -> None:
+    place.server.on(flood(status=200, content_range="", most_nbytes=FLOOD), method="GET")
+    outcome = place.read(ByteRange(0, 132))
+    assert isinstance(outcome, Failed) or (isinstance(outcome, Found) and bytes(outcome.buffers[0]) == DATA[:132])
+
+
+@pytest.mark.parametrize("announced", [2**40, None], ids=["announced", "in chunks"])
+def test_whole_object_that_is_too_long_for_what_it_is_is_not_read(place: Flooded, announced: int | None) -> None:
+    place.server.on(flood(announced=announced, status=200, content_range="", most_nbytes=FLOOD), method="GET")
+    error = failed(place.read(EVERYTHING, most_nbytes=MIB))
+    assert f"at most {MIB}" in str(error) or "obstore" in place.kind
+
+
+def test_limit_leaves_what_is_within_it(place: Flooded) -> None:
+    outcome = place.read(EVERYTHING, most_nbytes=len(DATA))
+    assert isinstance(outcome, Found)
+    assert bytes(outcome.buffers[0]) == DATA
+    failed(place.read(EVERYTHING, most_nbytes=len(DATA) - 1))
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_text_of_a_refusal_is_not_read_to_its_end(place: Flooded, status: int) -> None:
+    if place.kind.startswith("s3"):
+        pytest.skip("botocore and obstore read the texts of refusals themselves")
+    place.server.on(flood(status=status, most_nbytes=FLOOD), method="GET", target="alt=media" if place.kind == "gcs" else None)
+    outcome = place.read(ByteRange(0, 132))
+    assert isinstance(outcome, Absent) if status == 404 else isinstance(outcome, Failed)
+
+
+def test_document_without_end_is_an_error_that_names_it() -> None:
+    forget_facts()
+    web = WebServer()
+    web.objects["/x.zarr/a/zarr.json"] = b"{}"
+    with MisbehavingServer(web.url) as server:
+        server.on(flood(most_nbytes=FLOOD), method="GET")
+        store = shardstore.get_mapper(f"{server.url}/x.zarr")
+        with pytest.raises(ShardStoreError, match=r"zarr\.json.* 1099511627776 bytes"):
+            store["a/c/0"]
+        assert server.flooded < MOST_IN_CONNECTIONS
+    web.close()
+    forget_facts()
+
+
+def test_sparse_document_of_a_gibibyte_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with (tmp_path / "a/zarr.json").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(ShardStoreError, match=r"a/zarr\.json.* 1073741824 bytes"):
+        shardstore.get_mapper(str(tmp_path))["a/c/0"]
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def blocks(data: bytes, nbytes: int) -> Any:
+    for start in range(0, len(data), nbytes):
+        yield data[start : start + nbytes]
+
+
+WANTED: list[ByteRequest] = [
+    *(ByteRange(0, 3), ByteRange(5, 900), ByteRange(7, 7)),
+    *(ByteSuffix(0), ByteSuffix(10), ByteSuffix(2000), ByteOffset(1000)),
+]
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 512, 4096])
+async def test_ranges_are_cut_out_of_whole_bodies(nbytes: int) -> None:
+    expected = [DATA[0:3], DATA[5:900], b"", b"", DATA[-10:], DATA, DATA[1000:]]
+    known = await cut(blocks(DATA, nbytes), WANTED, len(DATA), "reading")
+    unknown, length = await cut_unannounced(blocks(DATA, nbytes), WANTED, None, "reading")
+    assert [bytes(part) for part in known] == [bytes(part) for part in unknown] == expected
+    assert length == len(DATA)
+    assert await exactly(blocks(DATA, nbytes), len(DATA), "reading") == DATA
+    with pytest.raises(TooMuch, match="behind the 1023 bytes"):
+        await exactly(blocks(DATA, nbytes), len(DATA) - 1, "reading")
+    with pytest.raises(TooMuch, match="at most 1023"):
+        await cut_unannounced(blocks(DATA, nbytes), WANTED, len(DATA) - 1, "reading")

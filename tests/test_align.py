@@ -292,8 +292,7 @@ def test_variables_that_do_not_exist_with_an_encoding() -> None:
     assert align(data, chunks_per_shard=PER_SHARD)["tas"].chunks == ((8,) * 5, (24,), (20,))
     assert align(data, new_url(), chunks_per_shard={"tas": (10, 1, 1)})["tas"].chunks == ((20, 20), (24,), (20,))
     assert align(data, chunks_per_shard=lambda info: None)["tas"].chunks == ((6, 4) * 4, (24,), (20,))
-    automatic = align(data)["tas"]  # 4,096 chunks of 40 elements, 16 in each direction
-    assert automatic.chunks == ((32, 8), (24,), (20,))
+    assert align(data)["tas"].chunks == ((40,), (24,), (20,))  # all chunks, of 40 elements each, are one shard
     data["tas"].encoding["chunks"] = 5
     assert align(data, chunks_per_shard=(2, 1, 1))["tas"].encoding["chunks"] == (5, 5, 5)
 

@@ -211,13 +211,21 @@ def test_appending(place: Place, consolidated: bool | None) -> None:
     assert place.shard_shapes() == SHARDS
 
 
-def test_appending_as_decided_automatically_does_not_depend_on_the_first_piece(place: Place) -> None:
-    """The array begins with a single chunk; it is going to be large."""
+@pytest.mark.parametrize(
+    ("chunks", "shards"),
+    [
+        ((3, 16, 20), (3 * 1024, 16, 20)),  # a single chunk: a shard is long in time, however short the first piece is
+        ((3, 4, 5), (3, 16, 20)),  # several in space and one in time: the shard is one piece, and each piece writes its own
+    ],
+)
+def test_appending_to_what_was_sharded_automatically(chunks: tuple[int, ...], shards: tuple[int, ...], place: Place) -> None:
     place.policy = "auto"
-    place.write(weather(0, 1))
+    first = weather(0, 1)
+    first["tas"].encoding["chunks"] = chunks
+    place.write(first)
     place.write(weather(1, 29), append_dim="time")
     xr.testing.assert_identical(place.read_natively(), weather(0, 30))
-    assert place.shard_shapes()["tas"] == (3 * 16, 4 * 16, 5 * 16)
+    assert place.shard_shapes()["tas"] == shards
 
 
 @pytest.mark.parametrize("region", [{"time": slice(5, 17), "lon": slice(3, 14)}, "auto", {"time": "auto", "lon": slice(3, 14)}], ids=str)
@@ -259,9 +267,7 @@ def test_overwriting(place: Place, policy: Any) -> None:
     xr.testing.assert_identical(place.read(), other())
     xr.testing.assert_identical(place.read_natively(), other())
     assert not (place.root / "mask").exists()
-    assert place.shard_shapes().get("tas") == {None: None, "auto": (2 * 64, 3 * 64)}.get(
-        policy if policy in (None, "auto") else "", (10, 6)
-    )
+    assert place.shard_shapes().get("tas") == (None if policy is None else (10, 6))
 
 
 def test_overwriting_what_was_not_sharded(place: Place) -> None:

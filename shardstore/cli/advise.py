@@ -87,6 +87,8 @@ def advise(
         surveyed = _only(found.arrays, path)
         facts, present = _facts(surveyed), surveyed.chunks_per_shard
         limits = target.engine.options.read_limits(kind or target.engine.storage.kind)
+    if not facts.shape:
+        accesses = [Access(())]  # whatever was asked for: there is one element, and it is read whole
     for wanted in accesses:
         _warn_of_cut(facts, wanted)
     with progress_bar("computing", "candidates") as bar:

@@ -220,7 +220,8 @@ def _usage(array: ArraySurvey, usage: Usage) -> list[tuple[str, str]]:
             if usage.dead_nbytes
             else ", nothing dead"
         )
-        rows.append(("bytes", size(usage.stored_nbytes) + (dead if usage.stored_nbytes else "")))
+        indices = f", {usage.index_nbytes / usage.stored_nbytes:.1%} of it indices" if usage.stored_nbytes else ""
+        rows.append(("bytes", size(usage.stored_nbytes) + indices + (dead if usage.stored_nbytes else "")))
     else:
         rows.append(("chunks", f"{_of(usage.objects, usage.possible_objects)}, {size(usage.stored_nbytes)}"))
     if usage.chunks_outside:

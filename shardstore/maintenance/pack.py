@@ -192,7 +192,7 @@ def _run(
         only_failed=options.only_failed,
         progress=progress,
     )
-    run.prepare()
+    run.prepare(overwrite=options.overwrite, dry_run=options.dry_run)
     if not options.dry_run:
         run.carry_out(overwrite=options.overwrite)
     report = run.report(dry_run=options.dry_run, prices=options.prices)

@@ -52,6 +52,8 @@ class Usage:
     chunks_outside: int
     """That exist outside the array's shape."""
     chunk_nbytes_outside: int
+    index_nbytes: int
+    """Bytes of the shards' indices."""
     dead_nbytes: int
     """Bytes of shards that are neither index nor part of a chunk, counted once where chunks share bytes."""
     damaged_objects: int
@@ -324,6 +326,7 @@ def _usage(record: NodeRecord, tally: ShardTally) -> Usage:
         chunk_nbytes=tally.chunk_nbytes,
         chunks_outside=tally.chunks_outside,
         chunk_nbytes_outside=tally.chunk_nbytes_outside,
+        index_nbytes=tally.index_nbytes,
         dead_nbytes=tally.dead_nbytes,
         damaged_objects=tally.damaged_objects,
         other_objects=tally.other_objects,

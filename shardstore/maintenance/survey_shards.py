@@ -32,6 +32,7 @@ class ShardTally:
     chunk_nbytes: int = 0
     chunks_outside: int = 0
     chunk_nbytes_outside: int = 0
+    index_nbytes: int = 0
     dead_nbytes: int = 0
     damaged_objects: int = 0
     other_objects: int = 0
@@ -97,6 +98,7 @@ async def survey_shards(engine: Engine, shards: Sequence[SurveyedShard]) -> list
         except Corruption as exc:
             await _confirm_layout(engine, shard)
             shard.tally.add_object(outcome.nbytes, _is_inside(shard))
+            shard.tally.index_nbytes += min(shard.layout.index_format.nbytes, outcome.nbytes)
             shard.tally.damaged_objects += 1
             damages.append(Damage(shard.node.path, shard.key, f"its index is damaged: {exc}"))
             continue
@@ -138,6 +140,7 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
     lengths = index.flat[used, 1].astype(np.int64)
     inside = slots_inside(shard.layout, shard.coords)[used]
     tally.add_object(object_nbytes, _is_inside(shard))
+    tally.index_nbytes += layout.index_format.nbytes
     tally.add_chunks(int(inside.sum()), int(lengths[inside].sum()), int((~inside).sum()), int(lengths[~inside].sum()))
     if not wrong.any():
         tally.dead_nbytes += dead_nbytes(layout.index_format, index, object_nbytes)

@@ -80,9 +80,9 @@ class ArrayFacts:
     index_codecs: IndexCodecs = _INDEX_CODECS
 
     def __post_init__(self) -> None:
-        if not self.shape or len(self.shape) != len(self.chunk_shape):
-            raise InvalidInput(f"shape {self.shape} and chunk shape {self.chunk_shape} need the same rank, of at least 1")
-        if min(self.shape) < 1 or min(self.chunk_shape) < 1 or min(self.item_nbytes, self.chunk_nbytes) < 1:
+        if len(self.shape) != len(self.chunk_shape):
+            raise InvalidInput(f"shape {self.shape} and chunk shape {self.chunk_shape} need the same rank")
+        if min(*self.shape, *self.chunk_shape, self.item_nbytes, self.chunk_nbytes) < 1:
             raise InvalidInput(f"shape {self.shape}, chunk shape {self.chunk_shape} and sizes in bytes have to be positive")
 
     @property
@@ -398,7 +398,7 @@ def advise(
     for access in accesses:
         box(facts, access)
     info = ArrayInfo("", facts.shape, facts.chunk_shape, facts.item_nbytes, {})
-    limit = most_objects or 2 * facts.objects(automatic(info))
+    limit = most_objects or 2 * facts.objects(automatic(info, may_grow=False))
     forced = 0 if most_objects is None else 2 * -(-facts.objects(None) // most_objects)  # chunks a shard
     most_slots = min(MAX_SLOTS, max(AUTO_MAX_CHUNKS, forced))
     most_nbytes = max(AUTO_SHARD_NBYTES, forced * facts.decoded_chunk_nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
@@ -13,11 +13,17 @@ import numpy as np
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import item_nbytes, parse_shown
-from shardstore.format.shard_index import MAX_SLOTS
+from shardstore.format.shard_index import ENTRY_NBYTES, MAX_SLOTS
 
 AUTO_SHARD_NBYTES = 64 * 2**20  # decoded; a few seconds' transfer at most, and few enough objects for a petabyte
-AUTO_MAX_CHUNKS = 4096  # an index of 64 KiB
+# Smaller chunks count as this large, so a shard has at most 1,024 slots and an index of 16 KiB, which a reader of one chunk can afford.
+# Chunks of this size that are compressed less than 80-fold leave the index under 2 % of a full shard: 16 B / (64 KiB / 80).
+AUTO_LEAST_CHUNK_NBYTES = 64 * 2**10
+AUTO_MAX_CHUNKS = AUTO_SHARD_NBYTES // AUTO_LEAST_CHUNK_NBYTES
 AUTO_SMALL_ARRAY_NBYTES = 16 * 2**10  # coordinates: a shard would only add an index to them
+_INDEX_SHARE = 0.02  # of the bytes of the chunks that a shard holds
+_ASSUMED_RATIO = 4  # decoded to encoded bytes, of chunks that nobody has encoded yet
+_UNLIMITED = 2**62
 _ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 
 
@@ -37,11 +43,14 @@ PolicyFunction = Callable[[ArrayInfo], ChunksPerShard]
 ShardingPolicy = ChunksPerShard | Mapping[str, ChunksPerShard] | PolicyFunction
 
 
-def chunks_per_shard(policy: ShardingPolicy, path: str, presented: JsonObject) -> tuple[int, ...] | None:
-    """The chunks per shard of a new array, or ``None`` where it is stored as it is.
+def chunks_per_shard(
+    policy: ShardingPolicy, path: str, presented: JsonObject, decide: Callable[[ArrayInfo], tuple[int, ...] | None] | None = None
+) -> tuple[int, ...] | None:
+    """Return the chunks per shard of a new array, or ``None`` where it is stored as it is.
 
     A mapping goes from patterns of the path (``fnmatch``; the first that matches counts) to a tuple, ``"auto"`` or
-    ``None``; a path that no pattern matches is decided by ``"auto"``.
+    ``None``; a path that no pattern matches is decided by ``"auto"``. What ``"auto"`` means is ``automatic``, or ``decide`` where the
+    caller knows more about the array.
 
     Raises:
         InvalidInput: the tuple's rank is not the array's, or its members are not positive integers.
@@ -53,7 +62,7 @@ def chunks_per_shard(policy: ShardingPolicy, path: str, presented: JsonObject) -
     decided = _decide(policy, info)
     if decided is None:
         return None
-    return automatic(info) if decided == "auto" else _checked(decided, info)
+    return (decide or automatic)(info) if decided == "auto" else _checked(decided, info)
 
 
 def _decide(policy: ShardingPolicy, info: ArrayInfo) -> ChunksPerShard:
@@ -103,11 +112,18 @@ def validate_policy(policy: object) -> None:
     raise InvalidInput(f"chunks_per_shard {policy!r} is neither 'auto', None, a tuple of positive integers, a mapping nor a function")
 
 
-def automatic(info: ArrayInfo) -> tuple[int, ...] | None:
-    """Chunks per shard for about ``AUTO_SHARD_NBYTES`` decoded bytes, from the chunk's size alone.
+def automatic(info: ArrayInfo, *, may_grow: bool = True) -> tuple[int, ...] | None:
+    """Chunks per shard for about ``AUTO_SHARD_NBYTES`` decoded bytes, in a form that the array's chunks can fill.
 
-    Not from the array's shape: arrays grow, and xarray's ``append_dim`` starts with a single chunk. Dimensions are
-    doubled in turn, the last first, so shards are about as many chunks long along each.
+    Dimensions are doubled in turn, the last first, each until it holds all chunks along it, so shards are about as many chunks long along
+    each. A dimension with exactly one chunk stays at one. With ``may_grow``, the array may become longer than it is now:
+
+    - Along a dimension without chunks, or along the only one that has several, a shard may be longer than the array.
+    - Where every dimension has exactly one chunk, that is the first one: xarray's ``append_dim`` and zarr's ``append`` begin so.
+    - Where several have several chunks, the first one goes on, if it is among them, while the index stays within 2 % of what a shard would
+      hold now.
+
+    Without ``may_grow`` no dimension is longer than the array, and an array of a single chunk is not sharded.
     """
     ndim = len(info.shape)
     item = info.item_nbytes or _ASSUMED_ITEM_NBYTES
@@ -115,10 +131,30 @@ def automatic(info: ArrayInfo) -> tuple[int, ...] | None:
         return None
     if ndim == 1 and 0 < info.shape[0] <= info.chunk_shape[0] and info.shape[0] * item <= AUTO_SMALL_ARRAY_NBYTES:
         return None  # a coordinate: one small chunk
-    wanted = min(AUTO_SHARD_NBYTES // (prod(info.chunk_shape) * item), AUTO_MAX_CHUNKS)
-    counts = [1] * ndim
-    dimension = ndim - 1
-    while prod(counts) * 2 <= wanted:
-        counts[dimension] *= 2
-        dimension = (dimension - 1) % ndim
+    chunk_nbytes = prod(info.chunk_shape) * item
+    most = AUTO_SHARD_NBYTES // max(chunk_nbytes, AUTO_LEAST_CHUNK_NBYTES)
+    grid = tuple(-(-n // c) for n, c in zip(info.shape, info.chunk_shape, strict=True))
+    may_grow = may_grow or 0 in grid  # of an array without chunks nothing is known yet
+    several = [axis for axis, n in enumerate(grid) if n != 1] or [0]
+    limits = [_UNLIMITED if may_grow and (n == 0 or several == [axis]) else n for axis, n in enumerate(grid)]
+    counts = _filled(limits, most)
+    if may_grow and len(several) > 1 and several[0] == 0:
+        affordable = int(_INDEX_SHARE * prod(counts) * chunk_nbytes / _ASSUMED_RATIO) // ENTRY_NBYTES
+        while prod(counts) * 2 <= min(most, affordable) and counts[0] >= grid[0]:
+            counts[0] *= 2
     return tuple(counts) if prod(counts) > 1 else None
+
+
+def _filled(limits: Sequence[int], most: int) -> list[int]:
+    """Counts doubled in turn, the last first, none above its limit, with a product of at most ``most``."""
+    counts = [1] * len(limits)
+    growing = [axis for axis in reversed(range(len(limits))) if limits[axis] > 1]
+    while growing:
+        axis = growing.pop(0)
+        longer = min(2 * counts[axis], limits[axis])
+        if prod(counts) // counts[axis] * longer > most:
+            break
+        counts[axis] = longer
+        if longer < limits[axis]:
+            growing.append(axis)
+    return counts

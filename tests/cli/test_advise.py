@@ -146,3 +146,11 @@ def test_data_types(dtype: str) -> None:
 
 def test_an_array_of_a_single_chunk_is_left_alone() -> None:
     assert "leave it unsharded" in succeed(*described("-a", ":", shape="10", chunks="10")).out
+
+
+@pytest.mark.parametrize("access", [":", "1,:"])
+def test_an_array_without_dimensions_is_left_alone(access: str, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(), chunks=(), dtype="f8")[...] = 1
+    told = succeed("advise", str(tmp_path / "a.zarr"), "-a", access).out
+    assert "leave it unsharded" in told
+    assert succeed("advise", str(tmp_path / "a.zarr"), "-a", access, "--json").json["recommended"] is None

@@ -47,6 +47,7 @@ def test_json_tells_what_is_stored(place: Place) -> None:
     assert (usage["chunks"], usage["possible_chunks"], usage["chunk_nbytes"]) == (len(sizes), 42, sum(sizes))
     assert usage["stored_nbytes"] == sum(map(len, shards))
     assert usage["dead_nbytes"] == 0
+    assert usage["index_nbytes"] == 16 * 6 * len(shards) + 4 * len(shards)
     time = array_of(info, "time")
     assert (time["passes_through"], time["usage"]["objects"], time["usage"]["stored_nbytes"]) == ("it is not sharded", 2, 32)
 
@@ -57,7 +58,8 @@ def test_text_tells_it_too(place: Place) -> None:
     assert "ct 30 × 35 uint16" in told
     assert "shards of 10 × 15: 2 × 3 chunks, index at the end with checksum" in told
     assert "shards 6 of 9 chunks 21 of 42, 1.0 KiB" in told
-    assert "nothing dead" in told
+    # 6 shards of 21 chunks of 50 B, each with an index of 6 entries of 16 B and a checksum of 4 B
+    assert f"bytes 1.6 KiB, {600 / 1650:.1%} of it indices, nothing dead" in told
     assert "as presented: it is not sharded chunks 2 of 3, 32 B" in told
     assert "writers that share a shard:" in told
 

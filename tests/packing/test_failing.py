@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.errors import ShardStoreError, StorageError
+from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.storage.base import Storage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_faults import DropReply, Fail, Fault, FaultStorage, TimeOut, Truncate
@@ -134,3 +134,17 @@ def test_a_full_disk(hierarchy: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises((shardstore.Incomplete, StorageError), match="No space left on device"):
             shardstore.pack(hierarchy, tmp_path / "b.zarr", record=memory())
     assert not stored(tmp_path / "b.zarr") if (tmp_path / "b.zarr").exists() else True
+
+
+def test_an_occupied_target_is_refused_before_the_source_is_listed(tmp_path: Path) -> None:
+    source = MemoryStorage(f"/occupied-{uuid.uuid4().hex}")
+    zarr.create_array(shardstore.open(source, chunks_per_shard=None), name="x", shape=(8,), chunks=(2,), dtype="i4")[...] = 1
+    trace = TraceStorage(source)
+    (tmp_path / "b.zarr").mkdir()
+    (tmp_path / "b.zarr/notes.txt").write_text("in the way")
+    with trace.count() as block, pytest.raises(Conflict, match="no earlier run has made"):
+        shardstore.pack(trace, tmp_path / "b.zarr")
+    assert [event for event in block.events if event.op == "list"] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.zarr"]
+    report = shardstore.pack(source, tmp_path / "b.zarr", dry_run=True)
+    assert any("no earlier run has made" in note for note in report.notes)

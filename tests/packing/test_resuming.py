@@ -100,6 +100,27 @@ def test_a_source_that_has_changed_is_noticed(source: Path, tmp_path: Path) -> N
     assert not (target / "g/y/c").exists()
 
 
+def test_a_source_that_has_grown_keeps_its_shards(tmp_path: Path) -> None:
+    """Shards are never longer than the array, but readers may have the target open: what is renewed is not laid out anew."""
+    mine, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
+    group = zarr.open_group(mine, mode="w")
+    array = group.create_array("x", shape=(3, 8, 8), chunks=(1, 8, 8), dtype="<i4")
+    array[...] = 1
+    group.create_array("one", shape=(1, 8, 8), chunks=(1, 8, 8), dtype="<i4")[...] = 1
+    shardstore.pack(mine, target)
+    first = (target / "x/c/0/0/0").read_bytes()
+    array.append(np.full((5, 8, 8), 2, dtype="<i4"))
+    group["one"].append(np.full((1, 8, 8), 2, dtype="<i4"))
+    report = shardstore.pack(mine, target)
+    assert report.complete
+    assert {a.path: a.chunks_per_shard for a in report.arrays} == {"x": (3, 1, 1), "one": None}
+    assert (target / "x/c/0/0/0").read_bytes() == first
+    assert (read_by_zarr(target, "x") == np.repeat([1, 2], [3, 5])[:, None, None]).all()
+    assert (read_by_zarr(target, "one")[1] == 2).all()
+    again = shardstore.pack(mine, target, overwrite=True)
+    assert {a.path: a.chunks_per_shard for a in again.arrays} == {"x": (8, 1, 1), "one": (2, 1, 1)}
+
+
 def test_a_target_that_was_written_by_others_is_noticed(source: Path, tmp_path: Path, wanted: dict[str, bytes]) -> None:
     """A chunk inside a shard was replaced in place: the size and the index are what they were."""
     target = tmp_path / "b.zarr"

@@ -178,7 +178,7 @@ def test_a_box_is_clipped_to_the_array() -> None:
         box(facts, Access((1, 1, 1)))
 
 
-@pytest.mark.parametrize(("shape", "chunks"), [((), ()), ((10,), (5, 5)), ((0, 10), (5, 5)), ((10, 10), (0, 5))])
+@pytest.mark.parametrize(("shape", "chunks"), [((), (5,)), ((10,), (5, 5)), ((0, 10), (5, 5)), ((10, 10), (0, 5))])
 def test_arrays_without_a_grid_are_refused(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput):
         ArrayFacts(shape, chunks, 1, 1)

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import InvalidInput
-from shardstore.plan.policy import AUTO_MAX_CHUNKS, AUTO_SHARD_NBYTES, ArrayInfo, automatic, chunks_per_shard, validate_policy
+from shardstore.plan.policy import (
+    AUTO_LEAST_CHUNK_NBYTES,
+    AUTO_MAX_CHUNKS,
+    AUTO_SHARD_NBYTES,
+    ArrayInfo,
+    automatic,
+    chunks_per_shard,
+    validate_policy,
+)
 
 
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], data_type: Any = "uint16") -> dict[str, Any]:
@@ -45,28 +53,77 @@ def test_decisions(policy: Any, expected: tuple[int, ...] | None) -> None:
     assert chunks_per_shard(policy, "g/ct", VOLUME) == expected
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 300)), min_size=1, max_size=5),
-    st.sampled_from([None, 1, 2, 8, 40]),
+def grid_of(info: ArrayInfo) -> tuple[int, ...]:
+    return tuple(-(-n // c) for n, c in zip(info.shape, info.chunk_shape, strict=True))
+
+
+ARRAYS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 300)), min_size=1, max_size=6).flatmap(
+    lambda dims: st.builds(
+        ArrayInfo,
+        st.just("a"),
+        st.just(tuple(d[0] for d in dims)),
+        st.just(tuple(d[1] for d in dims)),
+        st.sampled_from([None, 1, 2, 8, 40]),
+        st.just({}),
+    )
 )
-def test_automatic_shards_are_bounded_and_do_not_depend_on_the_shape(dims: list[tuple[int, int]], item: int | None) -> None:
-    shape, chunks = tuple(d[0] for d in dims), tuple(d[1] for d in dims)
-    big = ArrayInfo("a", tuple(n + 10**5 for n in shape), chunks, item, {})
-    decided = automatic(big)
-    if decided is not None:
-        assert 1 < prod(decided) <= AUTO_MAX_CHUNKS
-        assert prod(decided) * prod(chunks) * (item or 16) <= AUTO_SHARD_NBYTES
-    if len(dims) > 1:
-        assert automatic(ArrayInfo("a", shape, chunks, item, {})) == decided  # arrays grow: xarray starts with one chunk
+
+
+@given(ARRAYS, st.booleans())
+def test_automatic_shards_are_bounded_and_one_chunk_stays_one(info: ArrayInfo, may_grow: bool) -> None:
+    decided, grid = automatic(info, may_grow=may_grow), grid_of(info)
+    if decided is None:
+        return
+    assert 1 < prod(decided) <= AUTO_MAX_CHUNKS
+    assert prod(decided) * prod(info.chunk_shape) * (info.item_nbytes or 16) <= AUTO_SHARD_NBYTES
+    if any(n != 1 for n in grid):
+        assert all(count == 1 for count, n in zip(decided, grid, strict=True) if n == 1)
+    if not may_grow and 0 not in grid:
+        assert all(count <= n for count, n in zip(decided, grid, strict=True))
+
+
+@given(ARRAYS, st.booleans(), st.integers(1, 80))
+def test_an_automatic_index_is_at_most_2_percent_of_a_full_shard(info: ArrayInfo, may_grow: bool, ratio: int) -> None:
+    """Full by the array's own grid, but along the one dimension that is supposed to grow; ``ratio``: decoded to encoded bytes."""
+    decided, grid = automatic(info, may_grow=may_grow), grid_of(info)
+    chunk_nbytes = prod(info.chunk_shape) * (info.item_nbytes or 16)
+    if decided is None or chunk_nbytes < AUTO_LEAST_CHUNK_NBYTES:
+        return
+    grows = [axis for axis, n in enumerate(grid) if n != 1] or [0]
+    held = prod(count if n == 0 or grows == [axis] else min(count, n) for axis, (count, n) in enumerate(zip(decided, grid, strict=True)))
+    if held == prod(decided):
+        assert 16 * prod(decided) <= 0.02 * held * chunk_nbytes / ratio
+    else:
+        assert 16 * prod(decided) <= 0.02 * held * chunk_nbytes / 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "item", "created", "packed"),
+    [
+        ((5000, 45, 90), (1, 45, 90), 4, (1024, 1, 1), (1024, 1, 1)),  # a field per step: shards are long in time only
+        ((1, 45, 90), (1, 45, 90), 4, (1024, 1, 1), None),  # its first step, to which others are appended
+        ((0, 45, 90), (1, 45, 90), 4, (1024, 1, 1), (1024, 1, 1)),
+        ((2, 45, 90), (1, 45, 90), 4, (1024, 1, 1), (2, 1, 1)),
+        ((1, 180, 360), (1, 45, 90), 4, (1, 4, 4), (1, 4, 4)),
+        ((30, 400, 400), (10, 100, 100), 4, (6, 4, 4), (3, 4, 4)),  # room along the first dimension, as 2 % of index allow
+        ((1, 1, 10, 128, 128), (1, 1, 1, 64, 64), 2, (1, 1, 10, 2, 2), (1, 1, 10, 2, 2)),  # a small level of a pyramid
+        ((10, 10), (4, 5), 2, (3, 2), (3, 2)),
+        ((3, 50), (4, 5), 2, (1, 1024), (1, 10)),
+    ],
+)
+def test_automatic_shards_fit_the_array(shape: Any, chunks: Any, item: int, created: Any, packed: Any) -> None:
+    info = ArrayInfo("a", shape, chunks, item, {})
+    assert automatic(info) == created
+    assert automatic(info, may_grow=False) == packed
 
 
 def test_coordinates_stay_as_they_are() -> None:
     assert chunks_per_shard("auto", "time", document((365,), (365,), "int64")) is None
     assert chunks_per_shard("auto", "x", document((), ())) is None
     # Whatever has, or will have, many chunks is sharded by their size, however short it is now.
-    assert chunks_per_shard("auto", "grows", document((0,), (100,), "int64")) == (4096,)
-    assert chunks_per_shard("auto", "grown", document((365,), (100,), "int64")) == (4096,)
-    assert chunks_per_shard("auto", "long", document((10**6,), (100,), "int64")) == (4096,)
+    assert chunks_per_shard("auto", "grows", document((0,), (100,), "int64")) == (1024,)
+    assert chunks_per_shard("auto", "grown", document((365,), (100,), "int64")) == (1024,)
+    assert chunks_per_shard("auto", "long", document((10**6,), (100,), "int64")) == (1024,)
 
 
 @pytest.mark.parametrize("policy", [(2, 2), (2, 2, 2, 2), lambda info: (1,), {"*": (3,)}])

@@ -29,6 +29,7 @@ from shardstore.maintenance.packing.finished import intact_units
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import UnitName
+from shardstore.maintenance.packing.renewing import kept_shards
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
 from shardstore.maintenance.packing.translation import Wanted, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
@@ -74,18 +75,29 @@ class PackingRun:
         self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
         self._done_objects = self._done_nbytes = 0
         self._is_complete = False
+        self._notes: list[str] = []
 
     # -- the plan ------------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """List the source and translate its documents; nothing is written.
+    def prepare(self, *, overwrite: bool, dry_run: bool) -> None:
+        """Look at the target, list the source and translate its documents; nothing is written.
 
         Raises:
+            Conflict: as ``carry_out``; a dry run reports it instead.
             NotFound: there is no node.
             Unsupported: nodes cannot be expressed.
         """
+        is_renewed = False
+        if not overwrite:
+            try:
+                is_renewed = run_sync(self._look_at_target())
+            except Conflict as exc:
+                if not dry_run:
+                    raise
+                self._notes.append(f"it would be refused: {exc}")
         self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
-        self._target = translate(self._nodes, self._wanted)
+        kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
+        self._target = translate(self._nodes, self._wanted, kept)
         if not self._target.documents:
             raise NotFound(
                 f"there is no Zarr node at {self._places.shown_source}"
@@ -186,7 +198,16 @@ class PackingRun:
             for start in range(0, len(keys), _DELETED_AT_ONCE):
                 await target.delete_many(keys[start : start + _DELETED_AT_ONCE])
             await record.erase()
-        settings = self._settings()
+        if not await self._look_at_target() and not await record.begin(self._settings()):
+            self._check_settings(await record.settings())
+
+    async def _look_at_target(self) -> bool:
+        """Whether an earlier run of the same has begun; writes nothing.
+
+        Raises:
+            Conflict: there is something else at the target, or another run with other settings.
+        """
+        record = self._places.record
         earlier = await record.settings()
         if earlier is None and await self._is_taken():
             earlier = await record.settings()  # another part may have begun in between
@@ -195,8 +216,11 @@ class PackingRun:
                     f"there is something at {self._places.shown_target} already that no earlier run has made: choose another target, "
                     "erase it first, or overwrite it"
                 )
-        if earlier is None and not await record.begin(settings):
-            earlier = await record.settings()
+        self._check_settings(earlier)
+        return earlier is not None
+
+    def _check_settings(self, earlier: dict[str, Any] | None) -> None:
+        record, settings = self._places.record, self._settings()
         if earlier is not None and earlier != settings:
             differing = sorted(name for name in settings.keys() | earlier.keys() if settings.get(name) != earlier.get(name))
             said = ", ".join(f"{name} was {earlier.get(name)!r} and is {settings.get(name)!r}" for name in differing)
@@ -318,7 +342,8 @@ class PackingRun:
         other_nbytes = sum(unit.nbytes for unit in self._others)
         documents = [dumps(document) for document in self._target.documents.values()]
         requests = estimated_requests(self._arrays, others, self._nodes.objects, self._nodes.documents, len(documents))
-        notes = [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
+        notes = [*self._notes]
+        notes += [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
         plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
         if self._wanted.mode == "reshard" and plain:
             named = ", ".join(plain[:_NAMED]) + (f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else "")

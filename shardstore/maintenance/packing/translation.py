@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal
 
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
@@ -23,7 +24,7 @@ from shardstore.format.v2_groups import consolidated_from_v2
 from shardstore.format.v2_keys import document_key
 from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.maintenance.packing.object_table import ObjectLayout
-from shardstore.plan.policy import ShardingPolicy, chunks_per_shard, validate_policy
+from shardstore.plan.policy import ShardingPolicy, automatic, chunks_per_shard, validate_policy
 
 Mode = Literal["pack", "reshard", "unpack"]
 
@@ -101,8 +102,12 @@ class TargetNodes:
         return {**self.groups, **self.passed, **{path: array.document for path, array in self.arrays.items()}}
 
 
-def translate(nodes: SourceNodes, wanted: Wanted) -> TargetNodes:
-    """What every included node becomes.
+KeptShards = Mapping[str, tuple[int, ...] | None]
+"""Chunks per shard, by path, of arrays that the target has already; ``None`` of one that is not sharded."""
+
+
+def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None) -> TargetNodes:
+    """Return what every included node becomes. For arrays in ``kept``, ``"auto"`` means what they have.
 
     Raises:
         Unsupported: nodes that cannot be expressed, all of them named with their reasons.
@@ -114,7 +119,7 @@ def translate(nodes: SourceNodes, wanted: Wanted) -> TargetNodes:
         if not wanted.includes(path):
             continue
         try:
-            target.arrays[path] = _array(source, wanted)
+            target.arrays[path] = _array(source, wanted, kept or {})
         except InvalidInput:
             raise
         except ShardStoreError as exc:
@@ -152,8 +157,8 @@ def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
         )
 
 
-def _array(source: SourceArray, wanted: Wanted) -> TargetArray:
-    counts = _chunks_per_shard(source, wanted)
+def _array(source: SourceArray, wanted: Wanted, kept: KeptShards) -> TargetArray:
+    counts = _chunks_per_shard(source, wanted, kept)
     document, adds_checksums = _with_checksums(source.document, wanted)
     index_format = None
     if counts is not None:
@@ -167,13 +172,14 @@ def _array(source: SourceArray, wanted: Wanted) -> TargetArray:
     return TargetArray(source, document, ObjectLayout(encoding, source.layout.chunk_grid, index_format), adds_checksums)
 
 
-def _chunks_per_shard(source: SourceArray, wanted: Wanted) -> tuple[int, ...] | None:
+def _chunks_per_shard(source: SourceArray, wanted: Wanted, kept: KeptShards) -> tuple[int, ...] | None:
     is_sharded = source.layout.index_format is not None
     if wanted.mode == "unpack" or (wanted.mode == "reshard" and not is_sharded):
         return None
     # Hierarchies have arrays of several ranks: one tuple is for those that it fits.
     fits = not isinstance(wanted.policy, tuple) or len(wanted.policy) == source.layout.ndim
-    counts = chunks_per_shard(wanted.policy if fits else "auto", source.path, source.document)
+    decide = (lambda info: kept[source.path]) if source.path in kept else partial(automatic, may_grow=False)
+    counts = chunks_per_shard(wanted.policy if fits else "auto", source.path, source.document, decide)
     if wanted.mode == "reshard" and counts is None:
         return source.layout.chunks_per_object
     return counts

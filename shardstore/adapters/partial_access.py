@@ -251,14 +251,14 @@ def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLi
 
 
 def _told_nbytes(request: ByteRequest, got: int) -> int:
-    """The size of the object, as far as the answer to a request tells it."""
+    """The size of the object, or what it is at most where the request starts behind its end, as far as the answer tells it."""
     match request:
         case ByteRange(start, end):
             return UNKNOWN_NBYTES if got == end - start else start + got
         case ByteSuffix(nbytes):
             return UNKNOWN_NBYTES if got == nbytes else got
         case ByteOffset(start):
-            return start + got if got or not start else UNKNOWN_NBYTES
+            return start + got
 
 
 def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:

@@ -136,7 +136,8 @@ class ShardingTransformer:
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """``(keys, prefixes)`` directly below ``prefix``, sorted.
 
-        Keys are exact. Prefixes below an array are those of all chunks that its shards there could hold.
+        Keys are exact. Prefixes below an array are those of all chunks of its grid that its shards there could hold, and of those beyond
+        the grid that exist.
         """
         listed = run_sync(self._engine.list_dir(prefix, approximate=True))
         return sorted(listed.keys), sorted(listed.prefixes)

@@ -15,7 +15,7 @@ from shardstore.engine.shard_read import ShardRead
 from shardstore.errors import Conflict, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords
-from shardstore.plan.prefixes import chunk_keys_of, plan_prefix
+from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
@@ -212,7 +212,10 @@ class Listing:
         return await directly_below(prefix, self.values(prefix))
 
     async def _possible_prefixes(self, within: ArrayPrefix, prefix: str) -> ListedDir | None:
-        """For a prefix between an array and its last dimension: all that the shards there could hold, clipped to the grid."""
+        """For a prefix between an array and its last dimension: all that the shards there could hold of the array's grid.
+
+        Of what lies beyond the grid, such as a resize leaves it, only that which exists: the shards at the end are asked for it.
+        """
         layout = within.node.layout
         assert layout is not None
         plan = plan_prefix(layout, within.rest)
@@ -224,6 +227,7 @@ class Listing:
         per_shard, extent = layout.grid.chunks_per_shard[depth], layout.chunk_grid_shape[depth]
         prefixes: dict[str, None] = {}
         others: list[str] = []
+        at_the_end: list[str] = []
         for below in listed.prefixes:
             name = below.rstrip("/").rpartition("/")[2]
             if not name.isdecimal() or str(int(name)) != name:
@@ -231,7 +235,37 @@ class Listing:
                 continue
             first = int(name) * per_shard
             prefixes.update((f"{prefix}{i}/", None) for i in range(first, min(first + per_shard, extent)))
+            if first + per_shard > extent:
+                at_the_end.append(below)
+        async for row in self._rows(at_the_end, plan.leading):
+            if row >= extent:
+                prefixes[f"{prefix}{row}/"] = None
         return ListedDir(_as_presented(listed), (*prefixes, *others))
+
+    async def _rows(self, stored_prefixes: list[str], leading: ChunkCoords) -> AsyncIterator[int]:
+        """Where along the dimension behind ``leading`` the shards below some prefixes hold chunks; could, where an index is damaged."""
+        for below in stored_prefixes:
+            shards: list[ShardRead] = []
+            async for _, shard in self.stored(below):
+                if shard is not None:
+                    shards.append(shard)
+                    if len(shards) == _INDICES_AT_ONCE:
+                        for row in await self._rows_of(shards, leading):
+                            yield row
+                        shards = []
+            for row in await self._rows_of(shards, leading):
+                yield row
+
+    async def _rows_of(self, shards: list[ShardRead], leading: ChunkCoords) -> set[int]:
+        axis = len(leading)
+        rows: set[int] = set()
+        for shard, index in await self._current_indices(shards) if shards else ():
+            if isinstance(index, ShardStoreError):
+                per_shard = shard.layout.grid.chunks_per_shard[axis]
+                rows.update(range(shard.coords[axis] * per_shard, (shard.coords[axis] + 1) * per_shard))
+            elif index is not None:
+                rows.update(rows_of(shard.layout, shard.coords, index.index, leading))
+        return rows
 
 
 async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> ListedDir:

@@ -53,6 +53,14 @@ def chunks_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex,
     return [tuple(map(add, first, slot)) for slot in np.argwhere(wanted).tolist()]
 
 
+def rows_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> list[int]:
+    """Where along the dimension behind ``leading`` chunks exist in a shard, of those below ``leading``; in the array's chunk grid."""
+    axis = len(leading)
+    others = tuple(i for i in range(layout.ndim) if i != axis)
+    first = shard_coords[axis] * layout.grid.chunks_per_shard[axis]
+    return [first + row for row in np.flatnonzero(_wanted(layout, shard_coords, index, leading).any(axis=others)).tolist()]
+
+
 def chunk_keys_of(
     layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = (), before: str = ""
 ) -> tuple[list[str], list[int]]:

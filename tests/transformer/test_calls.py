@@ -8,6 +8,8 @@ import uuid
 import pytest
 
 from shardstore import ShardingTransformer
+from shardstore._sync import run_sync
+from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.memory import MemoryStorage
 from tests.transformer.layers import CountedCalls, document, layered
 
@@ -137,3 +139,45 @@ def test_list_dir_reads_no_index_for_prefixes(store: tuple[ShardingTransformer, 
     assert client.list_dir(f"{ROOT}2/") == ([f"{ROOT}2/5"], [])
     assert client.list_dir(f"{ROOT}3/") == ([], []), "a prefix that is listed need not contain keys"
     assert calls["set"] == 0
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_list_dir_names_what_lies_beyond_the_arrays_grid(layers: int) -> None:
+    """``get`` and ``list_prefix`` know such chunks, so a walk from directory to directory finds them too: in a shard that reaches over the
+    edge, and in one that lies behind it. Only the shards at the end of the grid are asked for what they hold.
+    """
+    top, counted = layered(MemoryStorage(f"/beyond-{uuid.uuid4().hex}"), layers)
+    top.set("meta/root/x.array.json", document((10, 10), (2, 2), compressed=True))
+    within = [f"{ROOT}0/0", f"{ROOT}3/1", f"{ROOT}4/4"]
+    top.set_partial_values([(key, 0, key.encode()) for key in within])
+    client = fresh(top, counted)
+    assert client.list_dir("data/root/x/") == ([], [f"{ROOT}{row}/" for row in range(5)])
+    beyond = [f"{ROOT}5/0", f"{ROOT}8/1", f"{ROOT}12/3", f"{ROOT}0/7"]
+    top.set_partial_values([(key, 0, key.encode()) for key in beyond])
+    client = fresh(top, counted)
+    assert client.list_prefix("data/root/x/") == sorted(within + beyond)
+    client = fresh(top, counted)
+    keys, prefixes = client.list_dir("data/root/x/")
+    assert (keys, prefixes) == ([], sorted(f"{ROOT}{row}/" for row in (0, 1, 2, 3, 4, 5, 8, 12)))
+    assert sorted(key for prefix in prefixes for key in client.list_dir(prefix)[0]) == sorted(within + beyond)
+
+
+def test_list_dir_beyond_the_grid_of_three_dimensions() -> None:
+    """Below a prefix that settles a dimension, rows of other chunks of the same shards are not named."""
+    store = ShardingTransformer(MemoryStorage(f"/beyond-{uuid.uuid4().hex}"), present="draft", chunks_per_shard=(2, 2, 2))
+    store.set("meta/root/x.array.json", document((2, 3, 2), (1, 1, 1), compressed=True))
+    keys = [f"{ROOT}0/3/1", f"{ROOT}1/2/0", f"{ROOT}1/5/0"]
+    for key in keys:
+        store.set(key, b"x")
+    assert store.list_dir(f"{ROOT}0/") == ([], [f"{ROOT}0/{row}/" for row in (2, 3)])
+    assert store.list_dir(f"{ROOT}1/") == ([], [f"{ROOT}1/{row}/" for row in (2, 5)])
+
+
+def test_list_dir_of_a_damaged_shard_at_the_end_names_all_that_it_could_hold() -> None:
+    place = MemoryStorage(f"/beyond-{uuid.uuid4().hex}")
+    store = ShardingTransformer(place, present="draft", chunks_per_shard=(2, 2))
+    store.set("meta/root/x.array.json", document((3, 3), (1, 1), compressed=True))
+    store.set(f"{ROOT}3/0", b"x")
+    short = b"too short for an index"
+    run_sync(place.write(f"{ROOT}1/0", [short], len(short), UNCONDITIONAL))
+    assert ShardingTransformer(place, present="draft").list_dir("data/root/x/") == ([], [f"{ROOT}2/", f"{ROOT}3/"])

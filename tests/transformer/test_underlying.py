@@ -364,7 +364,9 @@ class TestStoresOfOthers(StorageSuite):
     test_it_is_a_storage = test_one_range = test_no_ranges_tell_version_and_size = None  # type: ignore[assignment]  # as said
 
     @pytest.mark.parametrize("data", [b"0123456789", b""])
-    @pytest.mark.parametrize("request_", [ByteRange(0, 1), ByteRange(3, 50), ByteRange(20, 30), EVERYTHING, ByteOffset(4), ByteSuffix(3)])
+    @pytest.mark.parametrize(
+        "request_", [ByteRange(0, 1), ByteRange(3, 50), ByteRange(20, 30), EVERYTHING, ByteOffset(4), ByteOffset(20), ByteSuffix(3)]
+    )
     def test_ranges(self, s: SyncStorage, request_: ByteRange | ByteOffset | ByteSuffix, data: bytes) -> None:
         s.put("a", data)
         wanted = resolve(request_, len(data))
@@ -400,6 +402,17 @@ def test_over_a_store_of_somebody_elses() -> None:
     assert top.list_prefix("data/") == keys[3:12]
     top.erase_prefix("data/")
     assert sorted(store.values) == ["meta/root/x.array.json", "zarr.json"]
+
+
+@pytest.mark.parametrize("present", ["v3", "draft"])
+@pytest.mark.parametrize("start", [0, 2, 3, 4, 50])
+def test_ranges_at_or_past_the_end_of_a_relayed_key_are_empty(present: str, start: int) -> None:
+    store = Store()
+    store.values["notes.txt"] = b"abc"
+    top = ShardingTransformer(store, present=present)
+    assert top.get_partial_values([("notes.txt", (start, None))]) == [b"abc"[start:]]
+    pairs = [("notes.txt", (start, length)) for length in (None, 0, 2, 9)] + [("absent", (start, None)), ("notes.txt", None)]
+    assert top.get_partial_values(pairs) == [b"abc"[start:], b"", b"abc"[start : start + 2], b"abc"[start:], None, b"abc"]
 
 
 @pytest.mark.filterwarnings("ignore:.*offers no compare-and-swap:RuntimeWarning")

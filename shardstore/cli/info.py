@@ -250,6 +250,8 @@ def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> Text
         said = "writers that share a shard: safe, none loses what another one wrote"
     elif is_known:
         said = "writers that share a shard: not safe, let one writer at a time write to each shard"
+        if kind == "local":
+            said += " (its file system keeps neither fractions of seconds nor extended attributes, which tell versions of a file apart)"
     else:
         said = "writers that share a shard: not known before the server is asked (at the first write, or by --probe)"
     able = [words for name, words in _CAPABILITIES.items() if getattr(capabilities, name)]

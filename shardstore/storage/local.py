@@ -46,7 +46,7 @@ from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local_append_record import version_of, was_appended_to
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, generation_of, same_bytes, stat_file, translated
+from shardstore.storage.local_files import READ_FLAGS, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_permissions import permissions_at
@@ -55,6 +55,7 @@ from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
 from shardstore.storage.local_tails import cut_tails, find_tails
 from shardstore.storage.local_temporary import TemporaryFile
+from shardstore.storage.local_versions import generation_of, listed_generation, names_versions, shows_the_same, wait_to_settle
 
 T = TypeVar("T")
 
@@ -125,15 +126,17 @@ class LocalStorage:
 
     @cached_property
     def _capabilities(self) -> Capabilities:
+        tells_versions = names_versions(self.root)
+        is_shared = self._rules.is_network or self._rules.is_cluster
         return Capabilities(
             pinned_reads=True,
             create_if_absent=True,
-            compare_and_swap=True,
-            conditional_delete=True,
+            compare_and_swap=tells_versions,
+            conditional_delete=tells_versions,
             compose=True,
-            appends_in_place=APPENDS_IN_PLACE and not self._rules.is_network and not self._rules.is_cluster,  # others may see half of it
+            appends_in_place=APPENDS_IN_PLACE and tells_versions and not is_shared,  # others may see half of it
             durable=self.fsync,
-            reads_beside=not self._rules.is_network,  # where what is known of a file may be a while old
+            reads_beside=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,
         )
 
@@ -212,7 +215,12 @@ class LocalStorage:
     def _is_there(self, other: Beside) -> bool:
         path = self._path(other.key)
         status = None if path is None else stat_file(path)
-        return status is not None and generation_of(status) == other.generation
+        if path is None or status is None:
+            return False
+        if generation_of(status, path) == other.generation:
+            return True
+        wait_to_settle(other.generation)
+        return False
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         if not reads:
@@ -356,7 +364,7 @@ class LocalStorage:
         try:
             status = os.fstat(old)
             version = version_of(old, status)
-            if version.generation != source:
+            if not self._is_source(source, version.generation):
                 raise ConditionFailed(f"{key!r} is not the version to copy from")
             extents = Extents(old, status)
             file = TemporaryFile(path, key, self._rules)
@@ -384,6 +392,12 @@ class LocalStorage:
             raise
         finally:
             os.close(old)
+
+    def _is_source(self, source: Generation, found: Generation) -> bool:
+        if found == source or (not self.capabilities.compare_and_swap and shows_the_same(source, found)):
+            return True  # where versions cannot be told from each other, one writer an object is the rule
+        wait_to_settle(source)
+        return False
 
     async def copy(self, source: str, target: str) -> Generation | None:
         old, new = self._path(source), self._path_to_write(target)
@@ -463,7 +477,9 @@ class LocalStorage:
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
-        return None if status is None else ObjectInfo(key, status.st_size, generation_of(status))
+        if path is None or status is None:
+            return None
+        return ObjectInfo(key, status.st_size, listed_generation(status, path))
 
     def _is_prefix(self, prefix: str) -> bool:
         """Whether keys can start with ``prefix``: steps out of the root are none of this storage's."""

@@ -15,8 +15,9 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Copy, New, Room, Segment
 from shardstore.storage.body import byte_view
 from shardstore.storage.local_append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
-from shardstore.storage.local_files import READ_FLAGS, generation_of, stamp_mtime
+from shardstore.storage.local_files import READ_FLAGS
 from shardstore.storage.local_rules import WriteRules
+from shardstore.storage.local_versions import generation_of, stamp, wait_to_settle
 
 APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
 
@@ -46,6 +47,7 @@ def append_to(
                 return None
             version = version_of(fd, status)
             if version.generation != source:
+                wait_to_settle(source)
                 raise ConditionFailed(f"{key!r} is not the version to append to")
             if isinstance(condition, IfAbsent) or (isinstance(condition, IfGeneration) and condition.generation != source):
                 raise ConditionFailed(f"{key!r} is not the version that was asked for")
@@ -57,8 +59,7 @@ def append_to(
                 status = os.fstat(fd)
             if not _append(fd, status, views, fsync=rules.fsync):
                 return None
-            stamp_mtime(fd)
-            return generation_of(os.fstat(fd))
+            return generation_of(stamp(fd), fd)
     except FileNotFoundError as exc:
         raise ConditionFailed(f"{key!r}, to append to, is gone") from exc
     finally:

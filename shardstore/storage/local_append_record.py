@@ -35,7 +35,8 @@ import google_crc32c
 
 from shardstore.model.generation import Generation
 from shardstore.storage.base import APPEND_ROOM_NBYTES
-from shardstore.storage.local_files import FileGeneration, generation_of, pread
+from shardstore.storage.local_files import pread
+from shardstore.storage.local_versions import generation_of, generation_of_numbers
 
 _MAGIC = bytes.fromhex("b7d05c3ee29f4a7c9d1184a6f32c08eb")
 _RECORD = struct.Struct("<16sQQqq12x")
@@ -69,7 +70,7 @@ def encode_record(old: os.stat_result) -> bytes:
     return head + _checksum(head)
 
 
-def _decode(data: bytes, status: os.stat_result, position: int | None = None) -> FileVersion | None:
+def _decode(fd: int, data: bytes, status: os.stat_result, position: int | None = None) -> FileVersion | None:
     """The version before, of a record that was read at ``position``, or anywhere; ``None``: that is no record, or of another place."""
     if len(data) != RECORD_NBYTES or not data.startswith(_MAGIC):
         return None
@@ -77,7 +78,7 @@ def _decode(data: bytes, status: os.stat_result, position: int | None = None) ->
     _, where, nbytes, mtime, ctime = _RECORD.unpack(head)
     if where != nbytes or (position is not None and where != position) or data[_RECORD.size :] != _checksum(head):
         return None
-    return FileVersion(nbytes, FileGeneration((status.st_dev, status.st_ino, nbytes, mtime, ctime)))
+    return FileVersion(nbytes, generation_of_numbers((status.st_dev, status.st_ino, nbytes, mtime, ctime), fd))
 
 
 def set_under_way(fd: int, record: bytes) -> None:
@@ -105,7 +106,7 @@ def _attribute(fd: int) -> bytes | None:
 def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
     """The version that an append has not yet replaced, or never will; ``None``: no append is under way, or was left."""
     attribute = _attribute(fd)
-    before = None if attribute is None else _decode(attribute, status)
+    before = None if attribute is None else _decode(fd, attribute, status)
     if attribute is None or before is None or status.st_size < before.nbytes:
         return None
     if status.st_size == before.nbytes:  # nothing is written yet: then the attribute is all that has changed
@@ -121,7 +122,7 @@ def _mtime(record: bytes) -> int:
 
 def version_of(fd: int, status: os.stat_result) -> FileVersion:
     """The version that an open file shows."""
-    return version_before(fd, status) or FileVersion(status.st_size, generation_of(status))
+    return version_before(fd, status) or FileVersion(status.st_size, generation_of(status, fd))
 
 
 def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
@@ -132,10 +133,10 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
             return version_of(fd, os.fstat(fd)).generation
         finally:
             os.close(fd)
-    return generation_of(status)
+    return generation_of(status, path)
 
 
 def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
     """Whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing else."""
     record = pread(fd, RECORD_NBYTES, version.nbytes)
-    return (_decode(record, after, version.nbytes) or version_before(fd, after)) == version
+    return (_decode(fd, record, after, version.nbytes) or version_before(fd, after)) == version

@@ -1,59 +1,16 @@
-"""Names, status and versions of local files, and what the system's errors about them mean; in the thread that calls."""
+"""The status of local files, and what the system's errors about them mean; in the thread that calls."""
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat as stat_modes
-import time
 from contextlib import suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
-from shardstore.model.generation import Generation
-
-_TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-def _digest(numbers: tuple[int, ...]) -> int:
-    return hash(numbers) & (2**64 - 1) or 1  # of integers it is the same in every process
-
-
-def status_digest(status: os.stat_result) -> int:
-    """``digest`` of the file's generation."""
-    return _digest((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-
-
-class FileGeneration(Generation):
-    """The version of a file: what cannot stay the same when the bytes change (see ``TemporaryFile``).
-
-    Of the numbers of very many files most are never written as a token.
-    """
-
-    __slots__ = ("_numbers",)
-    _numbers: tuple[int, ...]
-
-    def __init__(self, numbers: tuple[int, ...]) -> None:
-        object.__setattr__(self, "_numbers", numbers)
-
-    @property
-    def token(self) -> str:
-        return _TOKEN % self._numbers
-
-    @property
-    def digest(self) -> int:
-        return _digest(self._numbers)
-
-    def __reduce__(self) -> tuple[type[FileGeneration], tuple[tuple[int, ...]]]:
-        return type(self), (self._numbers,)
-
-
-def generation_of(status: os.stat_result) -> Generation:
-    """The version of a file."""
-    return FileGeneration((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
@@ -143,17 +100,6 @@ def fresh_status(path: str) -> os.stat_result | None:
         with suppress(OSError):  # nothing was written to it
             os.close(fd)
     return status if stat_modes.S_ISREG(status.st_mode) else None
-
-
-def stamp_mtime(file: int | str) -> None:
-    """Give a version, an open file or a path, a modification time of its own.
-
-    An inode number is used again as soon as a file is gone, and the kernel's clock for timestamps ticks every few
-    milliseconds: two versions of equal length, written one after the other, can agree in everything that ``stat``
-    shows. So the nanoseconds below a millisecond are drawn at random.
-    """
-    now = time.time_ns()
-    os.utime(file, ns=(now, now - now % 1_000_000 + secrets.randbelow(1_000_000)))
 
 
 def fsync_directory(path: str) -> None:

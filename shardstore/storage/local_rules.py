@@ -15,10 +15,11 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local_append_record import generation_at
-from shardstore.storage.local_files import READ_FLAGS, fresh_status, fsync_directory, generation_of, stat_file
+from shardstore.storage.local_files import READ_FLAGS, fresh_status, fsync_directory, stat_file
 from shardstore.storage.local_locks import locked
 from shardstore.storage.local_range_locks import give_up, locked_range
 from shardstore.storage.local_sweep import sweep_once
+from shardstore.storage.local_versions import generation_of, wait_to_settle
 
 Locks = Literal["auto", "cluster"]
 """Whether the locks of local files hold between machines: ``"cluster"`` says that those of the file system do."""
@@ -149,4 +150,7 @@ class WriteRules:
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
     """Whether the object is this version; it may have been left with a tail that is none of it."""
-    return generation_of(status) == generation or generation_at(path, READ_FLAGS, status) == generation
+    if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
+        return True
+    wait_to_settle(generation)
+    return False

@@ -13,9 +13,10 @@ from contextlib import suppress
 
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_append_record import RECORD_NBYTES, set_done, version_before
-from shardstore.storage.local_files import READ_FLAGS, stamp_mtime
+from shardstore.storage.local_files import READ_FLAGS
 from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_rules import WriteRules
+from shardstore.storage.local_versions import stamp
 
 
 def find_tails(root: str, prefix: str) -> list[Leftover]:
@@ -59,7 +60,7 @@ def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_c
                     if not only_count:
                         os.ftruncate(fd, before.nbytes)
                         set_done(fd)
-                        stamp_mtime(fd)
+                        stamp(fd)
                         if rules.fsync:
                             os.fsync(fd)
             finally:

@@ -13,12 +13,13 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_files import READ_FLAGS, fsync_directory, generation_of, pread, stamp_mtime, stat_file, status_digest
+from shardstore.storage.local_files import READ_FLAGS, fsync_directory, pread, stat_file
 from shardstore.storage.local_lock_files import NO_HARD_LINKS, close_locked, open_to_lock
 from shardstore.storage.local_locks import lock_whole
 from shardstore.storage.local_names import temporary_path
 from shardstore.storage.local_permissions import Permissions, are_those_of, give, permissions_at
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local_versions import generation_of, stamp
 
 _COPY_BUFFER_BYTES = 1 << 20
 _VIEWS_A_CALL = 1024  # as many as Linux and macOS take
@@ -137,7 +138,7 @@ class TemporaryFile:
         try:
             self.copy_data(fd, 0, nbytes)
             # It was named before: what it is called now, it has been since.
-            return status_digest(os.fstat(fd)) == version
+            return generation_of(os.fstat(fd), fd).digest == version != 0
         except EOFError:
             return False
         except OSError as exc:
@@ -156,7 +157,7 @@ class TemporaryFile:
         """Make this the object. Raises ``ConditionFailed``, and leaves the old one, where ``condition`` does not hold."""
         if self._has_holes:  # the last of which may be at its end
             os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
-        stamp_mtime(self._fd if os.utime in os.supports_fd else self._temp)
+        stamp(self._fd if os.utime in os.supports_fd else self._temp)
         if self._permissions is not None and not self._permissions.owner_writes:
             give(self._fd, self._permissions, os.fstat(self._fd), is_done=True)
         if self._rules.fsync:
@@ -225,13 +226,13 @@ class TemporaryFile:
     def _generation(self) -> Generation:
         """The version that was stored; asked for last, because a new name changes the ctime, which belongs to it."""
         if self._fd >= 0:
-            return generation_of(os.fstat(self._fd))
+            return generation_of(os.fstat(self._fd), self._fd)
         status = self._rules.status(self._path)
         if status is None:
             raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
         if (status.st_dev, status.st_ino) != self._identity:  # replaced at once, by someone who takes no locks: matches nothing any more
             return Generation(f"replaced-{secrets.token_hex(8)}")
-        return generation_of(status)
+        return generation_of(status, self._path)
 
     def _close_descriptor(self) -> None:
         fd, self._fd = self._fd, -1

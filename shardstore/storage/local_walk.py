@@ -10,9 +10,10 @@ from contextlib import suppress
 from operator import itemgetter
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
-from shardstore.storage.local_files import fsync_directory, generation_of
+from shardstore.storage.local_files import fsync_directory
 from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local_versions import listed_generation
 
 # What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
@@ -39,7 +40,7 @@ def _object(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:
         status = entry.stat()
     except FileNotFoundError:  # deleted meanwhile, or a link to nowhere
         return None
-    return ObjectInfo(key, status.st_size, generation_of(status)) if stat_modes.S_ISREG(status.st_mode) else None
+    return ObjectInfo(key, status.st_size, listed_generation(status, entry.path)) if stat_modes.S_ISREG(status.st_mode) else None
 
 
 def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:

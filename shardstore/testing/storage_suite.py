@@ -36,6 +36,11 @@ from shardstore.storage.base import (
 T = TypeVar("T")
 
 DATA = bytes(range(256)) * 4
+
+_VERSIONS = 1000
+_VERSIONS_ON_SERVERS = 100  # which take ten milliseconds each
+_SERVERS = ("s3", "gcs", "azure")
+
 MADE_UP = Generation('"0123456789abcdef0123456789abcdef"')
 
 
@@ -329,6 +334,33 @@ class StorageSuite:
         with pytest.raises(ConditionFailed):
             s.put("a", b"5", IfGeneration(third))
         assert s.get("a") is None
+
+    def test_no_two_versions_have_one_name(self, s: SyncStorage) -> None:
+        """Versions of one size, as fast as they can be written: clocks may tick seldom, and inode numbers be used again."""
+        _claimed(s.storage, "compare_and_swap")
+        pinned = on_io_loop(s.storage.probe()).pinned_reads
+        names: list[Generation] = []
+
+        async def check(i: int, newest: Generation) -> None:
+            (found,) = await s.storage.read([Read("a", (ByteRange(0, 8),))])
+            assert isinstance(found, Found), found
+            assert (found.generation, values(found)) == (newest, [i.to_bytes(8)])
+            if names:
+                old = names[-1 - i % min(4, len(names))]
+                if pinned:
+                    assert isinstance((await s.storage.read([Read("a", (ByteRange(0, 8),), old)]))[0], Changed)
+                with pytest.raises(ConditionFailed):
+                    await s.storage.write("a", [bytes(64)], 64, IfGeneration(old))
+
+        async def replace() -> None:
+            for i in range(_VERSIONS_ON_SERVERS if s.storage.kind in _SERVERS else _VERSIONS):
+                newest = await s.storage.write("a", [i.to_bytes(8) * 8], 64, UNCONDITIONAL)
+                if i % 25 == 1:
+                    await check(i, newest)
+                names.append(newest)
+
+        on_io_loop(replace())
+        assert len(set(names)) == len(names)
 
     def test_racing_creates_have_one_winner(self, s: SyncStorage) -> None:
         _claimed(s.storage, "create_if_absent")

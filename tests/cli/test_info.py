@@ -11,6 +11,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.testing.coarse_times import CoarseTimes
 from tests.cli.running import Place, make_store, options_of, run, succeed
 from tests.shards import index_entries, sharded_arrays
 from tests.stored import Objects, document
@@ -138,6 +139,16 @@ def test_what_the_storage_can_do(place: Place, tmp_path: Path) -> None:
     assert "writers that share a shard: safe" in succeed("info", place.url, "--fast", "--probe", *place.options).out
     assert place.objects.get("zarr.json") is not None
     assert [key for key in place.objects.keys() if "probe" in key] == []  # noqa: SIM118 - no mapping
+
+
+def test_a_file_system_that_cannot_tell_versions_is_named(local: Place) -> None:
+    with CoarseTimes(2 * 10**9, has_attributes=False):
+        text = " ".join(succeed("info", local.url).out.split())
+        info = succeed("info", local.url, "--json").json
+    assert "not safe, let one writer at a time write to each shard (its file system keeps neither fractions of seconds nor" in text
+    assert info["storage"]["writers"] == "one a shard"
+    assert not info["storage"]["capabilities"]["compare_and_swap"]
+    assert succeed("info", local.url, "--json").json["storage"]["writers"] == "safe"
 
 
 def test_of_a_server_nothing_is_claimed_before_it_was_asked(s3_url: tuple[str, dict[str, Any]]) -> None:

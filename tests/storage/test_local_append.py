@@ -79,6 +79,7 @@ def test_in_place(s: SyncStorage, tmp_path: Path) -> None:
 def test_what_it_costs(s: SyncStorage) -> None:
     """The old bytes are neither read nor written, and nothing is renamed."""
     old = s.put("d/a", OLD)
+    assert s.storage.capabilities.appends_in_place  # which is found out once
     with SystemCalls(threads="shardstore-write") as counted:
         append(s, old)
     lock = ["open", "flock", "fstat", "stat"]

@@ -152,7 +152,7 @@ def test_what_a_write_costs(tmp_path: Path) -> None:
     old = s.put("a", b"1")
     with SystemCalls(threads="shardstore-write") as counted:
         s.put("a", b"2", IfGeneration(old))
-    temporary = ["stat", "getxattr", "open", "flock", "fstat", "write", "utime", "fsync"]
+    temporary = ["stat", "getxattr", "open", "flock", "fstat", "write", "utime", "fstat", "fsync"]
     lock = ["open", "flock", "fstat", "stat"]
     replace = ["stat", "replace", "open", "fsync", "close", "fstat"]
     assert counted.calls == [*temporary, *lock, *replace, "unlink", "flock", "close", "close"]

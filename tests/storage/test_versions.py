@@ -15,8 +15,8 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.storage.inferred_versions import is_unversioned, unversioned
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_files import generation_of, status_digest
 from shardstore.storage.local_temporary import TemporaryFile
+from shardstore.storage.local_versions import generation_of
 from tests.stored import on_io_loop
 
 
@@ -30,21 +30,21 @@ def file(tmp_path: Path) -> Path:
 def test_a_files_version_is_its_numbers(file: Path) -> None:
     status = os.stat(file)
     numbers = (status.st_dev, status.st_ino, 4, status.st_mtime_ns, status.st_ctime_ns)
-    version = generation_of(status)
+    version = generation_of(status, str(file))
     assert version.token == "-".join(f"{number:x}" for number in numbers)
     assert (version, hash(version)) == (Generation(version.token), hash(Generation(version.token)))
     assert Generation(version.token) == version
     assert version != Generation("another")
     assert version != version.token
-    assert version.digest == status_digest(status) == status_digest(os.stat(file)) != 0
+    assert version.digest == generation_of(os.stat(file), str(file)).digest != 0
     os.utime(file, ns=(0, status.st_mtime_ns + 1))
-    assert generation_of(os.stat(file)) != version
-    assert status_digest(os.stat(file)) != version.digest
+    other = generation_of(os.stat(file), str(file))
+    assert (other == version, other.digest == version.digest) == (False, False)
 
 
 def test_versions_travel(file: Path) -> None:
     status = os.stat(file)
-    for version in (generation_of(status), Generation('"etag"'), unversioned(4)):
+    for version in (generation_of(status, str(file)), Generation('"etag"'), unversioned(4)):
         there = pickle.loads(pickle.dumps(version))
         assert there == version
         assert there.digest == version.digest
@@ -55,8 +55,8 @@ def test_digests_are_the_same_in_every_process(file: Path) -> None:
     program = """if True:
         import os, sys
         from shardstore.model.generation import Generation
-        from shardstore.storage.local_files import generation_of
-        print(generation_of(os.stat(sys.argv[1])).digest, Generation("some").digest)
+        from shardstore.storage.local_versions import generation_of
+        print(generation_of(os.stat(sys.argv[1]), sys.argv[1]).digest, Generation("some").digest)
     """
     said = {
         subprocess.run(
@@ -64,7 +64,7 @@ def test_digests_are_the_same_in_every_process(file: Path) -> None:
         ).stdout
         for seed in ("0", "1")
     }
-    assert said == {f"{generation_of(os.stat(file)).digest} {Generation('some').digest}\n".encode()}
+    assert said == {f"{generation_of(os.stat(file), str(file)).digest} {Generation('some').digest}\n".encode()}
 
 
 def test_what_has_no_version_has_no_digest() -> None:
@@ -73,6 +73,10 @@ def test_what_has_no_version_has_no_digest() -> None:
     assert unversioned(4) != unversioned(4)
     assert Generation("some").digest != 0
     assert Generation("a\udcff").digest != Generation("a").digest
+
+
+def digest_at(path: Path) -> int:
+    return generation_of(os.stat(path), str(path)).digest
 
 
 # -- files one behind the other ----------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ def test_a_file_that_is_not_what_was_listed_stores_nothing(fault: str, tmp_path:
     source, target = LocalStorage(tmp_path / "source", fsync=False), LocalStorage(tmp_path / "target", fsync=False)
     on_io_loop(source.write("a", [b"one"], 3, UNCONDITIONAL))
     path = tmp_path / "source/a"
-    key, version = "a", status_digest(os.stat(path))
+    key, version = "a", digest_at(path)
     assert concatenated(source, target, [(key, 3, version)]) == b"<one>"
     (tmp_path / "target/c/0").unlink()
     match fault:
@@ -129,7 +133,7 @@ def test_a_file_that_is_not_what_was_listed_stores_nothing(fault: str, tmp_path:
         case "reserved":
             key = ".a.lock.shardstore-tmp"
             path.rename(path.with_name(key))
-            version = status_digest(os.stat(path.with_name(key)))
+            version = digest_at(path.with_name(key))
     assert concatenated(source, target, [(key, 3, version)]) is None
 
 
@@ -147,7 +151,7 @@ def test_a_file_that_changes_while_it_is_copied_stores_nothing(when: str, tmp_pa
         if when == "after":
             path.write_bytes(b"ONE")
 
-    version = status_digest(os.stat(path))
+    version = digest_at(path)
     monkeypatch.setattr(TemporaryFile, "copy_data", beside_a_writer)
     assert concatenated(source, target, [("a", 3, version)]) is None
 
@@ -155,7 +159,7 @@ def test_a_file_that_changes_while_it_is_copied_stores_nothing(when: str, tmp_pa
 def test_an_unreadable_source_is_not_called_an_unwritable_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = LocalStorage(tmp_path / "source", fsync=False), LocalStorage(tmp_path / "target", fsync=False)
     on_io_loop(source.write("a", [b"one"], 3, UNCONDITIONAL))
-    version = status_digest(os.stat(tmp_path / "source/a"))
+    version = digest_at(tmp_path / "source/a")
     error = OSError(errno.EIO, "Input/output error")
 
     def fails(file: TemporaryFile, *arguments: int) -> None:

@@ -1,0 +1,228 @@
+"""What names one version of a local file, whatever its file system keeps of times.
+
+::
+
+    device-inode-size-mtime-ctime              as status(2) tells them, in hexadecimal; times in nanoseconds
+    device-inode-size-mtime-ctime-mark         the same, where mtime is a whole millisecond and ctime a whole microsecond
+    unsettled-device-inode-size-mtime-ctime-…  the same, without a mark, of a file of the last two seconds: equal to no other name
+
+An inode number is used again as soon as a file is gone, and the kernel's clock for timestamps ticks every few milliseconds: two
+versions of equal length, written one after the other, can agree in everything that status(2) tells. So whoever writes a version draws
+the nanoseconds of its modification time at random, below a millisecond.
+
+Some file systems do not keep them: ext4 with inodes of 128 bytes keeps whole seconds, FAT every other second. There the writer marks
+the file: 64 random bits in an extended attribute, which are a part of the name from then on. Whether a mark is looked for depends on
+the file's times alone, so all processes give one name to one version, and reads on other file systems need no other system call.
+
+A file without a mark was written by another program, or lies on a file system without extended attributes. Its times name a version only
+when no other version can get the same ones any more: when the clock has gone on. Until then each look gives it a name of its own;
+who comes back with one is let wait, and finds the file changed. So no name is ever believed of other bytes, whatever a file system keeps
+or forgets, and no probe is needed for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sys
+from collections import deque
+from pathlib import Path
+from time import sleep, time_ns
+
+from shardstore.model.generation import Generation
+
+_TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
+_MARKED_TOKEN = _TOKEN + "-%x"
+
+Numbers = tuple[int, ...]
+"""Device, inode, size, mtime and ctime of a file, and what else its name is made of."""
+
+_STATUS_NUMBERS = 5
+
+# NTFS and SMB keep times in units of 100 ns, which leaves 10,000 of them in the millisecond that is drawn from.
+_KEPT_NS = 100
+_MICROSECOND_NS = 1000
+_MILLISECOND_NS = 1_000_000
+
+# FAT keeps every other second, the one before or, on Windows, the one after; the kernel's clock lags behind by one tick, 10 ms at most.
+_SETTLED_NS = 2_050_000_000
+
+_MARK = "user.shardstore.version"
+_MARK_NBYTES = 8
+_NOT_SUPPORTED = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_MARK = (errno.ENODATA, errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOTDIR, *_NOT_SUPPORTED)
+_NOT_MARKED = (errno.EEXIST, errno.EPERM, errno.EACCES, *_NOT_SUPPORTED)
+
+# As many as a process can write within the millisecond that is drawn from.
+_drawn: deque[int] = deque(maxlen=64)
+
+
+class FileGeneration(Generation):
+    """The version of a file: what cannot stay the same when the bytes change.
+
+    Of the numbers of very many files most are never written as a token.
+    """
+
+    __slots__ = ("numbers",)
+    numbers: Numbers
+
+    def __init__(self, numbers: Numbers) -> None:
+        object.__setattr__(self, "numbers", numbers)
+
+    @property
+    def token(self) -> str:
+        return (_TOKEN if len(self.numbers) == _STATUS_NUMBERS else _MARKED_TOKEN) % self.numbers
+
+    @property
+    def digest(self) -> int:
+        return hash(self.numbers) & (2**64 - 1) or 1  # of integers it is the same in every process
+
+    def __reduce__(self) -> tuple[type[FileGeneration], tuple[Numbers]]:
+        return type(self), (self.numbers,)
+
+
+class Unsettled(FileGeneration):
+    """What was seen of a file at one look, while another version could still get the same times; equal to no other."""
+
+    __slots__ = ()
+
+    @property
+    def token(self) -> str:
+        return "unsettled-" + _MARKED_TOKEN % self.numbers
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+
+def generation_of(status: os.stat_result, file: int | str) -> Generation:
+    """The version of a file, an open one or a path, with this status."""
+    return generation_of_numbers((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns), file)
+
+
+def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
+    """As ``generation_of``, of the five numbers that are taken from a status."""
+    # Of files that were just written on a file system that keeps nanoseconds, where both are one time, this is one in 10^6.
+    if numbers[3] % _MILLISECOND_NS or numbers[4] % _MICROSECOND_NS:
+        return FileGeneration(numbers)
+    mark = _mark_of(file)
+    if mark is not None:
+        return FileGeneration((*numbers, mark))
+    if _left_ns(numbers):
+        return Unsettled((*numbers, secrets.randbits(64)))
+    return FileGeneration(numbers)
+
+
+def listed_generation(status: os.stat_result, file: int | str) -> Generation | None:
+    """As ``generation_of``; ``None`` where nobody could come back with it."""
+    generation = generation_of(status, file)
+    return None if isinstance(generation, Unsettled) else generation
+
+
+def _left_ns(numbers: Numbers) -> int:
+    """How long another version can still get these times; 0 where none can. Some systems round times up, others down."""
+    now = time_ns()
+    ages = (now - numbers[3], now - numbers[4])
+    return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
+
+
+def wait_to_settle(asked: Generation) -> None:
+    """Block the thread, four seconds at most, where ``asked`` is of one look only: the next look can tell more then."""
+    if isinstance(asked, Unsettled):
+        sleep(_left_ns(asked.numbers) / 1e9)
+
+
+def shows_the_same(asked: Generation, found: Generation) -> bool:
+    """Whether two names differ in nothing but that one is of one look only: for who knows that nobody else writes there."""
+    if asked == found:
+        return True
+    if not (isinstance(asked, Unsettled) and isinstance(found, FileGeneration)):
+        return False
+    is_marked = len(found.numbers) > _STATUS_NUMBERS and not isinstance(found, Unsettled)
+    return asked.numbers[:_STATUS_NUMBERS] == found.numbers[:_STATUS_NUMBERS] and not is_marked
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def _draw(now: int) -> int:
+    """A time within the millisecond of ``now`` that this process has not drawn lately; its microseconds have a fraction."""
+    while True:
+        drawn = now - now % _MILLISECOND_NS + secrets.randbelow(_MILLISECOND_NS)
+        kept = drawn // _KEPT_NS
+        if kept * _KEPT_NS % _MICROSECOND_NS and kept not in _drawn:
+            _drawn.append(kept)
+            return drawn
+
+
+def stamp(file: int | str) -> os.stat_result:
+    """Give a version, an open file or a path, times that no other has, or a mark where the file system does not keep these; its status."""
+    now = time_ns()
+    os.utime(file, ns=(now, _draw(now)))
+    status = _status(file)
+    if status.st_mtime_ns % _MICROSECOND_NS:
+        return status
+    if status.st_mtime_ns % _MILLISECOND_NS:  # too few to draw from: the file is given a time at which a mark is looked for
+        os.utime(file, ns=(now, now - now % _MILLISECOND_NS))
+    _set_mark(file)
+    return _status(file)
+
+
+def _status(file: int | str) -> os.stat_result:
+    return os.fstat(file) if isinstance(file, int) else os.stat(file)
+
+
+def _set_mark(file: int | str) -> None:
+    """Mark a file that has no mark; what has one differs from its earlier versions in its size."""
+    if sys.platform == "linux":
+        try:
+            os.setxattr(file, _MARK, secrets.token_bytes(_MARK_NBYTES), os.XATTR_CREATE)
+        except OSError as exc:
+            if exc.errno not in _NOT_MARKED:
+                raise
+
+
+def _mark_of(file: int | str) -> int | None:
+    if sys.platform == "linux":
+        try:
+            mark = os.getxattr(file, _MARK)
+        except OSError as exc:
+            if exc.errno not in _NO_MARK:
+                raise
+        else:
+            return int.from_bytes(mark, "little") if len(mark) == _MARK_NBYTES else None
+    return None
+
+
+# -- file systems ------------------------------------------------------------------------------------------------------
+
+
+def names_versions(directory: str) -> bool:
+    """Whether each version of a file gets a name of its own at once in ``directory``, which need not exist: by its times, or by a mark.
+
+    Looks, and changes nothing: at the times of the directory and, where these are whole milliseconds, of those above it on the same device.
+    """
+    there = [directory, *map(str, Path(directory).parents)]
+    while not os.path.isdir(there[0]) and len(there) > 1:
+        del there[0]
+    try:
+        device = os.stat(there[0]).st_dev
+        for place in there:
+            status = os.stat(place)
+            if status.st_dev != device:
+                break
+            if any(time % _MILLISECOND_NS for time in (status.st_mtime_ns, status.st_ctime_ns, status.st_atime_ns)):
+                return True
+    except OSError:  # removed meanwhile, or not ours to look at: what is read and written does not depend on it
+        return True
+    return _has_marks(there[0])
+
+
+def _has_marks(directory: str) -> bool:
+    if sys.platform == "linux":
+        try:
+            os.getxattr(directory, _MARK)
+        except OSError as exc:
+            return exc.errno not in _NOT_SUPPORTED
+    return sys.platform == "linux"

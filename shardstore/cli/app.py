@@ -7,35 +7,23 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
-from typer.core import TyperGroup
 
 import shardstore
-from shardstore.cli.advise import advise
 from shardstore.cli.arguments import DEBUG
-from shardstore.cli.cat import cat
-from shardstore.cli.census import census
-from shardstore.cli.compact import compact
-from shardstore.cli.cp import cp
+from shardstore.cli.commands import LazyCommands, add_commands
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.cli.info import info
-from shardstore.cli.ls import ls
-from shardstore.cli.mv import mv
 from shardstore.cli.output import complain
-from shardstore.cli.pack import pack_command, reshard_command, unpack_command
-from shardstore.cli.repair import repair
-from shardstore.cli.rm import rm
-from shardstore.cli.verify import verify
 from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
 
 
-class Commands(TyperGroup):
+class Commands(LazyCommands):
     """A group whose errors, those of usage included, end in one line and an exit code of ``ExitCode``."""
 
     def main(
@@ -162,12 +150,7 @@ def _program(
         typer.echo(context.get_help())
 
 
-def _add(command: Callable[..., None]) -> None:
-    app.command(rich_help_panel="Commands")(command)
-
-
-for _command in (info, ls, cat, cp, mv, rm, advise, pack_command, reshard_command, unpack_command, verify, census, compact, repair):
-    _add(_command)
+add_commands(app)
 
 
 def main() -> NoReturn:

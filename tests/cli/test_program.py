@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -24,6 +25,7 @@ import shardstore
 from shardstore.adapters.chain import check_options
 from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
+from shardstore.cli.commands import COMMANDS
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.output import count, plural, progress_bar, said_if_slow, size
 from shardstore.errors import (
@@ -43,7 +45,7 @@ from shardstore.storage.base import ConditionFailed
 from shardstore.storage.s3_client import S3Client, translated
 from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
 
-COMMANDS = ["info", "ls", "cat", "cp", "mv", "rm", "advise", "compact", "repair"]
+WITH_EXAMPLES = ["info", "ls", "cat", "cp", "mv", "rm", "advise", "compact", "repair"]
 
 
 # -- help --------------------------------------------------------------------------------------------------------------
@@ -56,12 +58,46 @@ def test_help_lists_commands_and_exit_codes() -> None:
         assert all(f"{code.value}: {MEANINGS[code]}" in told for code in ExitCode)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", WITH_EXAMPLES)
 def test_each_command_has_examples(command: str) -> None:
     told = succeed(command, "--help").out
     examples = told[told.index("Examples:") :]
     assert examples.count(f"shardstore {command} ") >= 3
     assert "--storage-options" in told
+
+
+def test_the_summary_of_each_command_is_the_first_paragraph_of_its_help() -> None:
+    for name, listed in COMMANDS.items():
+        first = inspect.cleandoc(listed.load().__doc__ or "").partition("\n\n")[0]
+        assert " ".join(first.split()) == listed.summary, name
+
+
+def modules_loaded_by(*arguments: str) -> set[str]:
+    """What a process has imported when the program has run with ``arguments``."""
+    code = (
+        "import sys; from shardstore.__main__ import main\n"
+        f"sys.argv[1:] = {list(arguments)!r}\n"
+        "try: main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **PLAIN})
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]])
+def test_help_of_the_program_loads_no_command_and_no_library_that_they_need(arguments: list[str]) -> None:
+    loaded = modules_loaded_by(*arguments)
+    assert not {"numpy", "fsspec", "asyncio", "zarr"} & loaded
+    ours = {name for name in loaded if name.startswith("shardstore")}
+    assert "shardstore.cli.app" in ours
+    assert not ours & {listed.module for listed in COMMANDS.values()}
+    assert len(ours) <= 20, sorted(ours)
+
+
+def test_a_command_loads_no_other_command() -> None:
+    others = {listed.module for name, listed in COMMANDS.items() if name != "ls"}
+    assert not others & modules_loaded_by("ls", "--help")
 
 
 def test_version() -> None:

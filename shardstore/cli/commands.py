@@ -1,0 +1,105 @@
+"""The commands by name. Each is loaded when it is used: the program's own help needs none of them, and no command needs the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+_PANEL = "Commands"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command as the program's help lists it; ``summary`` is the first paragraph of the help of its own."""
+
+    module: str
+    function: str
+    summary: str
+
+    def load(self) -> Callable[..., None]:
+        """The function whose signature and docstring are the command's options and help."""
+        command: Callable[..., None] = getattr(import_module(self.module), self.function)
+        return command
+
+
+COMMANDS: Mapping[str, Listed] = {
+    "info": Listed(
+        "shardstore.cli.info",
+        "info",
+        "Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage.",
+    ),
+    "ls": Listed(
+        "shardstore.cli.ls",
+        "ls",
+        "List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.",
+    ),
+    "cat": Listed(
+        "shardstore.cli.cat",
+        "cat",
+        "Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.",
+    ),
+    "cp": Listed("shardstore.cli.cp", "cp", "Copy a node with all that is in it, shards as they are: nothing is decoded or packed anew."),
+    "mv": Listed("shardstore.cli.mv", "mv", "Move a node with all that is in it, shards as they are."),
+    "rm": Listed("shardstore.cli.rm", "rm", "Remove an array, a group, a directory, or a single chunk."),
+    "advise": Listed(
+        "shardstore.cli.advise", "advise", "Compare shard shapes by the requests and bytes that an access costs, and recommend one."
+    ),
+    "pack": Listed(
+        "shardstore.cli.pack",
+        "pack_command",
+        "Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.",
+    ),
+    "reshard": Listed(
+        "shardstore.cli.pack",
+        "reshard_command",
+        "Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.",
+    ),
+    "unpack": Listed("shardstore.cli.pack", "unpack_command", "The way back: every chunk becomes an object, as it is."),
+    "verify": Listed(
+        "shardstore.cli.verify",
+        "verify",
+        "Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.",
+    ),
+    "census": Listed(
+        "shardstore.cli.census", "census", "Count which chunks exist, array by array, as a table, a compact file, and a picture."
+    ),
+    "compact": Listed(
+        "shardstore.cli.compact",
+        "compact",
+        "Rewrite the shards whose dead bytes pass a bound, and delete those that hold no chunk. Chunks are kept byte for byte.",
+    ),
+    "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),
+}
+
+
+class LazyCommands(TyperGroup):
+    """A group that lists ``COMMANDS`` by their summaries, and loads the one that is called or whose help or completion is asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` begin with, its name, and the arguments left."""
+        name = args[0] if args else None
+        if name in COMMANDS:
+            self.commands[name] = _loaded(name, COMMANDS[name].load())
+        return super().resolve_command(ctx, args)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Let ``app``, whose class is a ``LazyCommands``, list all commands."""
+    for name, listed in COMMANDS.items():
+        app.command(name, help=listed.summary, rich_help_panel=_PANEL)(_not_loaded)
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command is loaded before it is invoked")
+
+
+def _loaded(name: str, function: Callable[..., None]) -> Any:
+    one = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    one.command(name)(function)
+    return get_command(one)

@@ -127,7 +127,8 @@ def open(
         strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes. ``"append"``: new chunks and a new index go behind
             what is there.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: ``pipeline``, ``fsync``, ``locks``, ``transport`` and those of ``shardstore.engine.options.EngineOptions``:
+        options: ``pipeline``, ``fsync``, ``locks``, ``transport``, ``static`` (nothing changes while it is open) and those of
+            ``shardstore.engine.options.EngineOptions``:
             ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
             ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``,
             ``commit_concurrency``,

@@ -17,7 +17,8 @@ from shardstore.storage.open import chained_filesystem
 
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(
-    {field.name for field in fields(EngineOptions)} | {"fsync", "locks", "pipeline", "present", "read_only", "stored", "transport"}
+    {field.name for field in fields(EngineOptions)}
+    | {"fsync", "locks", "pipeline", "present", "read_only", "static", "stored", "transport"}
 )
 
 _ALIKE = (frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"http", "https"}), frozenset({"file", "local"}))

@@ -26,6 +26,7 @@ from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
+from shardstore.storage.static import as_said, check_static
 from shardstore.storage.transports import Transport, carried_by
 
 _lock = threading.RLock()  # the engine below another is made while that one is
@@ -60,6 +61,7 @@ class Recipe:
     fsync: bool = True
     locks: Locks = "auto"
     transport: Transport = "fsspec"
+    static: bool | None = None
 
     def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
@@ -70,7 +72,7 @@ class Recipe:
             return None
         # Two roots can look alike without their credentials, queries and the like.
         place = storage.kind, getattr(storage, "identity", storage.url), options
-        return repr((*place, self.options, self.fsync, self.locks, self.transport))
+        return repr((*place, self.options, self.fsync, self.locks, self.transport, self.static))
 
 
 def _of_one_link(options: dict[str, Any]) -> dict[str, Any]:
@@ -117,17 +119,18 @@ class Handle:
         check_flag("fsync", fsync)
         locks = options.pop("locks", "auto")
         transport = options.pop("transport", "fsspec")
+        static = check_static(options.pop("static", None))
         if storage_options is not None and not isinstance(storage_options, dict):
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
-            names = sorted(known | {"fsync", "locks", "read_only", "storage_options", "transport"})
+            names = sorted(known | {"fsync", "locks", "read_only", "static", "storage_options", "transport"})
             close = difflib.get_close_matches(unknown[0], names, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(names)}")
         if isinstance(options.get("chunks_per_shard"), list):
             options["chunks_per_shard"] = tuple(options["chunks_per_shard"])
-        handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport))
+        handle = cls(Recipe(_absolute(target), storage_options, EngineOptions(**options), fsync, locks, transport, static))
         handle.engine  # noqa: B018  # a target that cannot be opened is an error now, not at the first read
         return handle
 
@@ -144,10 +147,15 @@ class Handle:
         recipe = self.recipe
         below = underlying_storage(recipe.target)
         if below is not None:
-            storage = carried_by(recipe.transport, below)
+            storage = as_said(recipe.static, carried_by(recipe.transport, below))
         else:
             storage = open_storage(
-                recipe.target, recipe.storage_options, fsync=recipe.fsync, locks=recipe.locks, transport=recipe.transport
+                recipe.target,
+                recipe.storage_options,
+                fsync=recipe.fsync,
+                locks=recipe.locks,
+                transport=recipe.transport,
+                static=recipe.static,
             )
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None

@@ -43,6 +43,7 @@ _CAPABILITIES = {
     "appends_in_place": "append to an object without copying it",
     "durable": "what was acknowledged survives the loss of power",
     "across_machines": "all this between the writers of all machines that reach it",
+    "static": "read without another look, since nothing changes in it",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 import weakref
@@ -102,7 +103,8 @@ class Engine:
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
-        self.hierarchy = Hierarchy(self.storage, self.options.metadata_ttl, clock)
+        ttl = math.inf if storage.capabilities.static else self.options.metadata_ttl
+        self.hierarchy = Hierarchy(self.storage, ttl, clock)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
         self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, contention)

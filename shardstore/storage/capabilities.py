@@ -30,6 +30,9 @@ class Capabilities:
     across_machines: bool = False
     """What it honours, it honours between the writers of all machines that can reach it."""
 
+    static: bool = False
+    """Nothing changes while it is open: what was once seen need not be looked at again. Nothing can be written."""
+
     @property
     def atomic_commits(self) -> bool:
         """Whether writers that share an object cannot lose each other's updates."""

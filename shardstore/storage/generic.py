@@ -36,8 +36,8 @@ from shardstore.storage.body import groups, joined
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion, failed, warn_not_honoured
 from shardstore.storage.fallbacks import check_directory, no_compose
-from shardstore.storage.generic_calls import Info, calls_of, size_in
-from shardstore.storage.generic_errors import ABSENT_ERRORS, read_only, translated
+from shardstore.storage.generic_calls import Info, Look, calls_of, size_in
+from shardstore.storage.generic_errors import ABSENT_ERRORS, contradicts, read_only, translated
 from shardstore.storage.generic_links import (
     ARCHIVES,
     BUCKETS,
@@ -48,9 +48,11 @@ from shardstore.storage.generic_links import (
     has_inherited_find,
     is_any,
     is_one,
+    is_static,
     protocols_of,
     without_dirs,
 )
+from shardstore.storage.generic_seen import Memory, Seen
 from shardstore.storage.inferred_versions import agrees, unversioned, version_of
 from shardstore.storage.redaction import redacted
 
@@ -66,18 +68,22 @@ _warned: WeakKeyDictionary[AbstractFileSystem, bool] = WeakKeyDictionary()
 class GenericStorage:
     """Objects below ``path`` of ``fs``; an asynchronous ``fs`` must be of fsspec's IO loop.
 
-    ``pinned_reads`` is not claimed, although reads look at the object's metadata before and after, and answer ``Changed`` where
-    it differs from what was asked for or from the first look: a modification time may tick too seldom, an object may be
-    replaced while it is read such that both looks show the same, and where the metadata tells nothing but the size only
-    that is compared. As long as nobody replaces shards, what is read is right.
+    ``pinned_reads`` is not claimed, although an object's metadata is looked at behind each round of reads of it, and these answer
+    ``Changed`` where it differs from what was asked for or from the look before, which may be the one of an earlier round: a
+    modification time may tick too seldom, an object may be replaced while it is read such that both looks show the same, and where the
+    metadata tells nothing but the size only that is compared. As long as nobody replaces shards, what is read is right.
+
+    Where it is ``static``, as archives, references and revisions are by themselves, each object is looked at once, and nothing is written.
 
     Writes replace the whole object by the filesystem's own means: whether readers can see a part of it, and what is left of the old
     one after an error, is up to that. Conditions are checked before, which is no protection against a second writer. Archives,
     references, and caches are read-only.
     """
 
-    def __init__(self, fs: AbstractFileSystem, path: str, url: str | None = None, concurrency: int = 32) -> None:
-        self._given = (fs, path, url, concurrency)
+    def __init__(
+        self, fs: AbstractFileSystem, path: str, url: str | None = None, concurrency: int = 32, static: bool | None = None
+    ) -> None:
+        self._given = (fs, path, url, concurrency, static)
         fs, path = without_dirs(fs, path)
         if is_one(fs, ARCHIVES) and getattr(fs, "mode", "r") != "r":
             raise InvalidInput(
@@ -92,12 +98,20 @@ class GenericStorage:
         self._calls = calls_of(fs, concurrency)
         self._is_read_only = is_any(fs, READ_ONLY)
         self._is_cache = is_one(fs, CACHES)
+        self.static = is_static(fs) if static is None else static
+        """Whether nothing changes while it is open."""
+        self._seen = Memory()
 
-    def __reduce__(self) -> tuple[type[GenericStorage], tuple[AbstractFileSystem, str, str | None, int]]:
+    def with_static(self, static: bool) -> GenericStorage:
+        """The same place, of which it is said whether anything changes in it."""
+        fs, path, url, concurrency, _ = self._given
+        return GenericStorage(fs, path, url, concurrency, static)
+
+    def __reduce__(self) -> tuple[type[GenericStorage], tuple[AbstractFileSystem, str, str | None, int, bool | None]]:
         return type(self), self._given
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GenericStorage) and (other.path, other.fs) == (self.path, self.fs)
+        return isinstance(other, GenericStorage) and (other.path, other.static, other.fs) == (self.path, self.static, self.fs)
 
     def __hash__(self) -> int:
         return hash((GenericStorage, self.path))
@@ -113,7 +127,8 @@ class GenericStorage:
     def identity(self) -> str:
         """What tells this place from others, which ``url`` does not: with what the filesystem was made of. Not to be shown."""
         own_store = id(self.fs) if isinstance(self.fs, MemoryFileSystem) else None
-        return f"{tokenize(type(self.fs), own_store, *self.fs.storage_args, **self.fs.storage_options)}/{self._base}"
+        place = f"{tokenize(type(self.fs), own_store, *self.fs.storage_args, **self.fs.storage_options)}/{self._base}"
+        return f"static {place}" if self.static else place
 
     @property
     def kind(self) -> str:
@@ -121,7 +136,7 @@ class GenericStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities()
+        return Capabilities(static=self.static)
 
     async def probe(self) -> Capabilities:
         return self.capabilities
@@ -141,15 +156,55 @@ class GenericStorage:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await asyncio.gather(*(self._read_one(read) for read in reads))
+        of_object: dict[tuple[str, int | None], list[int]] = {}
+        for i, read in enumerate(reads):
+            of_object.setdefault((read.key, read.most_nbytes), []).append(i)
+        outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
+
+        async def read_object(numbers: Sequence[int]) -> None:
+            together = [reads[i] for i in numbers]
+            for i, outcome in zip(numbers, await self._read_object(together), strict=True):
+                outcomes[i] = outcome
+
+        await asyncio.gather(*(read_object(numbers) for numbers in of_object.values()))
+        return outcomes
+
+    async def _read_object(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Reads of one object, which is looked at once for all."""
+        generations = {read.generation for read in reads}
+        (asked,) = generations if len(generations) == 1 else (None,)
+        together = Read(reads[0].key, tuple(request for read in reads for request in read.ranges), asked, None, reads[0].most_nbytes)
+        outcome = await self._read_one(together)
+        if len(reads) == 1 or not isinstance(outcome, Found):
+            return [outcome] * len(reads)
+        outcomes: list[ReadOutcome] = []
+        buffers = iter(outcome.buffers)
+        for read in reads:
+            mine = tuple(next(buffers) for _ in read.ranges)
+            agreed = read.generation is None or agrees(read.generation, outcome.generation)
+            outcomes.append(Found(read.generation or outcome.generation, outcome.nbytes, mine) if agreed else CHANGED)
+        return outcomes
 
     async def _read_one(self, read: Read) -> ReadOutcome:
+        outcome: ReadOutcome = CHANGED
         try:
-            for _ in range(_ATTEMPTS):
-                outcome = await self._read_version(read)
+            for _ in range(_ATTEMPTS + 1):  # one may have begun from what was true long ago
+                known = self._seen.get(read.key)
+                if known is not None and read.generation is not None and not known.may_be(read.generation):
+                    known = None
+                try:
+                    outcome = await self._read_version(read, known)
+                except ABSENT_ERRORS:
+                    raise
+                except Exception:
+                    self._seen.drop(read.key)
+                    if known is None or self.static:
+                        raise
+                    continue  # it may be shorter by now than it was
                 if not isinstance(outcome, Changed) or read.generation is not None:
                     break
         except ABSENT_ERRORS:
+            self._seen.drop(read.key)
             return ABSENT
         except Exception as exc:  # noqa: BLE001  # filesystems raise what they like; it is handed on as the outcome
             error = translated(exc, "reading", read.key, self.url)
@@ -158,13 +213,20 @@ class GenericStorage:
             return Failed(error)
         return outcome
 
-    async def _read_version(self, read: Read) -> ReadOutcome:
-        content = await self._calls.read(self._full(read.key), read.ranges)
+    async def _read_version(self, read: Read, known: Seen | None) -> ReadOutcome:
+        """Ranges of one version, as far as looks tell: at the object as it is ``known``, or else before, and behind that, and where nothing
+        changes not even that."""
+        look = Look(None if known is None else known.nbytes, known is None, not self.static, read.most_nbytes)
+        content = await self._calls.read(self._full(read.key), read.ranges, look)
         nbytes = content.nbytes
-        version = version_of(content.before, nbytes)
-        if (version, size_in(content.before)) != (version_of(content.after, nbytes), size_in(content.after)):
+        before = known if content.before is None else Seen.of(content.before)
+        assert before is not None  # where it is not known it was looked at
+        after = before if content.after is None else Seen.of(content.after)
+        if not self._is_cache:
+            self._seen.put(read.key, after.of_size(nbytes) if self.static else after)
+        if before != after:
             return CHANGED
-        found = version or unversioned(nbytes)
+        found = after.version(nbytes)
         if read.generation is not None and not agrees(read.generation, found):
             return CHANGED
         for request, buffer in zip(read.ranges, content.buffers, strict=True):
@@ -172,18 +234,22 @@ class GenericStorage:
             if len(buffer) != wanted.end - wanted.start:
                 raise StorageError(
                     f"reading {read.key!r} in {self.url}: the filesystem gave {len(buffer)} bytes for [{wanted.start}, {wanted.end}), and "
-                    f"says that it has {nbytes}"
+                    f"says that it has {nbytes}" + (": was it replaced while it was open, although nothing changes there?" * self.static)
                 )
         return Found(read.generation or found, nbytes, tuple(memoryview(buffer) for buffer in content.buffers))
 
     async def _look(self, key: str, action: str = "looking up") -> Info | None:
         """What is known of the object, ``None`` where there is none."""
         try:
-            return await self._calls.info(self._full(key))
+            info = await self._calls.info(self._full(key))
         except ABSENT_ERRORS:
+            self._seen.drop(key)
             return None
         except Exception as exc:
             raise translated(exc, action, key, self.url) from exc
+        if not self._is_cache:
+            self._seen.put(key, Seen.of(info))
+        return info
 
     async def _listed(self, key: str, entry: Info) -> ObjectInfo | None:
         """An object as a listing shows it; where that does not tell the size, as it is itself."""
@@ -203,6 +269,9 @@ class GenericStorage:
         return ObjectInfo(key, nbytes, None if self._is_cache else version_of(info, nbytes))
 
     async def stat(self, key: str) -> ObjectInfo | None:
+        known = self._seen.get(key) if self.static else None
+        if known is not None and known.nbytes is not None:
+            return ObjectInfo(key, known.nbytes, None if known.trace is None else known.version(known.nbytes))
         info = await self._look(key)
         return None if info is None else await self._object_info(key, info)
 
@@ -211,6 +280,8 @@ class GenericStorage:
     def _must_be_writable(self, action: str, key: str) -> None:
         if self._is_read_only:
             raise read_only(action, key, self.url)
+        if self.static:
+            raise contradicts(action, key, self.url)
 
     async def _check_first(self, key: str, condition: Condition) -> None:
         if isinstance(condition, Unconditional):

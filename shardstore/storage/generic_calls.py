@@ -17,6 +17,7 @@ from fsspec.caching import BaseCache
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.storage.answer_bodies import check_most
 from shardstore.storage.bound import Bound
 from shardstore.storage.generic_links import CACHES, REFERENCES, SERIAL, UNCHANGING, is_any, is_one
 
@@ -52,11 +53,30 @@ if hasattr(os, "register_at_fork"):
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    """Ranges of an object: what ``info`` said before and after, its size, and the bytes, of which some may be missing."""
+class Look:
+    """How an object is looked at when it is read.
 
-    before: Info
-    after: Info
+    ``nbytes`` is its size as it is known, if it is. ``first`` asks for a look before it is read, ``afterwards`` for one behind that.
+    Objects of more than ``most_nbytes`` are not read.
+    """
+
+    nbytes: int | None
+    first: bool
+    afterwards: bool
+    most_nbytes: int | None = None
+
+    def check(self, nbytes: int | None, path: str) -> None:
+        """Raise ``TooMuch`` where there are more."""
+        if nbytes is not None:
+            check_most(nbytes, self.most_nbytes, f"reading {path!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Ranges of an object: what ``info`` said before and after, where it was asked, the size, and the bytes; some may be missing."""
+
+    before: Info | None
+    after: Info | None
     nbytes: int
     buffers: tuple[bytes, ...]
 
@@ -72,8 +92,8 @@ class Calls(Protocol):
         """What is known of the object now. Raises ``IsADirectoryError`` where it is a directory."""
         ...
 
-    async def read(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
-        """Ranges of one object, between two looks at it."""
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        """Ranges of one object, between looks at it."""
         ...
 
 
@@ -121,16 +141,22 @@ class _OnLoop:
         async with self._bound.slot():
             return await self._info(path)
 
-    async def read(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
         async with self._bound.slot():
-            before = await self._info(path)
-            nbytes = size_in(before)
+            before = await self._info(path) if look.first else None
+            nbytes = look.nbytes if before is None else size_in(before)
+            look.check(nbytes, path)
+            if look.afterwards and not look.first:
+                self._fs.invalidate_cache(path)  # what is remembered may be of an older version than was last looked at
             if nbytes is None or tuple(ranges) == (EVERYTHING,):
                 data = await self._fs._cat_file(path)
                 buffers, nbytes = _cut(data, ranges), len(data) if nbytes is None else nbytes
             else:
-                buffers = await self._cat(path, [resolve(request, nbytes) for request in ranges])
-            return Content(before, await self._info(path), nbytes, buffers)
+                wanted = [resolve(request, nbytes) for request in ranges]
+                if before is not None and all(r.start == r.end for r in wanted):
+                    return Content(before, before, nbytes, (b"",) * len(wanted))
+                buffers = await self._cat(path, wanted)
+            return Content(before, await self._info(path) if look.afterwards else None, nbytes, buffers)
 
     async def _cat(self, path: str, ranges: Sequence[ByteRange]) -> tuple[bytes, ...]:
         wanted = [r for r in ranges if r.start < r.end]
@@ -178,10 +204,10 @@ class _InThreads:
         async with self._bound.slot():
             return await _in_thread(locked)
 
-    async def read(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
         def locked() -> Content:
             with self._lock(path):
-                return self._read_cached(path, ranges) if self._is_cache else self._read(path, ranges)
+                return self._read_cached(path, ranges) if self._is_cache else self._read(path, ranges, look)
 
         async with self._bound.slot():
             return await _in_thread(locked)
@@ -200,21 +226,28 @@ class _InThreads:
             return {**info, "size": None}
         return info
 
-    def _read(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
-        before = self._info(path)
-        nbytes = size_in(before)
+    def _read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        before = self._info(path) if look.first else None
+        nbytes = look.nbytes if before is None else size_in(before)
+        look.check(nbytes, path)
+        if look.afterwards and not look.first:
+            self._forget(path)  # what is remembered may be of an older version than was last looked at
         if nbytes is None:
             data = self._fs.cat_file(path)
-            return Content(before, self._info(path), len(data), _cut(data, ranges))
+            return Content(before, self._info(path) if look.afterwards else None, len(data), _cut(data, ranges))
         wanted = [resolve(request, nbytes) for request in ranges]
-        if self._has_cat:
-            buffers = tuple(bytes(self._fs.cat_file(path, r.start, r.end)) if r.start < r.end else b"" for r in wanted)
-        else:
-            with self._fs.open(path, "rb") as file:
-                if isinstance(file, AbstractBufferedFile):  # it would fetch megabytes ahead of an index
-                    file.cache = BaseCache(0, file.cache.fetcher, file.size)
-                buffers = _read_ranges(file, wanted)
-        return Content(before, self._info(path), nbytes, buffers)
+        if before is not None and all(r.start == r.end for r in wanted):
+            return Content(before, before, nbytes, (b"",) * len(wanted))
+        buffers = self._ranges(path, wanted)
+        return Content(before, self._info(path) if look.afterwards else None, nbytes, buffers)
+
+    def _ranges(self, path: str, wanted: Sequence[ByteRange]) -> tuple[bytes, ...]:
+        if self._has_cat or all(r.start == r.end for r in wanted):
+            return tuple(bytes(self._fs.cat_file(path, r.start, r.end)) if r.start < r.end else b"" for r in wanted)
+        with self._fs.open(path, "rb") as file:
+            if isinstance(file, AbstractBufferedFile):  # it would fetch megabytes ahead of an index
+                file.cache = BaseCache(0, file.cache.fetcher, file.size)
+            return _read_ranges(file, wanted)
 
     def _read_cached(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
         """Of the copy that the cache has: its size, and bytes, need not be those of the object by now."""

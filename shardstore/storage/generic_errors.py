@@ -20,6 +20,11 @@ def read_only(action: str, key: str, url: str) -> ReadOnly:
     )
 
 
+def contradicts(action: str, key: str, url: str) -> ReadOnly:
+    """The error of a write to a place in which nothing changes, as the user said."""
+    return ReadOnly(f"{action} {key!r}: {url} was opened with static=True, which says that nothing changes there: open it without")
+
+
 def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool = False) -> ShardStoreError:
     """The error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
     if isinstance(exc, ShardStoreError):

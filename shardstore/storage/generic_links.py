@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from fsspec.asyn import AsyncFileSystem
@@ -65,3 +66,22 @@ def has_inherited_find(fs: AbstractFileSystem) -> bool:
     if cls.find is not AbstractFileSystem.find or cls.walk is not AbstractFileSystem.walk:
         return False
     return not issubclass(cls, AsyncFileSystem) or (cls._find is AsyncFileSystem._find and cls._walk is AsyncFileSystem._walk)
+
+
+_COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_REVISION = {"git": "ref", "github": "root", "gist": "sha"}  # protocol: attribute that holds the revision
+
+
+def is_static(fs: AbstractFileSystem) -> bool:
+    """Whether nothing that ``fs`` shows changes while it is open: it is an archive, a set of references, or one revision by its hash.
+
+    A branch or a tag is none, since it can be moved; nor is a cache, but of one of these.
+    """
+    if is_one(fs, ARCHIVES | REFERENCES | {"data"}):
+        return True
+    attributes = object.__getattribute__(fs, "__dict__")
+    if is_one(fs, CACHES):
+        inner = attributes.get("fs")
+        return isinstance(inner, AbstractFileSystem) and is_static(inner)
+    revisions = [attributes.get(attribute) for protocol, attribute in _REVISION.items() if is_one(fs, frozenset({protocol}))]
+    return any(isinstance(revision, str) and _COMMIT.fullmatch(revision) is not None for revision in revisions)

@@ -50,14 +50,24 @@ def agrees(asked: Generation, found: Generation) -> bool:
     return asked == found
 
 
-def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
-    """The version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
+def trace_of(info: Mapping[str, Any]) -> str | None:
+    """What the metadata ``info`` of an object shows that tells its versions apart, but for the size; ``None`` where it shows nothing."""
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
     for name in _IDENTITIES:
         if named.get(name) not in (None, "", b""):
-            return Generation(f"{name}={_text(named[name])}-{nbytes}")
-    traces = [f"{name}={_text(named[name])}" for name in sorted(_TRACES) if named.get(name) not in (None, "")]
-    return Generation(f"{','.join(traces)}-{nbytes}") if traces else None
+            return f"{name}={_text(named[name])}"
+    return ",".join(f"{name}={_text(named[name])}" for name in sorted(_TRACES) if named.get(name) not in (None, "")) or None
+
+
+def version_from(trace: str, nbytes: int) -> Generation:
+    """The version of an object of ``nbytes`` with this trace."""
+    return Generation(f"{trace}-{nbytes}")
+
+
+def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
+    """The version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
+    trace = trace_of(info)
+    return None if trace is None else version_from(trace, nbytes)
 
 
 def _text(value: object) -> str:

@@ -31,6 +31,7 @@ from shardstore.storage.local_rules import Locks, check_locks
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.s3 import S3Storage
+from shardstore.storage.static import as_said, check_static, static_from
 from shardstore.storage.transports import Transport, carried_by, check_transport, taken_from
 
 _LOCAL = frozenset({"file", "local"})
@@ -55,17 +56,20 @@ def open_storage(
     fsync: bool = True,
     locks: Locks = "auto",
     transport: Transport = "fsspec",
+    static: bool | None = None,
 ) -> Storage:
     """The storage that ``target`` names.
 
     ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
     storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
     that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks``
-    concern local files only, ``transport``, which ``storage_options`` may name too, S3 and GCS.
+    concern local files only, ``transport``, which ``storage_options`` may name too, S3 and GCS. ``static``, which they may hold too, says
+    that nothing changes while the place is open, or that something may; by default that is so for archives, sets of references and
+    revisions that are named by their hash.
 
     Raises:
         InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
-            of a store; ``locks`` or ``transport`` is no value of that option.
+            of a store; ``locks``, ``transport`` or ``static`` is no value of that option.
         Unsupported: a package that it needs is missing; the transport cannot be had there.
         NotFound: there is no such archive, or set of references, as the target reads through.
         StorageError: it cannot be opened.
@@ -73,7 +77,8 @@ def open_storage(
     check_locks(locks)
     options = dict(storage_options or {})
     transport = taken_from(options, check_transport(transport))
-    return carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks)))
+    static = static_from(options, check_static(static))
+    return as_said(static, carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
 
 
 def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storage:

@@ -1,0 +1,140 @@
+"""Places in which nothing changes as long as they are open, because they cannot or because the user says so.
+
+There, what was once seen of an object stays true: filesystems without versions are not asked again whether it is still the same, and
+metadata documents are not read again. Nothing is written to such a place, or it would contradict what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fsspec.registry import known_implementations, registry
+
+from shardstore.errors import InvalidInput
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.generic import GenericStorage
+from shardstore.storage.generic_errors import contradicts
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.wrapper import StorageWrapper
+
+OPTION = "static"
+"""Among ``storage_options`` too, so that everything that takes those takes it."""
+
+
+def check_static(static: object) -> bool | None:
+    """Raise ``InvalidInput`` where it is neither true, nor false, nor ``None``, which leaves it to the kind of storage."""
+    if static is None or isinstance(static, bool):
+        return static
+    raise InvalidInput(f"{OPTION}={static!r} is neither True nor False: it says whether nothing changes while the place is open")
+
+
+def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool | None:
+    """What ``options`` say, also under a protocol, or else what was ``given``; they are left without it.
+
+    Raises:
+        InvalidInput: they say what can be no value, or another one than was given.
+    """
+    said: set[bool | None] = {given}
+    if OPTION in options:
+        said.add(check_static(options.pop(OPTION)))
+    for name, of_link in list(options.items()):
+        if (name in known_implementations or name in registry) and isinstance(of_link, Mapping) and OPTION in of_link:
+            said.add(check_static(of_link[OPTION]))
+            options[name] = {inner: value for inner, value in of_link.items() if inner != OPTION}
+    said.discard(None)
+    if len(said) > 1:
+        raise InvalidInput(f"{OPTION} is given twice, and differently")
+    return said.pop() if said else None
+
+
+def as_said(static: bool | None, storage: Storage) -> Storage:
+    """``storage``, of which the user says that nothing changes in it, or that something may; ``None``: nothing is said."""
+    if static is None:
+        return storage
+    if isinstance(storage, GenericStorage):
+        return storage.with_static(static)
+    if not static or storage.capabilities.static:
+        return storage
+    return StaticLocal(storage) if isinstance(storage, LocalStorage) else StaticStorage(storage)
+
+
+class StaticStorage(StorageWrapper):
+    """The same place as ``inner``, in which nothing changes."""
+
+    def __reduce__(self) -> tuple[type[StaticStorage], tuple[Storage]]:
+        return type(self), (self.inner,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StaticStorage) and other.inner == self.inner
+
+    def __hash__(self) -> int:
+        return hash((StaticStorage, self.inner))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    @property
+    def identity(self) -> str:
+        """What tells this place from others. Not to be shown."""
+        return f"{OPTION} {getattr(self.inner, 'identity', self.inner.url)}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.inner.capabilities, static=True)
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities  # there is nothing to write
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await self.inner.read(reads)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await self.inner.stat(key)
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        return await self.inner.list_dir(prefix)
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        raise contradicts("writing", key, self.url)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise contradicts("writing", key, self.url)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        raise contradicts("copying to", target, self.url)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        raise contradicts("moving to", target, self.url)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        raise contradicts("deleting", key, self.url)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            raise contradicts("deleting", keys[0], self.url)
+
+
+class StaticLocal(StaticStorage):
+    """A local directory in which nothing changes; it is read in the thread that asks, as others are."""
+
+    inner: LocalStorage
+
+    def read_at_once(self, read: Read) -> Found | None:
+        return self.inner.read_at_once(read)
+
+    def reads_in_threads(self) -> bool:
+        return self.inner.reads_in_threads()
+
+    def read_in_memory(self, read: Read) -> Found | None:
+        return self.inner.read_in_memory(read)
+
+    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return self.inner.read_here(reads)

@@ -219,7 +219,7 @@ class LocalStorage:
             return False
         if generation_of(status, path) == other.generation:
             return True
-        wait_to_settle(other.generation)
+        wait_to_settle(other.generation, status)
         return False
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -364,7 +364,7 @@ class LocalStorage:
         try:
             status = os.fstat(old)
             version = version_of(old, status)
-            if not self._is_source(source, version.generation):
+            if not self._is_source(source, version.generation, status):
                 raise ConditionFailed(f"{key!r} is not the version to copy from")
             extents = Extents(old, status)
             file = TemporaryFile(path, key, self._rules)
@@ -393,10 +393,10 @@ class LocalStorage:
         finally:
             os.close(old)
 
-    def _is_source(self, source: Generation, found: Generation) -> bool:
+    def _is_source(self, source: Generation, found: Generation, status: os.stat_result) -> bool:
         if found == source or (not self.capabilities.compare_and_swap and shows_the_same(source, found)):
             return True  # where versions cannot be told from each other, one writer an object is the rule
-        wait_to_settle(source)
+        wait_to_settle(source, status)
         return False
 
     async def copy(self, source: str, target: str) -> Generation | None:

@@ -47,7 +47,7 @@ def append_to(
                 return None
             version = version_of(fd, status)
             if version.generation != source:
-                wait_to_settle(source)
+                wait_to_settle(source, status)
                 raise ConditionFailed(f"{key!r} is not the version to append to")
             if isinstance(condition, IfAbsent) or (isinstance(condition, IfGeneration) and condition.generation != source):
                 raise ConditionFailed(f"{key!r} is not the version that was asked for")

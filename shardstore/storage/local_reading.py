@@ -17,7 +17,7 @@ from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.answer_bodies import too_long
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local_append_record import version_of, was_appended_to
-from shardstore.storage.local_files import READ_FLAGS, pread, same_bytes, translated
+from shardstore.storage.local_files import READ_FLAGS, pread, same_bytes, stat_file, translated
 from shardstore.storage.local_versions import wait_to_settle
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
@@ -98,7 +98,7 @@ def read_file(path: str, read: Read) -> ReadOutcome:
             if outcome is not CHANGED or read.generation is not None:
                 break
         if outcome is CHANGED and read.generation is not None:
-            wait_to_settle(read.generation)
+            wait_to_settle(read.generation, stat_file(path))
         return outcome
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return ABSENT

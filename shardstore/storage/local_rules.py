@@ -152,5 +152,5 @@ def _is_version(path: str, status: os.stat_result, generation: Generation) -> bo
     """Whether the object is this version; it may have been left with a tail that is none of it."""
     if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
         return True
-    wait_to_settle(generation)
+    wait_to_settle(generation, status)
     return False

@@ -34,6 +34,7 @@ from shardstore.model.generation import Generation
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 _MARKED_TOKEN = _TOKEN + "-%x"
+_UNSETTLED = "unsettled-"
 
 Numbers = tuple[int, ...]
 """Device, inode, size, mtime and ctime of a file, and what else its name is made of."""
@@ -89,16 +90,20 @@ class Unsettled(FileGeneration):
 
     @property
     def token(self) -> str:
-        return "unsettled-" + _MARKED_TOKEN % self.numbers
+        return _UNSETTLED + _MARKED_TOKEN % self.numbers
 
     @property
     def digest(self) -> int:
         return 0
 
 
+def _numbers_of(status: os.stat_result) -> Numbers:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def generation_of(status: os.stat_result, file: int | str) -> Generation:
     """The version of a file, an open one or a path, with this status."""
-    return generation_of_numbers((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns), file)
+    return generation_of_numbers(_numbers_of(status), file)
 
 
 def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
@@ -127,20 +132,27 @@ def _left_ns(numbers: Numbers) -> int:
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
 
 
-def wait_to_settle(asked: Generation) -> None:
-    """Block the thread, four seconds at most, where ``asked`` is of one look only: the next look can tell more then."""
-    if isinstance(asked, Unsettled):
-        sleep(_left_ns(asked.numbers) / 1e9)
+def _is_of_a_look_at(asked: Generation, numbers: Numbers) -> bool:
+    """Whether ``asked`` is of one look at a file of these five numbers; by its token, which may have travelled alone."""
+    return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")
+
+
+def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:
+    """Block the thread, four seconds at most, where ``asked`` is of one look only, and the file's status still is what was seen then: the
+    next look can tell more.
+    """
+    if status is not None and _is_of_a_look_at(asked, _numbers_of(status)):
+        sleep(_left_ns(_numbers_of(status)) / 1e9)
 
 
 def shows_the_same(asked: Generation, found: Generation) -> bool:
     """Whether two names differ in nothing but that one is of one look only: for who knows that nobody else writes there."""
     if asked == found:
         return True
-    if not (isinstance(asked, Unsettled) and isinstance(found, FileGeneration)):
+    if not isinstance(found, FileGeneration):
         return False
     is_marked = len(found.numbers) > _STATUS_NUMBERS and not isinstance(found, Unsettled)
-    return asked.numbers[:_STATUS_NUMBERS] == found.numbers[:_STATUS_NUMBERS] and not is_marked
+    return not is_marked and _is_of_a_look_at(asked, found.numbers[:_STATUS_NUMBERS])
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from shardstore.errors import Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage import local_versions
-from shardstore.storage.base import APPEND_ROOM_NBYTES, CHANGED, OUTDATED, Beside, ConditionFailed, Copy, Found, New, Read, Room
+from shardstore.storage.base import APPEND_ROOM_NBYTES, CHANGED, OUTDATED, Absent, Beside, ConditionFailed, Copy, Found, New, Read, Room
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.local_versions import Unsettled, generation_of, names_versions
 from shardstore.testing.coarse_times import CoarseTimes, has_attributes
@@ -170,6 +170,19 @@ def test_another_programs_file_is_named_when_its_time_cannot_come_again(
     s.put("a", b"six", IfGeneration(settled.generation))
     with pytest.raises(ConditionFailed):
         s.put("a", b"ten", IfGeneration(settled.generation))
+    assert len(clock.slept) == 1
+
+
+@pytest.mark.usefixtures("fat")
+def test_nobody_waits_for_what_has_changed(s: SyncStorage, clock: Clock) -> None:
+    first = s.put("a", b"one")
+    s.put("a", b"three")
+    assert s.read("a", EVERYTHING, generation=first) is CHANGED
+    s.delete("a")
+    assert isinstance(s.read("a", EVERYTHING, generation=first), Absent)
+    assert not clock.slept
+    travelled = Generation(s.put("a", b"one").token)
+    assert s.read("a", EVERYTHING, generation=travelled) is CHANGED
     assert len(clock.slept) == 1
 
 

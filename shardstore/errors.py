@@ -57,6 +57,10 @@ class AccessDenied(StorageError, PermissionError):
     """The underlying storage refused the request; says nothing about whether the key exists."""
 
 
+class NoSpace(StorageError):
+    """The underlying storage has no room left, or a quota is used up: to try again helps once somebody has made room."""
+
+
 class Incomplete(ShardStoreError):
     """Some of a long work could not be done. What was done stays, and the same call goes on from there.
 

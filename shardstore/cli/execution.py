@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -169,8 +169,8 @@ def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
 
 
 @contextmanager
-def interruptible(advice: str) -> Iterator[None]:
-    """One Ctrl-C ends the block cleanly, with ``advice``; a second one ends the process at once."""
+def interruptible(advice: str | Callable[[], str]) -> Iterator[None]:
+    """One Ctrl-C ends the block cleanly, with ``advice``, asked for then; a second one ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,7 +188,7 @@ def interruptible(advice: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        complain("warning", advice)
+        complain("warning", advice if isinstance(advice, str) else advice())
         raise
     finally:
         signal.signal(signal.SIGINT, before)

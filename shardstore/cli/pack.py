@@ -22,6 +22,7 @@ from shardstore.maintenance.packing.report import PackReport, Progress
 _SHOWN_FAILURES = 10
 
 _ACTIONS = {"listing": "listing", "checking": "checking what is done", "packing": "copying chunks", "finishing": "writing metadata"}
+_BEFORE_WRITING = ("listing", "checking")
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
 Destination = Annotated[str, typer.Argument(metavar="DST", help="Where the result goes; nothing may be there yet.", show_default=False)]
@@ -66,6 +67,9 @@ Lost = Annotated[
         show_default=False,
     ),
 ]
+NoSpaceCheck = Annotated[
+    bool, typer.Option("--no-space-check", help="Begin also where a local disk does not seem to have as much room as is needed.")
+]
 NoFsync = Annotated[bool, typer.Option("--no-fsync", help="Do not wait until a local disk has it for good.")]
 
 # The options of all three commands, in the order of their help; what a command does not take is left out.
@@ -91,6 +95,7 @@ _PARAMETERS: dict[str, tuple[Any, Any]] = {
     "max_memory": (MaxMemory, f"{DEFAULT_MAX_MEMORY >> 20}MiB"),
     "record": (RecordUrl, None),
     "lost_transformers": (Lost, None),
+    "no_space_check": (NoSpaceCheck, False),
     "no_fsync": (NoFsync, False),
     "as_json": (AsJson, False),
     "options_json": (OptionsJson, None),
@@ -128,6 +133,7 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
     if given["part"] is not None:
         arguments["part"] = given["part"]
     arguments |= {"workers": given["workers"], "record": given["record"], "fsync": not given["no_fsync"]}
+    arguments["check_space"] = not given["no_space_check"]
     arguments |= {"include": given["include"] or (), "exclude": given["exclude"] or ()}
     arguments |= {"max_memory": parse_bytes("--max-memory", given["max_memory"])}
     arguments |= {"prices": _prices(given["price"])}
@@ -137,11 +143,19 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
     if function is not unpack:
         arguments |= {name: given[name] for name in ("stored", "chunk_order", "index_location")}
         arguments |= {"chunks_per_shard": _policy(given["chunks_per_shard"]), "index_checksum": not given["no_index_checksum"]}
-    advice = "what is done is recorded: run the same command again, and it goes on from there"
+    phase = "listing"
+
+    def advice() -> str:
+        if phase in _BEFORE_WRITING:
+            return "nothing was done yet: the source was being listed and compared. Run the same command again"
+        return "what is done is recorded: run the same command again, and it goes on from there"
+
     try:
         with interruptible(advice), cluster(given["scheduler"]) as executor, transfer_bar() as bar:
 
             def progress(found: Progress) -> None:
+                nonlocal phase
+                phase = found.phase
                 bytes_known = found.phase == "packing"
                 nbytes, total = (found.nbytes, found.total_nbytes) if bytes_known else (None, None)
                 bar(Step(_ACTIONS[found.phase], found.objects, found.total_objects, nbytes, total, found.failed))
@@ -212,7 +226,9 @@ def _print(report: PackReport, as_json: bool) -> None:
         nbytes = f"{size(array.nbytes_before)} → {size(array.nbytes_after)}"
         table.add_row(array.path or "(root)", shape(array.chunk_shape) if array.chunk_shape else "?", per_shard, objects, nbytes)
     show(table)
-    verb = "would become about" if report.dry_run else "become"
+    verb = "become" if report.complete else "would become about" if report.dry_run else "would have become about"
+    if not report.complete and not report.dry_run and not report.failed and report.part != "1/1":
+        verb = "will become about"  # when the other parts are done
     before = f"{plural(report.objects_before, 'object')} of {size(report.nbytes_before)}"
     lines = [f"{before} {verb} {plural(report.objects_after, 'object')} of {size(report.nbytes_after)}"]
     if report.dry_run:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from shardstore.cli.output import size, stderr_console
 
 _SECONDS_A_LINE = 10.0
+_LEAST_BAR, _MOST_BAR = 10, 40  # columns
+_OTHER_COLUMNS = 1 + 4 + 7 + 5  # of the screen: the spinner, the percentage, the time left, and the gaps between six columns
 _QUIET_SECONDS = 2.0  # work that takes no longer needs no lines
 
 
@@ -38,21 +41,26 @@ def transfer_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report
     if not sys.stderr.isatty():
         yield _Lines(clock)
         return
+    console = stderr_console()
+    bar = BarColumn()
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
-        BarColumn(),
+        bar,
         TaskProgressColumn(),
         TextColumn("{task.fields[said]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr_console(), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None, said="")
         rate = _Rate(clock)
 
         def show(step: Step) -> None:
             done, total, _ = _amount(step)
-            progress.update(task, description=step.action, completed=done, total=total, said=_said(step, rate.of(step)))
+            room = console.width - _OTHER_COLUMNS - cell_len(step.action)
+            said = _fitting(_parts(step, rate.of(step)), room - _LEAST_BAR)
+            bar.bar_width = max(_LEAST_BAR, min(_MOST_BAR, room - cell_len(said)))
+            progress.update(task, description=step.action, completed=done, total=total, said=said)
 
         yield show
 
@@ -103,16 +111,40 @@ class _Lines:
         stderr_console().print(f"{step.action}: {_said(step, rate)}{left}")
 
 
-def _said(step: Step, rate: tuple[float, float] | None) -> str:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some of what is said; where there is no room, parts go by ``given_up``, the least first, and those of 0 stay."""
+
+    text: str
+    given_up: int = 0
+
+
+def _parts(step: Step, rate: tuple[float, float] | None) -> list[_Part]:
     objects = f"{step.objects:,}" if step.total_objects is None else f"{step.objects:,} of {step.total_objects:,}"
-    said = [f"{objects} {step.noun}"]
+    parts = [_Part(f"{objects} {step.noun}", 3 if step.nbytes is not None else 0)]
     if step.nbytes is not None:
-        said.append(size(step.nbytes) if step.total_nbytes is None else f"{size(step.nbytes)} of {size(step.total_nbytes)}")
+        parts.append(_Part(size(step.nbytes) if step.total_nbytes is None else f"{size(step.nbytes)} of {size(step.total_nbytes)}", 2))
     if rate and any(rate):
-        said.append(f"{rate[0]:,.0f} {step.noun}/s" if step.nbytes is None else f"{size(int(rate[1]))}/s")
+        parts.append(_Part(f"{rate[0]:,.0f} {step.noun}/s" if step.nbytes is None else f"{size(int(rate[1]))}/s", 1))
     if step.failed:
-        said.append(f"{step.failed:,} failed")
-    return ", ".join(said)
+        parts.append(_Part(f"{step.failed:,} failed"))
+    return parts
+
+
+def _fitting(parts: list[_Part], width: int) -> str:
+    """The parts in one line of at most ``width`` columns, as far as some can be given up."""
+    kept = list(parts)
+    while cell_len(line := _line(kept)) > width and (loose := [part for part in kept if part.given_up]):
+        kept.remove(min(loose, key=lambda part: part.given_up))
+    return line
+
+
+def _line(parts: list[_Part]) -> str:
+    return ", ".join(part.text for part in parts)
+
+
+def _said(step: Step, rate: tuple[float, float] | None) -> str:
+    return _line(_parts(step, rate))
 
 
 def _duration(seconds: float) -> str:

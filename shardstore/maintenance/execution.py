@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
 from shardstore.maintenance.cluster import ExecutorLike, ExecutorLost, executor_of
+from shardstore.storage.room import is_full
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -294,8 +295,10 @@ class _Run(Generic[Task, Result]):
 
 
 def _may_help(exc: Exception) -> bool:
-    """Whether to try again can help: after errors of a storage, lost races, and lost workers, whose errors are the executor's own."""
-    if isinstance(exc, AccessDenied):
+    """Whether to try again can help: after errors of a storage that is not full, lost races, and lost workers, whose errors are the
+    executor's own.
+    """
+    if isinstance(exc, AccessDenied) or is_full(exc):
         return False
     if isinstance(exc, ShardStoreError):
         return isinstance(exc, StorageError | Conflict)

@@ -62,6 +62,8 @@ class PackOptions:
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
     """Of the target's filesystem: by default those of the source where both are of the same protocol."""
+    check_space: bool = True
+    """Refuse to begin where a local target has not as much room as is needed. Quotas are not known before they are used up."""
     fsync: bool = True
     """On local disks, whether what was written survives the loss of power."""
 
@@ -72,7 +74,7 @@ class PackOptions:
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
-        for name in ("index_checksum", "chunk_checksums", "dry_run", "overwrite", "only_failed", "fsync"):
+        for name in ("index_checksum", "chunk_checksums", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} {getattr(self, name)!r} is neither True nor False")
         prices: object = self.prices
@@ -120,7 +122,9 @@ def pack(
         NotFound: there is no Zarr node at the source.
         Unsupported: arrays cannot be expressed exactly, all of them named; nothing was written.
         Conflict: there is something at the target that no earlier run of the same has made.
-        Incomplete: units failed; its ``report`` names them, its cause is the error of the first. What was done stays.
+        NoSpace: a local target has not as much room as is needed; nothing was written. ``check_space`` false goes on regardless.
+        Incomplete: units failed, or the target was full, with which the run stops; its ``report`` names them, its cause is the error of the
+            first. What was done stays.
 
     Specification: Zarr v3, sharding codec 1.0; the bytes of inner chunks are those of the source.
     """
@@ -194,7 +198,7 @@ def _run(
     )
     run.prepare(overwrite=options.overwrite, dry_run=options.dry_run)
     if not options.dry_run:
-        run.carry_out(overwrite=options.overwrite)
+        run.carry_out(overwrite=options.overwrite, check_space=options.check_space)
     report = run.report(dry_run=options.dry_run, prices=options.prices)
     run.raise_if_incomplete(report)
     return report

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from shardstore.errors import AccessDenied, ReadOnly, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import AccessDenied, NoSpace, ReadOnly, ShardStoreError, StorageError, Unsupported
 from shardstore.storage.redaction import redacted
+from shardstore.storage.room import FULL_ERRNOS
 
 ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What filesystems raise at the path of an object that does not exist."""
@@ -42,4 +43,4 @@ def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool 
         return Unsupported(f"{what}: this kind of filesystem cannot do that ({reason})")
     if isinstance(exc, IsADirectoryError | NotADirectoryError | FileExistsError):
         return StorageError(f"{what}: a directory has this name, or a part of the path above it is a file ({reason})")
-    return StorageError(f"{what} failed: {reason}")
+    return (NoSpace if getattr(exc, "errno", None) in FULL_ERRNOS else StorageError)(f"{what} failed: {reason}")

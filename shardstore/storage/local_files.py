@@ -7,7 +7,8 @@ import os
 import stat as stat_modes
 from contextlib import suppress
 
-from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
+from shardstore.errors import AccessDenied, InvalidInput, NoSpace, ShardStoreError, StorageError
+from shardstore.storage.room import FULL_ERRNOS
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -26,7 +27,7 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
         return StorageError(f"{action} {key!r}: a part of the path above it is a file already, so it cannot be a directory{where}")
     if isinstance(exc, IsADirectoryError):
         return StorageError(f"{action} {key!r}: there is a directory of this name")
-    return StorageError(f"{action} {key!r} failed: {reason}{where}")
+    return (NoSpace if exc.errno in FULL_ERRNOS else StorageError)(f"{action} {key!r} failed: {reason}{where}")
 
 
 def _why_sticky(number: int | None, path: object) -> str:

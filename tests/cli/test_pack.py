@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def test_what_failed_is_named_and_done_alone(source: Path, tmp_path: Path) -> No
     outcome = run("reshard", "-s", "2,2", str(shards), str(new))
     assert outcome.code == 5
     assert "failed: unit 3 of a: " in outcome.err
+    assert "would have become about" in outcome.out
     assert "1 unit still to be done" in outcome.err
     assert "error: 1 of " in outcome.err
     assert not (new / "zarr.json").exists()
@@ -84,6 +86,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
     new = str(tmp_path / "new.zarr")
     first = succeed("pack", "-s", "2,2", "--part", "1/2", str(source), new)
     assert "still to be done" in first.err
+    assert "will become about" in first.out
     assert "still to be done" not in succeed("pack", "-s", "2,2", "--part", "2/2", str(source), new).err
     zarr.open_array(f"{new}/a", mode="r")
 
@@ -158,6 +161,49 @@ def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
     before = int(succeed("pack", "-s", "10", str(old), str(new)).out.split(" had been done before")[0].rpartition(", ")[2].replace(",", ""))
     assert before > 0
     np.testing.assert_array_equal(zarr.open_array(new, mode="r")[...], array[...])
+
+
+LISTS_FOR_EVER = """
+import asyncio, sys
+from shardstore.maintenance.packing import run
+async def list_source(storage, progress=None):
+    sys.stderr.write("listing\\n"); sys.stderr.flush()
+    await asyncio.sleep(600)
+run.list_source = list_source
+from shardstore.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupted_while_it_lists_it_says_that_nothing_was_done(source: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LISTS_FOR_EVER, "pack", str(source), str(tmp_path / "new.zarr")],
+        stderr=subprocess.PIPE,
+        env=os.environ | PLAIN,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stderr is not None
+    while b"listing" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b"nothing was done yet" in said
+    assert b"is recorded" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name]
+
+
+def test_a_disk_without_room(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(f_blocks=10**6, f_bavail=0, f_frsize=4096, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    outcome = run("pack", str(source), str(tmp_path / "new.zarr"))
+    assert outcome.code == 1
+    assert "0 B are free in" in outcome.error
+    assert "--no-space-check" in outcome.error
+    assert "it does not fit" in succeed("pack", "--dry-run", str(source), str(tmp_path / "new.zarr")).out
+    assert not (tmp_path / "new.zarr").exists()
+    succeed("pack", "--no-space-check", str(source), str(tmp_path / "new.zarr"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ lists the source anew, and does what is not recorded, or was made from other ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,9 +28,10 @@ from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_
 from shardstore.maintenance.packing.finished import intact_units
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.record import UnitName
+from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.renewing import kept_shards
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
+from shardstore.maintenance.packing.room import Need, check_room, needed, room_of, shown
 from shardstore.maintenance.packing.translation import Wanted, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
@@ -39,6 +40,7 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.object_requests import PROBE_PREFIX
+from shardstore.storage.room import is_full
 
 _OTHERS_A_UNIT = 256
 _OTHER_BYTES_A_UNIT = 64 << 20
@@ -46,6 +48,10 @@ _DELETED_AT_ONCE = 1000
 _NAMED = 5  # arrays, in one line of the report
 
 AnyUnit = Unit | OthersUnit
+
+
+class _Full(Exception):
+    """Ends the carrying out: whatever else is written will not fit either."""
 
 
 class PackingRun:
@@ -72,6 +78,7 @@ class PackingRun:
         self._progress = progress or (lambda progress: None)
         self._failed: list[FailedUnit] = []
         self._first_error: Exception | None = None
+        self._full: Exception | None = None
         self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
         self._done_objects = self._done_nbytes = 0
         self._is_complete = False
@@ -157,31 +164,38 @@ class PackingRun:
 
     # -- doing it ------------------------------------------------------------------------------------------------------
 
-    def carry_out(self, *, overwrite: bool) -> None:
-        """Do what has not been done, and make the result visible when everything is.
+    def carry_out(self, *, overwrite: bool, check_space: bool) -> None:
+        """Do what has not been done, and make the result visible when everything is. A target that is full ends the run.
 
         Raises:
             Conflict: there is something else at the target, or another run with other settings.
-            Incomplete: units failed.
+            NoSpace: with ``check_space``, what is to be written does not fit; nothing was.
         """
-        run_sync(self._begin(overwrite))
         names: set[UnitName] = {(units.job.path, int(n)) for units in self._arrays for n in units.numbers.tolist()}
         names |= {(None, unit.number) for unit in self._others}
         record = self._places.record
-        self._only = run_sync(record.failed()) if self._only_failed else None
-        finished = run_sync(record.begin_run())
+        finished: dict[UnitName, Finished] = {}
+        if self._only_failed:
+            self._only = set()
+        if not overwrite:
+            self._only = run_sync(record.failed()) if self._only_failed else None
+            finished = run_sync(record.begin_run())
         if finished:
             self._progress(Progress("checking", 0, len(finished)))
         mine = (unit for unit in self._units() if self._is_mine(name_of(unit)))
         self._intact = run_sync(intact_units(self._places.target.storage, self._target, mine, finished))
         self._totals = self._sums()
+        if check_space and (room := room_of(self._places.stored_target)) is not None:
+            check_room(room, self._need(finished), run_sync(self._nbytes_at_target()) if overwrite else 0)
+        self._progress(Progress("packing", *self._so_far()))
+        run_sync(self._begin(overwrite))
         try:
-            with suppress(ExecutorLost):  # the report names what failed, and how much is missing
+            with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
                 self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
         finally:
-            run_sync(record.flush())
-        run_sync(record.note_failed(self._execution.part, self._failed))
-        run_sync(record.merge())
+            self._write_down(record.flush())
+        self._write_down(record.note_failed(self._execution.part, self._failed))
+        self._write_down(record.merge())
         recorded = run_sync(record.finished())
         self._missing = sum(_is_missing(unit, recorded) for unit in self._units())
         if not self._missing:
@@ -268,25 +282,53 @@ class PackingRun:
             else:
                 yield unit
 
+    def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
+        """What this run has yet to write."""
+
+        def is_left(name: UnitName) -> bool:
+            return self._is_mine(name) and name not in self._intact and (self._only is None or name in self._only)
+
+        documents = [dumps(document) for document in self._target.documents.values()]
+        return needed(self._arrays, self._others, documents, is_left, finished)
+
+    async def _nbytes_at_target(self) -> int:
+        return sum([info.nbytes async for info in self._places.stored_target.list("")])
+
+    def _write_down(self, recording: Coroutine[object, object, None]) -> None:
+        """Into the record, if there is room: what is not written down there is done again."""
+        try:
+            run_sync(recording)
+        except ShardStoreError as exc:
+            if not is_full(exc):
+                raise
+            self._full = self._full or exc
+
     def _note(self, unit: AnyUnit, done: UnitDone) -> None:
         self._done += 1
         self._chunks += done.chunks
         self._chunk_nbytes += done.chunk_nbytes
         self._written_nbytes += done.nbytes
         self._places.record.add(name_of(unit)[0], done)
-        if self._places.record.is_due:
-            run_sync(self._places.record.flush())
         self._count(unit)
+        if self._places.record.is_due and self._full is None:
+            self._write_down(self._places.record.flush())
+            if self._full is not None:
+                raise _Full
 
     def _note_failure(self, failure: Failure[AnyUnit]) -> None:
         path, number = name_of(failure.task)
         error = failure.error
         if self._first_error is None:
             self._first_error = error
+        was_full = self._full is not None
+        if is_full(error):
+            self._full = self._full or error
         self._failed.append(
             FailedUnit(path, number, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
         )
         self._progress(Progress("packing", *self._so_far()))
+        if self._full is not None and not was_full:
+            raise _Full
 
     def _count(self, unit: AnyUnit) -> None:
         self._done_objects += len(unit.rows) if isinstance(unit, Unit) else len(unit.objects)
@@ -348,6 +390,11 @@ class PackingRun:
         if self._wanted.mode == "reshard" and plain:
             named = ", ".join(plain[:_NAMED]) + (f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else "")
             notes.append(f"not sharded, and stays so: {named}. To have shards of its chunks, pack it")
+        if dry_run and (room := room_of(self._places.stored_target)) is not None:
+            self._intact = set()
+            nbytes = self._need({}).on(room)
+            fits = "" if nbytes <= room.nbytes else ": it does not fit"
+            notes.append(f"about {shown(nbytes)} are needed, and {shown(room.nbytes)} are free in {room.path}{fits}")
         return PackReport(
             mode=self._wanted.mode,
             source=self._places.shown_source,
@@ -392,7 +439,13 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raises ``Incomplete`` where units failed; its cause is the error of the first."""
+        """Raises ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
+        if self._full is not None:
+            raise Incomplete(
+                f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
+                f"({self._full}). What was done stays: make room, and the same call goes on from there",
+                report,
+            ) from self._full
         if not report.failed:
             return
         first = report.failed[0]

@@ -96,6 +96,8 @@ class ArrayUnits:
 
     def __init__(self, job: ArrayJob, rows: Rows) -> None:
         self.job = job
+        self.distinct_nbytes = int(rows["nbytes"].sum())
+        """Of the source's objects, each counted once."""
         self._rows, self._of_unit = _by_unit(job, rows)
         self.numbers, starts = np.unique(self._of_unit, return_index=True)
         self._bounds = np.append(starts, len(self._of_unit))

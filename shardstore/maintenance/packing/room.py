@@ -1,0 +1,118 @@
+"""Whether what a run has to write fits into the target's file system: compared before anything is written.
+
+Chunks are moved as they are, so what they need is known. It is nearly exact: files fill up their last blocks, directories and the record
+are not counted, and the dead bytes of a sharded source count as chunks. A file system that compresses or shares blocks needs less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import NoSpace
+from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.maintenance.packing.estimate import estimated_objects
+from shardstore.maintenance.packing.record import Finished, UnitName
+from shardstore.maintenance.packing.units import ArrayUnits
+from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.storage.base import Storage
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.room import Room, room_at
+from shardstore.storage.wrapper import innermost
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes and files."""
+
+    nbytes: int
+    files: int
+
+    def on(self, room: Room) -> int:
+        """Bytes with what each file leaves unused of its last block, half of it on average."""
+        return self.nbytes + self.files * (room.block_nbytes - 1) // 2
+
+
+def needed(
+    arrays: Sequence[ArrayUnits],
+    others: Sequence[OthersUnit],
+    documents: Sequence[bytes],
+    is_left: Callable[[UnitName], bool],
+    finished: Mapping[UnitName, Finished],
+) -> Need:
+    """Return what those units need for which ``is_left`` is true, beyond what is ``finished`` of an earlier run and will be replaced."""
+    nbytes = sum(map(len, documents))
+    files = len(documents)
+    is_any_left = not finished
+    for units in arrays:
+        names = [(units.job.path, number) for number in units.numbers.tolist()]
+        left = np.array([is_left(name) for name in names], dtype=np.bool_)
+        is_any_left |= bool(left.any())
+        nbytes += _nbytes(units, left)
+        replaced = [finished[name] for name, is_one in zip(names, left.tolist(), strict=True) if is_one and name in finished]
+        nbytes -= sum(entry.nbytes for entry in replaced)
+        if units.job.target_layout.index_format is not None:
+            files += int(left.sum()) - len(replaced)
+        elif not replaced and len(units):
+            files += estimated_objects(units) * int(left.sum()) // len(units)
+    for unit in others:
+        if is_left((None, unit.number)):
+            is_any_left = True
+            replaced_nbytes = finished[None, unit.number].nbytes if (None, unit.number) in finished else 0
+            nbytes += unit.nbytes - replaced_nbytes
+            files += 0 if replaced_nbytes else len(unit.objects)
+    # Where all units are done, documents at most are missing, and those of the earlier run are there.
+    return Need(max(0, nbytes), files) if is_any_left else Need(0, 0)
+
+
+def _nbytes(units: ArrayUnits, left: npt.NDArray[np.bool_]) -> int:
+    """Bytes of the chunks of some units, and of the indices and checksums that the target adds."""
+    job, counts, sizes = units.job, units.counts(), units.sizes()
+    source, target = job.source_layout.index_format, job.target_layout.index_format
+    rows, nbytes = int(counts[left].sum()), int(sizes[left].sum())
+    chunks = rows
+    if source is not None:
+        # A shard of the source counts for each unit that takes chunks from it: by as much the sum is too large.
+        share = units.distinct_nbytes / max(1, units.nbytes)
+        chunks = round(estimated_objects(units) * left.mean()) if target is None and len(left) else 0
+        nbytes = max(0, round((nbytes - rows * source.nbytes) * share))
+    if target is not None:
+        nbytes += int(left.sum()) * target.nbytes
+    return nbytes + (CRC32C_NBYTES * chunks if job.adds_checksums else 0)
+
+
+def room_of(storage: Storage) -> Room | None:
+    """Return the room that a local directory has; ``None`` of other storages, which do not tell."""
+    storage = innermost(storage)
+    return room_at(storage.root) if isinstance(storage, LocalStorage) else None
+
+
+def check_room(room: Room, need: Need, freed_nbytes: int = 0) -> None:
+    """Compare. ``freed_nbytes`` are erased before anything is written.
+
+    Raises:
+        NoSpace: it does not fit.
+    """
+    nbytes, free = need.on(room), room.nbytes + freed_nbytes
+    regardless = (
+        "Make room, or choose another target; where the file system compresses what is written, or the estimate is wrong, go on by "
+        "check_space=False (--no-space-check). Nothing was written"
+    )
+    if nbytes > free:
+        raise NoSpace(f"about {shown(nbytes)} are to be written, and {shown(free)} are free in {room.path}. {regardless}")
+    if room.files is not None and not freed_nbytes and need.files > room.files:
+        raise NoSpace(f"about {need.files:,} files are to be made, and {room.path} can hold {room.files:,} more. {regardless}")
+
+
+def shown(nbytes: float) -> str:
+    """``1.5 GiB``."""
+    for unit in _UNITS[:-1]:
+        if nbytes < 1023.95:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} {_UNITS[-1]}"

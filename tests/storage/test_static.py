@@ -179,7 +179,7 @@ def test_replaced_and_removed_objects_are_seen_without_static(trace: str | None)
     assert s.get("a") == b"gh"
 
 
-def test_object_that_changes_with_every_read_is_no_mixture() -> None:
+def test_object_that_changes_with_every_read_is_no_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = plain()
     s = SyncStorage(GenericStorage(fs, "p"))
     changes = version = 0
@@ -200,7 +200,7 @@ def test_object_that_changes_with_every_read_is_no_mixture() -> None:
         fs.traces["p/a"] = {"etag": str(version)}
 
     store()
-    vars(fs)["cat_file"] = cat_file
+    monkeypatch.setattr(fs, "cat_file", cat_file)
     for count in range(3):
         changes = count
         found = s.read("a", ByteRange(0, 2), ByteSuffix(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -278,3 +279,34 @@ def test_consolidated_metadata_is_true_on_both_sides(tmp_path: Path) -> None:
     assert isinstance(shown, zarr.Array)
     assert (shown.shards, shown.chunks) == (None, (2, 2))
     np.testing.assert_array_equal(shown[...], expected)
+
+
+def test_the_example_of_zep_2_is_opened_by_zarr_python(tmp_path: Path) -> None:
+    """It names the codec ``bytes`` ``endian``, which zarr-python does not know: it is shown by the name of today."""
+    old = {"name": "endian", "configuration": {"endian": "little"}}
+    gzip = {"name": "gzip", "configuration": {"level": 1}}
+    sharding = {"chunk_shape": [2, 3], "codecs": [old, gzip], "index_codecs": [old, {"name": "crc32c"}]}
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [5, 7],
+        "data_type": "int32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
+    }
+    (tmp_path / "zarr.json").write_text(json.dumps(document))
+    array = zarr.open_array(shardstore.open(str(tmp_path)), mode="r+")
+    values = some_values("i4", (5, 7))
+    array[...] = values
+    array.attrs["note"] = "the stored codecs keep their names"
+    stored = json.loads((tmp_path / "zarr.json").read_bytes())
+    assert stored["codecs"] == document["codecs"]
+    # The same bytes under today's names, for a peer that does not know the old ones.
+    today = sharding | {"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, gzip]}
+    today["index_codecs"] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    (tmp_path / "zarr.json").write_text(json.dumps(document | {"codecs": [{"name": "sharding_indexed", "configuration": today}]}))
+    for read in PEERS.values():
+        np.testing.assert_array_equal(read(tmp_path, ""), values)

@@ -199,7 +199,8 @@ def _array(array: ArraySurvey) -> Group:
         checksum = "with checksum" if array.index_checksum else "without checksum"
         per_shard, index = shape(array.chunks_per_shard), f"index at the {array.index_location} {checksum}"
         by = ", by the storage transformer of 2022" if array.by_transformer else ""
-        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}{by}"))
+        before = f", behind {_pipeline(array.stored_codecs[:-1])}" if len(array.stored_codecs) > 1 and not by else ""
+        rows.append(("stored", f"shards of {shape(array.stored_shape)}: {per_shard} chunks, {index}{by}{before}"))
     else:
         rows.append(("stored", f"as presented: {array.reason}"))
     if array.usage is not None:

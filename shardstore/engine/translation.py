@@ -19,13 +19,13 @@ from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
+    can_be_presented,
     consolidated_arrays,
     map_consolidated,
     present_array,
     same_chunks,
     shard_document,
     update_stored,
-    without_empty_transformers,
 )
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.v2_kept import carry_kept
@@ -101,7 +101,7 @@ class Translation:
         by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
         index_format = self._options.index_format(wanted, by_transformer=by_transformer)
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
-        if present_array(stored) != (without_empty_transformers(presented) if by_transformer else presented):
+        if not can_be_presented(presented, stored):
             return presented  # a document that is not sound: it passes through, and nothing is made of it
         layout = parse_layout(stored)
         assert isinstance(layout, ArrayLayout)  # the policy shards no other

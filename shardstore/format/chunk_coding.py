@@ -20,8 +20,9 @@ from typing import Any, Literal
 from shardstore.errors import Corruption
 from shardstore.format.blosc_header import HEADER_NBYTES, check_blosc_header
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import codec_name
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import codec_name, encoded_chunk_nbytes, item_nbytes
+from shardstore.format.metadata_v3 import encoded_chunk_nbytes, item_nbytes
 from shardstore.model.ranges import BytesLike
 
 Compressor = Literal["blosc", "zstd", "gzip"]

@@ -27,9 +27,10 @@ import uuid
 from typing import Any
 
 from shardstore.errors import InvalidInput
+from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.draft2022_types import DataType, fill_from_v3, fill_to_v3, parse_draft_type, parse_v3_type, same_fill
 from shardstore.format.json_text import JsonObject, NumberText
-from shardstore.format.metadata_v3 import PlainArray, codec_configuration, codec_name, is_array, is_group, parse_plain
+from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_plain
 from shardstore.format.presentation import same_chunks
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformers_to_show
 from shardstore.format.v2_kept import RESERVED as KEPT

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import NumberText
-from shardstore.format.metadata_v3 import codec_configuration, codec_name
 
 _V3_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _V3_EXTENSIONS = {"M": "numpy.datetime64", "m": "numpy.timedelta64", "S": "null_terminated_bytes", "U": "fixed_length_utf32"}

@@ -92,7 +92,7 @@ def _in_order(index_format: IndexFormat, chunk_nbytes: int, order: npt.NDArray[n
 def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int:
     count = min(len(left) // ENTRY_NBYTES, len(index.flat))
     found = np.frombuffer(left[: count * ENTRY_NBYTES], dtype=index_format.codecs.dtype).reshape(-1, 2)
-    return int((found == index.flat[:count]).all(axis=1).sum())
+    return int((found == index.flat[index_format.stored_slots[:count]]).all(axis=1).sum())
 
 
 def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:

@@ -12,20 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
+from shardstore.format.codecs import SHARDING, codec_configuration, codec_name, leading_transposes, permuted, transpose_order
 from shardstore.format.json_text import JsonObject, NumberText
-from shardstore.format.metadata_v3 import (
-    ARRAY_MEMBERS,
-    SHARDING,
-    ArrayLayout,
-    codec_configuration,
-    codec_name,
-    is_array,
-    is_group,
-    item_nbytes,
-    must_understand,
-    parse_layout,
-    sizes,
-)
+from shardstore.format.metadata_v3 import ARRAY_MEMBERS, ArrayLayout, is_array, is_group, item_nbytes, must_understand, parse_layout, sizes
 from shardstore.format.storage_transformers import parse_sharding_transformers
 
 _REQUIRED = ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs")
@@ -105,20 +94,27 @@ def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
     chunk_shape = sizes(codec_configuration(document["chunk_grid"]).get("chunk_shape"), 1, len(shape))
     if "codecs" in document:
         yield from codec_faults(document["codecs"], len(shape), chunk_shape, document.get("data_type"))
-        if _holds_only_sharding(document["codecs"]) and not transformers:
+        sharded = None if chunk_shape is None else _sharded_shape(document["codecs"], chunk_shape)
+        if sharded is not None and not transformers:
             layout = parse_layout(document)
-            if not isinstance(layout, ArrayLayout) and chunk_shape is not None and not unknown:
-                yield from _unless_told(document, chunk_shape, layout)
+            if not isinstance(layout, ArrayLayout) and not unknown:
+                yield from _unless_told(document, sharded, layout)
 
 
-def _unless_told(document: JsonObject, chunk_shape: tuple[int, ...], reason: str) -> Iterator[MetadataFault]:
+def _unless_told(document: JsonObject, sharded: tuple[int, ...], reason: str) -> Iterator[MetadataFault]:
     """Why shards cannot be looked into, where no contradiction says so already."""
-    if not list(_of_sharding(codec_configuration(document["codecs"][0]), chunk_shape, document.get("data_type"))):
+    if not list(_of_sharding(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))):
         yield MetadataFault("unknown", reason)
 
 
-def _holds_only_sharding(codecs: Any) -> bool:
-    return isinstance(codecs, list) and len(codecs) == 1 and codec_name(codecs[0]) == SHARDING
+def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """What the sharding divides of a chunk of ``chunk_shape``; ``None`` where there is none, or more than a transposition before it."""
+    if not isinstance(codecs, list):
+        return None
+    transposes = leading_transposes(codecs, len(chunk_shape))
+    if isinstance(transposes, str) or [codec_name(codec) for codec in codecs[transposes.number :]] != [SHARDING]:
+        return None
+    return permuted(chunk_shape, transposes.axes)
 
 
 def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
@@ -149,12 +145,13 @@ def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, da
     for name, codec in zip(names, codecs, strict=True):
         configuration = codec_configuration(codec)
         if name == "transpose":
-            yield from _contradictions(_transpose_fault(configuration.get("order"), ndim))
+            yield from _contradictions(_transpose_fault(codec, ndim))
         elif name in ("bytes", "endian"):
             yield from _contradictions(_endian_fault(configuration.get("endian"), data_type))
         elif name == SHARDING and chunk_shape is not None:
             # What precedes may have changed the order of dimensions, and with it what has to be divisible.
-            yield from _of_sharding(configuration, chunk_shape if "transpose" not in names else None, data_type, ndim)
+            sharded = chunk_shape if "transpose" not in names else _sharded_shape(codecs, chunk_shape)
+            yield from _of_sharding(configuration, sharded, data_type, ndim)
 
 
 def _order_fault(names: Sequence[str]) -> str | None:
@@ -170,11 +167,10 @@ def _order_fault(names: Sequence[str]) -> str | None:
     return None
 
 
-def _transpose_fault(order: Any, ndim: int) -> str | None:
-    if order in ("C", "F"):  # as older drafts wrote it
+def _transpose_fault(codec: Any, ndim: int) -> str | None:
+    if transpose_order(codec, ndim) is not None:
         return None
-    is_permutation = isinstance(order, list) and all(type(n) is int for n in order) and sorted(order) == list(range(ndim))
-    return None if is_permutation else f"the order {_shown(order)} of its codec transpose is no order of {ndim} dimensions"
+    return f"the order {_shown(codec_configuration(codec).get('order'))} of its codec transpose is no order of {ndim} dimensions"
 
 
 def _endian_fault(endian: Any, data_type: Any) -> str | None:

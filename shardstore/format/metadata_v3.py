@@ -15,13 +15,13 @@ from typing import Any
 
 from shardstore.format.checksums import CRC32C_NBYTES
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
+from shardstore.format.codecs import SHARDING, codec_configuration, codec_name, inverse, leading_transposes, permuted
 from shardstore.format.json_text import JsonObject
 from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformer_index_format
 from shardstore.model.chunks import ShardGrid
 
 METADATA_NAME = "zarr.json"
-SHARDING = "sharding_indexed"
 MAX_NDIM = 64
 
 # Members of an array document that Zarr v3 defines; another one must be understood unless it says otherwise.
@@ -35,7 +35,7 @@ ARRAY_MEMBERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """How the chunks of a sharded array lie in shards. ``chunk_shape`` is the inner chunk's, in elements."""
+    """How the chunks of a sharded array lie in shards. ``chunk_shape`` is the inner chunk's, in elements of the array's own dimensions."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -87,19 +87,6 @@ def is_array(document: JsonObject) -> bool:
 
 def is_group(document: JsonObject) -> bool:
     return document.get("zarr_format") == 3 and document.get("node_type") == "group"
-
-
-def codec_name(codec: Any) -> str | None:
-    """The name of a codec, written short (``"crc32c"``) or as an object."""
-    if isinstance(codec, str):
-        return codec
-    name = codec.get("name") if isinstance(codec, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def codec_configuration(codec: Any) -> JsonObject:
-    configuration = codec.get("configuration") if isinstance(codec, dict) else None
-    return configuration if isinstance(configuration, dict) else {}
 
 
 def mentions_sharding(codecs: Any) -> bool:
@@ -182,14 +169,20 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if not mentions_sharding(codecs):
         return "it is not sharded"
     assert isinstance(codecs, list)
-    if len(codecs) != 1:
+    transposes = leading_transposes(codecs, len(plain.shape))
+    if isinstance(transposes, str):
+        return transposes
+    if len(codecs) != transposes.number + 1:
         return f"another codec wraps or precedes {SHARDING}"
-    configuration = codec_configuration(codecs[0])
+    configuration = codec_configuration(codecs[-1])
+    sharded = permuted(plain.chunk_shape, transposes.axes)
     inner = sizes(configuration.get("chunk_shape"), 1, len(plain.shape))
     if inner is None:
         return f"the chunk_shape of {SHARDING} is not a shape of the array's rank"
-    if any(outer % i for outer, i in zip(plain.chunk_shape, inner, strict=True)):
-        return f"the inner chunk shape {inner} does not divide the shard shape {plain.chunk_shape}"
+    if any(outer % i for outer, i in zip(sharded, inner, strict=True)):
+        what = "shard shape" if sharded == plain.chunk_shape else "transposed shard shape"
+        return f"the inner chunk shape {inner} does not divide the {what} {sharded}"
+    inner = permuted(inner, inverse(transposes.axes))
     chunks_per_shard = tuple(outer // i for outer, i in zip(plain.chunk_shape, inner, strict=True))
     if prod(chunks_per_shard) > MAX_SLOTS:
         return f"{prod(chunks_per_shard)} chunks per shard are more than {MAX_SLOTS}"
@@ -205,7 +198,8 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     unknown = sorted(set(configuration) - known)
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
-    index_format = IndexFormat(chunks_per_shard, index_codecs, location)
+    is_transposed = transposes.axes != tuple(range(len(plain.shape)))
+    index_format = IndexFormat(chunks_per_shard, index_codecs, location, transposes.axes if is_transposed else None)
     nbytes = encoded_chunk_nbytes(inner, document.get("data_type"), configuration["codecs"])
     decoded = decoded_chunk_nbytes(inner, document.get("data_type"))
     return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes, decoded_chunk_nbytes=decoded)

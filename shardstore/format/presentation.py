@@ -1,8 +1,9 @@
 """From the stored metadata document to the presented one, and back.
 
 Presented: the same array with ``chunk_grid`` of the inner chunk shape and the inner codecs. Stored: the shard shape, and
-``sharding_indexed`` as the only codec; or, where the 2022 draft's storage transformer does the sharding, the presented document
-with the member ``storage_transformers``. Every other member, attribute and number form is carried over both ways.
+``sharding_indexed`` as the last codec; only ``transpose`` may precede it, which is presented in front of the inner codecs. Or, where the
+2022 draft's storage transformer does the sharding, the presented document with the member ``storage_transformers``. Every other member,
+attribute and number form is carried over both ways; codecs that are spelled as older drafts spelled them are presented as today's.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from shardstore.errors import InvalidInput
+from shardstore.format.codecs import SHARDING, Axes, codec_configuration, codec_name, in_present_words, leading_transposes, permuted
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import (
-    SHARDING,
     ArrayLayout,
-    codec_configuration,
-    codec_name,
     is_array,
     is_group,
     item_nbytes,
@@ -46,7 +45,9 @@ def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
     if stored.get(_TRANSFORMERS):
         return _with_transformers(stored, stored[_TRANSFORMERS][:-1])
     grid = {"name": "regular", "configuration": {"chunk_shape": list(layout.chunk_shape)}}
-    return stored | {"chunk_grid": grid, "codecs": codec_configuration(stored["codecs"][0])["codecs"]}
+    *transposes, sharding = stored["codecs"]
+    codecs = [*transposes, *codec_configuration(sharding)["codecs"]]
+    return stored | {"chunk_grid": grid, "codecs": in_present_words(codecs, layout.ndim)}
 
 
 def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObject:
@@ -175,7 +176,7 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     ``index_format`` is the transformer's.
 
     Raises:
-        InvalidInput: the shard's rank is not the array's.
+        InvalidInput: the shard's rank is not the array's; or the codecs do not begin with the transposition that ``index_format`` is of.
     """
     chunk_shape = codec_configuration(presented["chunk_grid"])["chunk_shape"]
     if len(chunk_shape) != len(index_format.chunks_per_shard):
@@ -186,17 +187,37 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
     if by_transformer:
         return _with_transformers(presented, [*(presented.get(_TRANSFORMERS) or []), sharding_transformer(index_format.chunks_per_shard)])
     shard_shape = [c * n for c, n in zip(chunk_shape, index_format.chunks_per_shard, strict=True)]
+    outer, inner = _split_transposes(presented["codecs"], index_format.axes)
     sharding = {
         "name": SHARDING,
         "configuration": {
-            "chunk_shape": list(chunk_shape),
-            "codecs": presented["codecs"],
+            "chunk_shape": list(chunk_shape if index_format.axes is None else permuted(chunk_shape, index_format.axes)),
+            "codecs": inner,
             "index_codecs": index_format.codecs.to_json(),
             "index_location": index_format.location,
         },
     }
     grid = {"name": "regular", "configuration": {"chunk_shape": shard_shape}}
-    return presented | {"chunk_grid": grid, "codecs": [sharding]}
+    return presented | {"chunk_grid": grid, "codecs": [*outer, sharding]}
+
+
+def _split_transposes(codecs: Any, axes: Axes | None) -> tuple[list[Any], Any]:
+    """The codecs that make the transposition before the sharding, and those of the chunks in the shards."""
+    if axes is None:
+        return [], codecs
+    transposes = leading_transposes(codecs, len(axes), axes)
+    if isinstance(transposes, str):
+        raise InvalidInput(f"the array cannot be sharded as it was: {transposes}")
+    return codecs[: transposes.number], codecs[transposes.number :]
+
+
+def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
+    """Whether ``stored`` is shown as ``document``, which a client wants to create, but for the spelling of its codecs."""
+    if stored.get(_TRANSFORMERS):
+        return present_array(stored) == without_empty_transformers(document)
+    shape = document.get("shape")
+    spelled = in_present_words(document.get("codecs"), len(shape) if isinstance(shape, list) else 0)
+    return present_array(stored) == document | {"codecs": spelled}
 
 
 def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject:

@@ -9,6 +9,9 @@
            | offset: uint64 | nbytes: uint64 |     offset counts from byte 0 of the object
     both 2**64 - 1: the inner chunk is empty. The byte order is that of the index codec ``bytes``; ``crc32c`` is optional.
 
+Where a transposition precedes the sharding, the positions are those in the transposed shard. Decoded, an index is always in the order of
+the array's own dimensions.
+
 Specification: sharding codec 1.0, "Binary shard format"; the 2022 storage transformer has the same index, always at
 the end, little-endian, without a checksum.
 """
@@ -25,6 +28,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import Axes, inverse, permuted
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 
@@ -174,6 +178,14 @@ class IndexFormat:
     chunks_per_shard: tuple[int, ...]
     codecs: IndexCodecs = IndexCodecs()
     location: IndexLocation = "end"
+    axes: Axes | None = None
+    """Which of the array's dimensions each dimension of the stored index is, where they are not in the same order."""
+
+    @property
+    def stored_slots(self) -> npt.NDArray[np.intp]:
+        """``(nslots,)``: the slot of each stored entry, in their order."""
+        slots = np.arange(prod(self.chunks_per_shard)).reshape(self.chunks_per_shard)
+        return (slots if self.axes is None else slots.transpose(self.axes)).reshape(-1)
 
     @property
     def nbytes(self) -> int:
@@ -216,8 +228,11 @@ class IndexFormat:
             computed = crc32c(view)
             if stored != computed:
                 raise Corruption(f"the index's checksum is {stored.hex()} but its bytes give {computed.hex()}")
-        flat = np.frombuffer(view, dtype=self.codecs.dtype).astype(np.uint64)  # a copy: the buffer is not kept alive
-        entries = flat.reshape(*self.chunks_per_shard, 2)
+        flat: npt.NDArray[np.uint64] = np.frombuffer(view, dtype=self.codecs.dtype)
+        if self.axes is not None:
+            transposed = flat.reshape(*permuted(self.chunks_per_shard, self.axes), 2)
+            flat = transposed.transpose(*inverse(self.axes), len(self.axes)).reshape(-1)
+        entries = flat.astype(np.uint64).reshape(*self.chunks_per_shard, 2)  # a copy: the buffer is not kept alive
         entries.flags.writeable = False
         return ShardIndex(entries)
 
@@ -229,5 +244,6 @@ class IndexFormat:
         """
         if index.entries.shape != (*self.chunks_per_shard, 2):
             raise InvalidInput(f"an index of shape {index.entries.shape} does not fit chunks_per_shard {self.chunks_per_shard}")
-        data = index.entries.astype(self.codecs.dtype).tobytes()
+        entries = index.entries if self.axes is None else index.entries.transpose(*self.axes, len(self.axes))
+        data = entries.astype(self.codecs.dtype).tobytes()
         return data + crc32c(data) if self.codecs.checksum else data

@@ -27,8 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import codec_configuration, codec_name
 from shardstore.format.v2_dtypes import OBJECT_CODECS, ElementType, Endian, NoCounterpart, number_from_v2
 from shardstore.format.v2_dtypes import from_v3 as type_from_v3
 

@@ -22,7 +22,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from shardstore.format.metadata_v3 import codec_configuration, codec_name
+from shardstore.format.codecs import codec_configuration, codec_name
 
 Endian = Literal["little", "big"]
 

@@ -21,7 +21,8 @@ from shardstore.engine.keys import metadata_key
 from shardstore.engine.plan_writer import PlanWriter
 from shardstore.engine.reader import StaleLayout, same_shards
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
-from shardstore.format.metadata_v3 import codec_name, mentions_sharding
+from shardstore.format.codecs import codec_name
+from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.presentation import present_array
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part

@@ -179,6 +179,8 @@ class Diagnosing:
         left = self._encoded() if is_exact else self._bytes(body, self._nbytes)
         everything = np.ones(nslots, dtype=np.bool_)
         orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
+        if self._format.axes is not None:
+            orders.append(self._format.stored_slots)  # as others write them
         return contiguous(self._format, chunk_nbytes, left, orders)
 
     # -- what takes its place ------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, join, metadata_key, metadata_path
 from shardstore.format.chunk_keys import looks_like_chunk_key
+from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject, NumberText
-from shardstore.format.metadata_v3 import METADATA_NAME, codec_configuration, codec_name, item_nbytes
+from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
 from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.maintenance.survey_shards import ShardTally
 from shardstore.model.chunks import ChunkCoords

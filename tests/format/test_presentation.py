@@ -12,6 +12,7 @@ from shardstore.errors import InvalidInput
 from shardstore.format.metadata_v3 import ArrayLayout, item_nbytes, parse_layout
 from shardstore.format.presentation import (
     asks_for_shards,
+    can_be_presented,
     consolidated_arrays,
     map_consolidated,
     present_array,
@@ -40,6 +41,7 @@ def presented(**members: Any) -> dict[str, Any]:
     } | members
 
 
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 FORMAT = IndexFormat((2, 4), IndexCodecs("little", True), "start")
 
 
@@ -134,7 +136,9 @@ def stored(codecs: list[Any] | None = None, **members: Any) -> dict[str, Any]:
     [
         (presented(), "not sharded"),
         (stored([_sharding(), {"name": "gzip"}]), "wraps or precedes"),
-        (stored([{"name": "transpose", "configuration": {"order": [1, 0]}}, _sharding()]), "wraps or precedes"),
+        (stored([{"name": "numcodecs.delta", "configuration": {"dtype": "<u2"}}, _sharding()]), "wraps or precedes"),
+        (stored([{"name": "transpose", "configuration": {"order": [1, 0]}}, _sharding()]), "does not divide the transposed shard shape"),
+        (stored([{"name": "transpose", "configuration": {"order": [1, 1]}}, _sharding()]), "no order of 2 dimensions"),
         (stored() | {"chunk_grid": {"name": "rectangular", "configuration": {}}}, "not regular"),
         (stored(unheard_of={"name": "x"}), "must be understood"),
         (stored(storage_transformers=[{"name": "x"}]), "storage transformer 'x' is not known"),
@@ -211,3 +215,27 @@ def test_a_shard_of_another_rank_is_refused() -> None:
 )
 def test_item_sizes(data_type: object, nbytes: int | None) -> None:
     assert item_nbytes(data_type) == nbytes
+
+
+def test_what_older_drafts_spelled_otherwise_is_shown_in_todays_words() -> None:
+    """ZEP 2's example document calls the codec ``bytes`` ``endian``; the stored spelling stays."""
+    old = {"name": "endian", "configuration": {"endian": "little"}}
+    nested = {"chunk_shape": [2, 1], "codecs": [old, "crc32c"], "index_codecs": [old]}
+    for inner, shown in (
+        ([old, {"name": "gzip"}], [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "gzip"}]),
+        (["endian"], ["bytes"]),
+        ([{"name": "transpose", "configuration": {"order": "F"}}, old], [{"name": "transpose", "configuration": {"order": [1, 0]}}, BYTES]),
+        ([_sharding(**nested)], [_sharding(**nested | {"codecs": [BYTES, "crc32c"], "index_codecs": [BYTES]})]),
+    ):
+        document = stored([_sharding(codecs=inner, index_codecs=[old])])
+        assert present_array(document)["codecs"] == shown
+        updated = present_array(document) | {"attributes": {"a": 1}}
+        assert same_chunks(updated, present_array(document))
+        assert update_stored(updated, document) == document | {"attributes": {"a": 1}}
+
+
+def test_a_client_that_creates_an_array_in_older_words_gets_shards() -> None:
+    old = presented(codecs=[{"name": "endian", "configuration": {"endian": "little"}}, {"name": "crc32c"}])
+    document = shard_document(old, FORMAT)
+    assert can_be_presented(old, document)
+    assert not can_be_presented(old | {"shape": [11, 7]}, document)

@@ -20,8 +20,8 @@ import numpy as np
 from shardstore._sync import run_sync
 from shardstore.engine.keys import join, metadata_key
 from shardstore.errors import Conflict, Incomplete, NotFound, ShardStoreError
+from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import dumps
-from shardstore.format.metadata_v3 import codec_configuration
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests

@@ -14,9 +14,10 @@ from typing import Literal
 
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
+from shardstore.format.codecs import codec_name
 from shardstore.format.draft2022_metadata import array_from_v3
 from shardstore.format.json_text import JsonObject
-from shardstore.format.metadata_v3 import codec_name, is_array, parse_layout
+from shardstore.format.metadata_v3 import is_array, parse_layout
 from shardstore.format.presentation import present_array, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format

@@ -15,7 +15,6 @@ import zarr
 
 import shardstore
 from shardstore.adapters.align import align
-from shardstore.errors import InvalidInput
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
@@ -148,7 +147,7 @@ def test_plain_zarr_and_a_second_reader_see_the_same_chunks(place: Place) -> Non
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_odd_variables(place: Place, zarr_format: Any) -> None:
-    place.policy = lambda info: (2,) * len(info.shape) or None
+    place.policy = lambda info: None if info.document["zarr_format"] == 2 else (2,) * len(info.shape) or None
     data = xr.Dataset(
         {
             "strings": ("x", np.array(["a", "bc", "", "déf"], dtype=object)),
@@ -331,32 +330,28 @@ def native(path: Path) -> xr.Dataset:
     return opened
 
 
-def test_shards_in_the_encoding_are_refused_with_the_remedy(place: Place, tmp_path: Path) -> None:
+def test_shards_in_the_encoding_are_what_is_stored(place: Place, tmp_path: Path) -> None:
+    """And not those of the options."""
+    place.policy = {"tas": (1, 1, 1), "*": None}
     data = native(tmp_path / "native.zarr").load()
-    with pytest.raises(InvalidInput, match="'tas'") as raised:
-        place.write(data)
-    assert "encoding['shards']" in str(raised.value)
-    assert "del ds[name].encoding['shards']" in str(raised.value)
-    assert "chunks_per_shard" in str(raised.value)
-
-    del data["tas"].encoding["shards"]
-    place.write(data, mode="w")
-    xr.testing.assert_identical(place.read_natively(), weather())
+    place.write(data)
+    assert place.shard_shapes()["tas"] == SHARDS["tas"]
+    for opened in (place.read(), place.read_natively()):
+        xr.testing.assert_identical(opened, weather())
+    assert place.read()["tas"].encoding["shards"] is None
+    place.write(weather(30, 4), append_dim="time")
+    xr.testing.assert_identical(place.read_natively(), weather(0, 34))
     assert place.shard_shapes()["tas"] == SHARDS["tas"]
 
 
-def test_with_dask_xarray_refuses_shards_first(place: Place, tmp_path: Path) -> None:
-    """It takes them for chunks, in words that do not name the cause; what it proposes leads to the refusal that does."""
+def test_with_dask_shards_in_the_encoding_have_to_be_aligned(place: Place, tmp_path: Path) -> None:
+    """xarray takes them for chunks that no two dask chunks may share."""
     data = native(tmp_path / "native.zarr")
     with pytest.raises(ValueError, match="would overlap multiple Dask chunks"):
         place.write(data)
-    with pytest.raises(InvalidInput, match="del ds"):
-        place.write(data, mode="w", align_chunks=True)
-    with pytest.raises(InvalidInput, match="del ds"):
-        align(data, place.target, **place.kwargs)
-    del data["tas"].encoding["shards"]
     place.write(align(data, place.target, mode="w", **place.kwargs), mode="w")
     xr.testing.assert_identical(place.read_natively(), weather())
+    assert place.shard_shapes()["tas"] == SHARDS["tas"]
 
 
 def test_all_encoding_may_be_dropped(place: Place, tmp_path: Path) -> None:

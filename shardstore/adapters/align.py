@@ -168,11 +168,8 @@ def _new_place(variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...
         raise InvalidInput(
             f"array {path!r} does not exist, so there is no region of it: create it first, with to_zarr(compute=False) of the whole"
         )
-    if variable.encoding.get("shards"):
-        raise InvalidInput(
-            f"array {path!r} does not exist and its encoding['shards'], of a native dataset, asks for shards itself, which shardstore "
-            "would refuse: del ds[name].encoding['shards'], and choose the shard shape by chunks_per_shard"
-        )
+    if asked := variable.encoding.get("shards"):  # these are what is stored, whatever the store's options say
+        return _Place(tuple(asked), (0,) * variable.ndim)
     dtype = np.dtype(variable.encoding.get("dtype", variable.dtype))
     return _Place(_new_shard_shape(plan, target, path, variable.shape, chunk_shape, dtype), (0,) * variable.ndim)
 

@@ -23,6 +23,7 @@ from shardstore.adapters.fs_transfers import FileTransfers
 from shardstore.adapters.given_bytes import given_bytes
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.outcomes import raise_failed
+from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
@@ -466,7 +467,7 @@ class ShardedFileSystem(FileTransfers, ChainedFileSystem):  # type: ignore[misc]
             if not await run_async(self.engine.create(key, given_bytes(value, key))):
                 raise FileExistsError(f"{key!r} exists in {self.handle.url} already")
         elif mode == "overwrite":
-            await run_async(self.engine.update((key, SetValue(given_bytes(value, key)))))
+            await run_async(set_value(self.engine, key, given_bytes(value, key)))
         else:
             raise InvalidInput(f"mode {mode!r} is neither 'overwrite' nor 'create'")
 

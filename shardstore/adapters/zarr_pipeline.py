@@ -2,8 +2,8 @@
 
 zarr's own pipelines ask the store for one chunk after the other, ten at a time; nobody below can tell where an
 assignment ends. Here one selection is one batch of reads, and one assignment is one batch of writes and deletes: one
-commit a shard. Arrays of other stores, and arrays that are sharded for zarr too (they pass through whole), go to the
-pipeline that was configured before.
+commit a shard. Arrays of other stores go to the pipeline that was configured before; those that are sharded for zarr too, to
+``zarr_by_shards``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
+from zarr.core.array import create_codec_pipeline
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.config import config
 from zarr.registry import register_pipeline
@@ -58,6 +59,9 @@ _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 def install_pipeline() -> None:
     """Make this zarr's pipeline, in front of the one that is configured; nothing where it is already, or switched off."""
     global _previous_path
+    from shardstore.adapters.zarr_arrays import replace_methods  # which import this module
+
+    replace_methods()
     if os.environ.get(DISABLED_BY, "1").strip().lower() in ("0", "false", "no", "off"):
         return
     path = f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__qualname__}"
@@ -72,6 +76,24 @@ def _previous() -> type[CodecPipeline]:
     module, _, name = _previous_path.rpartition(".")
     pipeline: type[CodecPipeline] = getattr(import_module(module), name)
     return pipeline
+
+
+def is_sharded(array_metadata: Any) -> bool:
+    """Whether zarr itself sees the array as sharded."""
+    return any(isinstance(codec, ShardingCodec) for codec in getattr(array_metadata, "codecs", ()))
+
+
+def zarrs_own(array_metadata: Any, store: Store) -> CodecPipeline:
+    """What would be the array's pipeline if this one were not there."""
+    try:
+        return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+    except NotImplementedError:
+        return create_codec_pipeline(array_metadata)  # without a store it asks this class for no more than from_codecs
+
+
+def previous_of_codecs(codecs: Iterable[Codec], spec: ArraySpec) -> CodecPipeline:
+    """The previous pipeline of these codecs for chunks of this spec."""
+    return _previous().from_codecs(ChunkCodec(codecs, spec).codecs)
 
 
 class ShardedCodecPipeline(CodecPipeline):
@@ -90,10 +112,15 @@ class ShardedCodecPipeline(CodecPipeline):
         from shardstore.adapters.zarr_place import place_of  # the stores themselves import this module
 
         codecs = getattr(array_metadata, "codecs", None)
-        if place_of(store) is not None and codecs is not None and not any(isinstance(codec, ShardingCodec) for codec in codecs):
+        place = None if codecs is None else place_of(store)
+        if place is None or codecs is None:
+            # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
+            return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+        if not is_sharded(array_metadata):
             return cls(codecs)
-        # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
-        return _previous().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+        from shardstore.adapters.zarr_by_shards import ShardPipeline
+
+        return ShardPipeline(array_metadata, store)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> CodecPipeline:  # type: ignore[override]
@@ -109,7 +136,7 @@ class ShardedCodecPipeline(CodecPipeline):
         infos = list(batch_info)
         if not infos:
             return ()
-        place = _place(infos)
+        place = place_of_all(infos)
         if place is None:
             return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
         codec = self._chunk_codec(infos[0][1])
@@ -158,7 +185,7 @@ class ShardedCodecPipeline(CodecPipeline):
         infos = list(batch_info)
         if not infos:
             return
-        place = _place(infos)
+        place = place_of_all(infos)
         if place is None:
             await self._elsewhere(infos[0][1]).write(infos, value, drop_axes)
             return
@@ -241,7 +268,7 @@ class ShardedCodecPipeline(CodecPipeline):
 register_pipeline(ShardedCodecPipeline)
 
 
-def _place(infos: Sequence[Info]) -> Place | None:
+def place_of_all(infos: Sequence[Info]) -> Place | None:
     """The one place to which all chunks belong."""
     from shardstore.adapters.zarr_place import place_of
 

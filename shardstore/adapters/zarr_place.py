@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zarr.storage import FsspecStore
+from zarr.storage import FsspecStore, WrapperStore
 
 from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.adapters.zarr_store import ShardedStore, handles_keys_as
@@ -51,3 +51,17 @@ def place_of(store: object) -> Place | None:
         prefix = store.fs.key_of(store.path)
         return Place(store, store.fs.engine, prefix + "/" if prefix else "")
     return None
+
+
+def place_behind(store: Store) -> Place | None:
+    """Where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    innermost = store
+    while isinstance(innermost, WrapperStore):
+        innermost = innermost._store
+    if isinstance(innermost, ShardedStore):
+        return Place(store, innermost.engine, "")
+    if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, ShardedFileSystem):
+        return None
+    innermost.fs.settle()
+    prefix = innermost.fs.key_of(innermost.path)
+    return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")

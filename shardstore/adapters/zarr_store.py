@@ -11,7 +11,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.transaction import transaction
+from shardstore.adapters.zarr_arrays import replace_methods
 from shardstore.adapters.zarr_pipeline import install_pipeline
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
@@ -53,6 +55,7 @@ class ShardedStore(Store):
         super().__init__(read_only=read_only)
         self._handle = Handle.make(url, storage_options, options)
         self._pipeline = pipeline
+        replace_methods()
         if pipeline:
             install_pipeline()
 
@@ -144,6 +147,7 @@ class ShardedStore(Store):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        replace_methods()
         if self._pipeline:
             install_pipeline()
 
@@ -238,12 +242,13 @@ class ShardedStore(Store):
         """Store a value; durable on return.
 
         Raises:
-            InvalidInput: a document would change what existing chunks mean, or asks for shards itself; nothing was changed.
+            InvalidInput: a document would change what existing chunks mean, or asks for shards itself and is not from an array of zarr's
+                that has our pipeline; nothing was changed.
             Conflict: other writers were faster too many times in a row; nothing was stored.
             Corruption: a chunk of the shard that would be kept is damaged; nothing was stored.
         """
         await self._ensure_writable()
-        await run_async(self.engine.update((key, SetValue(self._bytes(value)))))
+        await run_async(set_value(self.engine, key, self._bytes(value)))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         """A conditional put, where the storage has one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
@@ -12,11 +13,24 @@ from shardstore.model.ranges import BytesLike
 from shardstore.storage.conditions import holds
 
 
+class OwnShards(Enum):
+    """What a client may store that sends the document of an array which is itself sharded."""
+
+    REFUSED = "refused"
+    """Nothing: it would take a shard for what others call a chunk."""
+    SAME = "same"
+    """The document of an array that has these chunks: the client reads and writes them chunk by chunk."""
+    NEW = "new"
+    """That of a new array too."""
+
+
 @dataclass(frozen=True, slots=True)
 class SetValue:
     """The chunk becomes these bytes."""
 
     data: BytesLike
+    own_shards: OwnShards = OwnShards.REFUSED
+    """Of an array's document."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from shardstore.engine.actions import OwnShards
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import join, metadata_key
@@ -73,12 +74,12 @@ class Documents:
         """The same from a ``document_read`` of it; what it says is remembered."""
         return self._reader.learn(path, outcome)
 
-    async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False) -> bool:
+    async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
         """Store what a client wrote as the document of ``path``; ``False`` where ``only_if_absent`` and there was one.
 
         Raises:
-            InvalidInput: the client asks for shards itself, changes what the bytes of existing chunks mean, or would turn
-                existing objects into shards. Nothing is changed.
+            InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
+                turn existing objects into shards. Nothing is changed.
             Conflict: others kept changing the document.
         """
         data = bytes(data)
@@ -86,7 +87,7 @@ class Documents:
         def written(old: StoredDocument | None) -> bytes | _Fate:
             return _Fate.KEPT if only_if_absent and old is not None else data
 
-        return await self._replace(path, written)
+        return await self._replace(path, written, own_shards)
 
     async def revise(self, path: str, compute: Callable[[bytes | None], bytes | None]) -> None:
         """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None``: there is none, or is to be none.
@@ -113,7 +114,9 @@ class Documents:
         if not await self._replace(path, lambda old: _Fate.KEPT if old is None else _Fate.ERASED):
             self._hierarchy.forget(path)
 
-    async def _replace(self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate]) -> bool:
+    async def _replace(
+        self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate], own_shards: OwnShards = OwnShards.REFUSED
+    ) -> bool:
         """Store what ``new`` makes of the current document, or remove it; ``False`` where it is kept, and nothing was changed."""
         turn = self._contention.turn(metadata_key(path))
         while True:
@@ -123,7 +126,7 @@ class Documents:
                 return False
             try:
                 if isinstance(data, bytes):
-                    stored = await self._translation.to_stored(path, data, current)
+                    stored = await self._translation.to_stored(path, data, current, own_shards)
                     generation = await self._write(path, stored, await self._condition(current))
                     self._stored(path, stored, generation)
                 elif current is not None:
@@ -139,7 +142,9 @@ class Documents:
                 raise
             return True
 
-    async def plan_array(self, path: str, data: BytesLike, *, erased_first: bool) -> PlannedArray | None:
+    async def plan_array(
+        self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED
+    ) -> PlannedArray | None:
         """How an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
 
         ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
@@ -152,12 +157,12 @@ class Documents:
             return None
         current = None if erased_first else await self.read(path)
         try:
-            translated = await self._translation.array(path, document, current, nothing_there=erased_first)
+            translated = await self._translation.array(path, document, current, nothing_there=erased_first, own_shards=own_shards)
         except InvalidInput:
             if erased_first or current is not None or (current := await self.read(path)) is None:
                 raise
             # What is in the way may be the chunks of another client, who has created the same array just now.
-            translated = await self._translation.array(path, document, current)
+            translated = await self._translation.array(path, document, current, own_shards=own_shards)
         stored = dumps(translated)
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
         is_unborn = node.layout is not None and current is None

@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import compress
 from typing import TypeVar
 
-from shardstore.engine.actions import Action, Creation, EraseValue, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.actions import ERASE, Action, Creation, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.at_once import at_once
+from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.chunk_parts import ChunkParts, part_reads
 from shardstore.engine.committer import Committer
 from shardstore.engine.consolidated import stale_consolidated
@@ -26,7 +27,7 @@ from shardstore.engine.documents import Documents
 from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keys import check_key, check_keys, check_prefix, metadata_key, metadata_path
+from shardstore.engine.keys import check_key, check_keys, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
@@ -39,12 +40,15 @@ from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.transaction import Overlay
 from shardstore.engine.transaction_commit import OverlayCommit
 from shardstore.engine.uninterrupted import uninterrupted
+from shardstore.engine.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.version_reader import VersionReader, of_content
 from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
+from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrap_check import CheckedStorage
@@ -111,7 +115,8 @@ class Engine:
         self._reader = Reader(self.storage, self.hierarchy, self._indices, limits, self.counters)
         self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
-        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention)
+        self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
+        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
         shows_stored = self.options.present == "v3"
         self._at_once = at_once(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
         self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
@@ -234,9 +239,11 @@ class Engine:
             return (await self._update_many([(key, action)]))[0]
         try:
             check_key(key)
+            if isinstance(action, SetValue | SetIfMissing):
+                await self._v2_arrays.check(key, action.data, nothing_there=overlay.erased_below(key))
             match action:
-                case SetValue(data):
-                    overlay.set(key, data)
+                case SetValue(data, own_shards):
+                    _hold(overlay, key, data, own_shards)
                     return None
                 case EraseValue():
                     overlay.erase(key)
@@ -257,7 +264,7 @@ class Engine:
                     # Erased by the transaction itself, nothing of others is in the way at the commit.
                     overlay.set(key, action.data, only_if_missing=not overlay.decides(key))
             elif (new := apply_actions([action], old, key)) is not None:
-                overlay.set(key, new)
+                _hold(overlay, key, new)
             elif old is not None:
                 overlay.erase(key)
         except ShardStoreError as exc:
@@ -349,10 +356,45 @@ class Engine:
                 if metadata_path(value.key) is None:
                     self._overlay.erase(value.key)
 
+    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
+        """Erase the chunks in shards that are ``wanted`` by their coordinates; ``layout`` is how the client sees them.
+
+        Whole shards are removed unread where they are stored as the client sees them. Carried out even when it is cancelled.
+        """
+        check_key(metadata_key(path))
+        await self._commit_ended.wait()
+        if self._held is None and (stored := await self.layout(path)) is not None and stored.shard_shape == layout.shard_shape:
+            await uninterrupted(self._erasing.erase_shards(path, layout, wanted))
+            return
+        prefix = join(path, layout.key_encoding.prefix_of((), layout.ndim))
+        found = chunks_in_shards((value.key async for value in self.list(prefix)), path, layout, wanted)
+        for error in await self.update_many([(key, ERASE) async for key in found]):
+            if error is not None:
+                raise error
+
     async def _erase_chunks_below(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array, and nothing else."""
         await self._commit_ended.wait()
         await self._erasing.erase_chunks(prefix)
+
+    async def check_v2_array(self, key: str, data: BytesLike) -> None:
+        """Refuse what would be refused as the document of a new array of Zarr v2; see ``v2_arrays_written``."""
+        overlay = self._held
+        await self._v2_arrays.check(check_key(key), data, nothing_there=overlay is not None and overlay.erased_below(key))
+
+    async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
+        """What a client's document of the array at ``path`` is of: the chunks that are shown, or shards of them; see ``by_shards.look``."""
+        check_key(metadata_key(path))
+        await self._commit_ended.wait()
+        return await look(
+            path,
+            document,
+            overlay=self._held,
+            hierarchy=self.hierarchy,
+            documents=self._documents,
+            for_write=for_write,
+            last=last,
+        )
 
     # -- whole nodes -----------------------------------------------------------------------------------------------
 
@@ -476,6 +518,14 @@ class Engine:
         """Roll back what is open and let go of the storage."""
         await self.rollback()
         await self.storage.close()
+
+
+def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
+    """Hold back that a value is set."""
+    instead = overlay.instead(key)
+    if instead is not None or own_shards is not OwnShards.REFUSED:
+        data, instead = held_back(bytes(data), own_shards, instead)
+    overlay.set(key, data, instead=instead)
 
 
 def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:

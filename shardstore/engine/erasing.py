@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
@@ -13,6 +13,8 @@ from shardstore.engine.reader import Reader, StaleLayout
 from shardstore.engine.shard_read import ShardRead
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, InvalidInput, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.base import Storage
 
@@ -74,6 +76,19 @@ class Erasing:
                 continue
             return
         raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+
+    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
+        """Remove the shards of an array that are ``wanted`` by their coordinates, unread."""
+        start, encoding = join(path, ""), layout.key_encoding
+
+        async def keys() -> AsyncIterator[str]:
+            async for found in self._storage.list(start + encoding.prefix_of((), layout.ndim)):
+                coords = encoding.decode(found.key[len(start) :], layout.ndim)
+                if coords is not None and wanted(coords):
+                    self._indices.drop(found.key)
+                    yield found.key
+
+        await self._delete_each(keys())
 
     async def _erase_shards(self, prefix: str) -> None:
         await self._delete_each(found.key async for found, shard in self._listing.stored(prefix) if shard is not None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
+from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.errors import StorageError
 from shardstore.model.ranges import BytesLike
 
@@ -46,11 +47,14 @@ class Overlay:
         self._in_memory = 0
         self._values: dict[str, bytes | Spilled | Erased] = {}
         self._conditional: set[str] = set()
+        self._instead: dict[str, SetValue] = {}
         self._erased_prefixes: list[str] = []
         self._file: IO[bytes] | None = None
 
-    def set(self, key: str, data: BytesLike, *, only_if_missing: bool = False) -> None:
+    def set(self, key: str, data: BytesLike, *, only_if_missing: bool = False, instead: SetValue | None = None) -> None:
         """Hold a value back. ``only_if_missing``: on condition that there is none, which holds again at the commit.
+
+        ``instead`` is what is carried out at the commit, where that is not to set these bytes: they are how clients see it.
 
         Raises:
             StorageError: the temporary file cannot take it; what was held back before is as it was.
@@ -62,6 +66,8 @@ class Overlay:
             self._in_memory += len(kept)
         if only_if_missing:
             self._conditional.add(key)
+        if instead is not None:
+            self._instead[key] = instead
 
     def _kept(self, data: bytes) -> bytes | Spilled:
         if self._in_memory + len(data) <= self._memory_bytes:
@@ -76,10 +82,6 @@ class Overlay:
             raise StorageError(f"a transaction cannot hold back {len(data)} bytes more in {tempfile.gettempdir()}: {exc}") from exc
         return Spilled(offset, len(data))
 
-    def only_if_missing(self, key: str) -> bool:
-        """Whether the value was set on condition that there was none."""
-        return key in self._conditional
-
     def erase(self, key: str) -> None:
         self._forget(key)
         self._values[key] = ERASED
@@ -92,6 +94,7 @@ class Overlay:
 
     def _forget(self, key: str) -> None:
         self._conditional.discard(key)
+        self._instead.pop(key, None)
         value = self._values.pop(key, None)
         if isinstance(value, bytes):
             self._in_memory -= len(value)
@@ -113,6 +116,19 @@ class Overlay:
         assert self._file is not None
         self._file.seek(value.offset)
         return self._file.read(value.nbytes)
+
+    def instead(self, key: str) -> SetValue | None:
+        """What is carried out at the commit instead of setting the value that clients see."""
+        return self._instead.get(key)
+
+    def action(self, key: str) -> SetValue | SetIfMissing | EraseValue:
+        """What the transaction does to a key, for the commit."""
+        if (instead := self._instead.get(key)) is not None:
+            return instead
+        data = self.get(key)
+        if data is None:
+            return ERASE
+        return SetIfMissing(data) if key in self._conditional else SetValue(data)
 
     def nbytes(self, key: str) -> int | None:
         value = self._values.get(key, ERASED)

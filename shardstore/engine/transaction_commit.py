@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
+from shardstore.engine.actions import SetValue
 from shardstore.engine.committer import Committer
 from shardstore.engine.documents import Documents, PlannedArray
 from shardstore.engine.erasing import Erasing
@@ -92,12 +92,11 @@ class OverlayCommit:
         """The arrays that the transaction creates or changes; refuses before any chunk is written what would be refused later."""
         planned: dict[str, PlannedArray] = {}
         for key in documents:
-            path, data = metadata_path(key), self._overlay.get(key)
-            if path is None or data is None:
-                continue
-            if self._overlay.only_if_missing(key):
-                continue  # conditional to the end
-            array = await self._documents.plan_array(path, data, erased_first=self._overlay.erased_below(key))
+            path, action = metadata_path(key), self._overlay.action(key)
+            if path is None or not isinstance(action, SetValue):
+                continue  # a condition is looked at when the value is set
+            data, erased = bytes(action.data), self._overlay.erased_below(key)
+            array = await self._documents.plan_array(path, data, erased_first=erased, own_shards=action.own_shards)
             if array is not None:
                 planned[key] = array
             elif b'"consolidated_metadata"' not in data:  # its arrays are there only once this transaction has written them
@@ -122,13 +121,7 @@ class OverlayCommit:
         await self._commit_wave(wave)
 
     async def _commit_wave(self, keys: list[str]) -> None:
-        updates: list[KeyUpdate] = []
-        for key in keys:
-            data = self._overlay.get(key)
-            if data is None:
-                updates.append((key, ERASE))
-            else:
-                updates.append((key, SetIfMissing(data) if self._overlay.only_if_missing(key) else SetValue(data)))
+        updates: list[KeyUpdate] = [(key, self._overlay.action(key)) for key in keys]
         errors = await self._values.update_many(updates)
         self._stored += errors.count(None)
         for error in errors:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shardstore.engine.actions import OwnShards
 from shardstore.engine.hierarchy import Hierarchy, Node
 from shardstore.engine.keys import join
 from shardstore.engine.options import EngineOptions
@@ -21,6 +22,7 @@ from shardstore.format.presentation import (
     asks_for_shards,
     can_be_presented,
     consolidated_arrays,
+    has_chunks_of,
     map_consolidated,
     present_array,
     same_chunks,
@@ -53,12 +55,12 @@ class Translation:
         self._reader = reader
         self._options = options
 
-    async def to_stored(self, path: str, data: bytes, current: StoredDocument | None) -> bytes:
+    async def to_stored(self, path: str, data: bytes, current: StoredDocument | None, own_shards: OwnShards = OwnShards.REFUSED) -> bytes:
         """The bytes to store for what a client wrote, given what is stored now.
 
         Raises:
-            InvalidInput: the client asks for shards itself, changes what the bytes of existing chunks mean, or would turn
-                existing objects into shards.
+            InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
+                turn existing objects into shards.
         """
         try:
             document: JsonObject | None = loads_object(data)
@@ -73,23 +75,32 @@ class Translation:
             if was_sharded and current is not None:
                 await self._refuse_while_chunks_exist(current.node, "is a group's")
             return await self._group(path, document, data, current)
-        stored = await self.array(path, document, current)
+        stored = await self.array(path, document, current, own_shards=own_shards)
         return data if stored == document else dumps(stored)
 
-    async def array(self, path: str, presented: JsonObject, current: StoredDocument | None, *, nothing_there: bool = False) -> JsonObject:
+    async def array(
+        self,
+        path: str,
+        presented: JsonObject,
+        current: StoredDocument | None,
+        *,
+        nothing_there: bool = False,
+        own_shards: OwnShards = OwnShards.REFUSED,
+    ) -> JsonObject:
         """The stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
         previous = current.document if current is not None and is_array(current.document or {}) else None
         presented = self._carried(presented, previous)
         if current is not None and previous is not None:
-            if same_chunks(presented, present_array(previous)):
+            shown = present_array(previous)
+            if same_chunks(presented, shown) or (own_shards is not OwnShards.REFUSED and has_chunks_of(presented, previous)):
                 return update_stored(presented, previous)
-            await self._refuse_while_chunks_exist(current.node, _difference(presented, present_array(previous)))
+            await self._refuse_while_chunks_exist(current.node, _difference(presented, shown))
         if asks_for_shards(presented, may_stack=self._options.stacks_transformers):
-            raise InvalidInput(
-                f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers): "
-                "shardstore does the sharding, and two layers would disagree about what a chunk key means. Leave shards= out (in xarray: "
-                "del ds[name].encoding['shards']) and choose the shard shape by chunks_per_shard when you open the store"
-            )
+            if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
+                raise InvalidInput(refusal_of_shards(path))
+            stored = self._as_asked(presented)
+            await self._refuse_over_objects(path, stored, current, nothing_there)
+            return stored
         restored = self._restored(path, presented, current)
         if restored is not None:
             return restored
@@ -103,15 +114,39 @@ class Translation:
         stored = shard_document(presented, index_format, by_transformer=by_transformer)
         if not can_be_presented(presented, stored):
             return presented  # a document that is not sound: it passes through, and nothing is made of it
+        await self._refuse_over_objects(path, stored, current, nothing_there)
+        return stored
+
+    def _as_asked(self, document: JsonObject) -> JsonObject:
+        """How an array is stored for which the client has chosen the shards: as given, where the codec does the sharding.
+
+        One that cannot be shown chunk by chunk passes through whole, for every client.
+        """
+        layout = parse_layout(document)
+        if isinstance(layout, str) or not self._options.shards_by_transformer(is_draft=is_draft(self._storage)):
+            return document
+        index_format = self._options.index_format(layout.index_format.chunks_per_shard, by_transformer=True)
+        return shard_document(present_array(document), index_format, by_transformer=True)
+
+    async def _refuse_over_objects(self, path: str, stored: JsonObject, current: StoredDocument | None, nothing_there: bool) -> None:
+        """A new sharded array must not make shards of objects that are there; those of a damaged document are its own."""
         layout = parse_layout(stored)
-        assert isinstance(layout, ArrayLayout)  # the policy shards no other
-        found = None if nothing_there else (await self.chunk_objects(path, layout)).with_chunks
+        if isinstance(layout, str) or nothing_there or self._is_known(path, layout, current):
+            return
+        found = (await self.chunk_objects(path, layout)).with_chunks
         if found is not None:
             raise InvalidInput(
                 f"array {path!r} cannot be created sharded: object {found!r} exists already and would be taken for a shard. Write the "
                 "metadata before the chunks, or erase what is there first"
             )
-        return stored
+
+    def _is_known(self, path: str, layout: ArrayLayout, current: StoredDocument | None) -> bool:
+        """Whether the document of an array of this layout was damaged while this process knew it."""
+        known = self._hierarchy.known(path)
+        if current is None or current.node.kind != "other" or known is None or known.layout is None:
+            return False
+        was = known.layout
+        return (was.chunk_shape, was.key_encoding, was.index_format) == (layout.chunk_shape, layout.key_encoding, layout.index_format)
 
     def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
         """An array whose document was damaged while this process knew its layout gets the same sharding again."""
@@ -139,7 +174,8 @@ class Translation:
         for below, presented in inside.items():
             now = arrays[join(path, below)]
             for candidate in (now.document if now is not None else None, before.get(below)):
-                if candidate is not None and below not in stored and same_chunks(presented, present_array(candidate)):
+                # Some have it in memory as a client sees the array that has chosen its shards.
+                if candidate is not None and below not in stored and has_chunks_of(presented, candidate):
                     stored[below] = update_stored(presented, candidate)
             if below in stored:
                 continue
@@ -205,6 +241,16 @@ class Translation:
             return None if index_format.decode(outcome.buffers[0]).present().any() else outcome.generation
         except Corruption:
             return None
+
+
+def refusal_of_shards(path: str) -> str:
+    """The words of the error for a client that asks for shards and may not."""
+    return (
+        f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers), and "
+        "this client would take a whole shard for what others call a chunk. Through zarr-python, on a store with pipeline=True and "
+        "present='v3', that is in order. Elsewhere leave shards= out (in xarray: del ds[name].encoding['shards']) and choose the shard "
+        "shape by chunks_per_shard when you open the store"
+    )
 
 
 def _difference(presented: JsonObject, before: JsonObject) -> str:

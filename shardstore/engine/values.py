@@ -24,6 +24,7 @@ from shardstore.engine.reader import Reader, StaleLayout
 from shardstore.engine.retrying import Contention
 from shardstore.engine.shard_chunks import Value
 from shardstore.engine.shard_read import group_by_shard, group_located
+from shardstore.engine.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.whole_chunks import with_whole
 from shardstore.engine.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
@@ -61,6 +62,7 @@ class Values:
         reader: Reader,
         writer: Writer,
         contention: Contention,
+        v2_arrays: WrittenV2Arrays,
     ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
@@ -68,6 +70,7 @@ class Values:
         self._reader = reader
         self._writer = writer
         self._contention = contention
+        self._v2_arrays = v2_arrays
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -336,8 +339,8 @@ class Values:
         assert path is not None
         try:
             match action:
-                case SetValue(data):
-                    await self._documents.write(path, data)
+                case SetValue(data, own_shards):
+                    await self._documents.write(path, data, own_shards=own_shards)
                 case SetIfMissing(data, creation):
                     created = await self._documents.write(path, data, only_if_absent=True)
                     if creation is not None:
@@ -406,6 +409,9 @@ class Values:
     async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
         """An object that is stored as it is presented."""
         key = target.key
+        for action in actions:
+            if isinstance(action, SetValue | SetIfMissing):
+                await self._v2_arrays.check(key, action.data)
         if not target.may_create or (target.unreadable and await self._storage.stat(key) is not None):
             raise Corruption(
                 f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardstore.errors import InvalidInput
+from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.codecs import SHARDING, Axes, codec_configuration, codec_name, in_present_words, leading_transposes, permuted
-from shardstore.format.json_text import JsonObject
+from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import (
     ArrayLayout,
     is_array,
@@ -68,6 +68,16 @@ def present_node(stored: JsonObject) -> JsonObject:
     return map_consolidated(stored, lambda path, document: present_array(document))
 
 
+def present_bytes(stored: bytes) -> bytes:
+    """The same of a document as bytes: as they are where nothing has to be translated, or where they are no JSON."""
+    try:
+        document = loads_object(stored)
+    except Corruption:
+        return stored
+    presented = present_node(document)
+    return stored if presented == document else dumps(presented)
+
+
 def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
     """``document`` with every array document inside its ``consolidated_metadata`` replaced by its translation.
 
@@ -113,6 +123,12 @@ def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
         return False
     single_bytes = item_nbytes(presented.get("data_type")) == 1
     return _same_codecs(presented.get("codecs"), other.get("codecs"), single_bytes)
+
+
+def has_chunks_of(document: JsonObject, stored: JsonObject) -> bool:
+    """Whether a client's document, be it that of chunks or of shards of them, is of the chunks that are shown of ``stored``."""
+    shown = present_array(stored)
+    return same_chunks(document, shown) or same_chunks(present_array(document), shown)
 
 
 def _same_transformers(one: JsonObject, other: JsonObject) -> bool:

@@ -36,6 +36,7 @@ class ArrayInfo:
     chunk_shape: tuple[int, ...]
     item_nbytes: int | None
     document: JsonObject
+    """Its metadata as the client wrote it; that of Zarr v2 (``document["zarr_format"] == 2``) where it would be stored without shards."""
 
 
 ChunksPerShard = Literal["auto"] | tuple[int, ...] | None
@@ -44,9 +45,16 @@ ShardingPolicy = ChunksPerShard | Mapping[str, ChunksPerShard] | PolicyFunction
 
 
 def chunks_per_shard(
-    policy: ShardingPolicy, path: str, presented: JsonObject, decide: Callable[[ArrayInfo], tuple[int, ...] | None] | None = None
+    policy: ShardingPolicy,
+    path: str,
+    presented: JsonObject,
+    decide: Callable[[ArrayInfo], tuple[int, ...] | None] | None = None,
+    *,
+    written: JsonObject | None = None,
 ) -> tuple[int, ...] | None:
     """Return the chunks per shard of a new array, or ``None`` where it is stored as it is.
+
+    ``written``: the document that a function is shown, where that is not ``presented``.
 
     A mapping goes from patterns of the path (``fnmatch``; the first that matches counts) to a tuple, ``"auto"`` or
     ``None``; a path that no pattern matches is decided by ``"auto"``. What ``"auto"`` means is ``automatic``, or ``decide`` where the
@@ -58,7 +66,7 @@ def chunks_per_shard(
     plain = parse_shown(presented)
     if isinstance(plain, str):
         return None  # passes through whole
-    info = ArrayInfo(path, plain.shape, plain.chunk_shape, item_nbytes(presented.get("data_type")), presented)
+    info = ArrayInfo(path, plain.shape, plain.chunk_shape, item_nbytes(presented.get("data_type")), written or presented)
     decided = _decide(policy, info)
     if decided is None:
         return None

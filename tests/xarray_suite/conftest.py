@@ -21,6 +21,7 @@ _WARNINGS = (
     "error:::shardstore.*",
     "ignore:The data type .* does not have a Zarr V3 specification",
     "ignore:Consolidated metadata is currently not part",
+    "ignore:array .* is one of Zarr v2",  # by URL, with the options that are the default
 )
 
 

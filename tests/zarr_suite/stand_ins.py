@@ -64,9 +64,9 @@ _counters: dict[int, Counters] = {}
 """Of every engine behind a stand-in, once."""
 
 
-def two_a_side(array: ArrayInfo) -> tuple[int, ...]:
-    """A policy under which every array is sharded, the smallest too."""
-    return (2,) * len(array.shape)
+def two_a_side(array: ArrayInfo) -> tuple[int, ...] | None:
+    """A policy under which every array of Zarr v3 is sharded, the smallest too."""
+    return None if array.document.get("zarr_format") == 2 else (2,) * len(array.shape)
 
 
 class MemoryStandIn(shardstore.ShardedStore):

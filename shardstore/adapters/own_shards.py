@@ -1,0 +1,96 @@
+"""Who may store arrays that are themselves sharded: clients of this process that expand shards to chunks.
+
+An array's document arrives as the bytes of a key, from whomever. That zarr has made our codec pipeline for the array, and so will never
+take a shard for a chunk, is noted here by that pipeline before zarr stores the document.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+from weakref import WeakSet
+
+from shardstore.engine.actions import OwnShards, SetValue
+from shardstore.engine.by_shards import Sight
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import metadata_path
+from shardstore.errors import Corruption
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import is_array, mentions_sharding, parse_layout
+from shardstore.format.presentation import same_chunks
+from shardstore.model.ranges import BytesLike
+
+
+class ShardView(Protocol):
+    """What reads and writes one array by its shards, and expands them to chunks; it is forgotten when nothing else refers to it."""
+
+    is_new: bool
+    """Nothing was stored of it so far: the array may be created."""
+    sight: Sight | None
+    """What it is of, as far as that is known."""
+
+    @property
+    def document(self) -> JsonObject:
+        """The array's document as this client has it."""
+
+    def is_at(self, engine: Engine, path: str) -> bool:
+        """Whether it is of the array at ``path`` of this engine."""
+
+
+_lock = threading.Lock()
+_views: dict[str, WeakSet[ShardView]] = {}
+"""By the name of the array, the last part of its path: where a filesystem's root lies may not be known yet."""
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def note_view(name: str, view: ShardView) -> None:
+    """From now on, and while it exists, documents of this view may be stored. ``name``: of the array in its store, ``""`` at the root."""
+    with _lock:
+        for empty in [known for known, views in _views.items() if not views]:
+            del _views[empty]
+        _views.setdefault(name, WeakSet()).add(view)
+
+
+def _views_at(engine: Engine, path: str) -> list[ShardView]:
+    with _lock:
+        noted = [view for name in {path.rpartition("/")[2], ""} for view in _views.get(name, ())]
+    return [view for view in noted if view.is_at(engine, path)]
+
+
+async def set_value(engine: Engine, key: str, data: BytesLike) -> None:
+    """Store a value, as ``engine.update`` does; the document of a sharded array too where a view of it is noted.
+
+    On the IO loop. Raises what ``engine.update`` raises.
+    """
+    path = metadata_path(key)
+    views = [] if path is None or b"sharding_indexed" not in (data := bytes(data)) else _views_at(engine, path)
+    document = _array(data) if views else {}
+    views = [view for view in views if mentions_sharding(document.get("codecs")) and same_chunks(document, view.document)]
+    own_shards = OwnShards.REFUSED
+    if views:
+        own_shards = OwnShards.NEW if any(view.is_new for view in views) else OwnShards.SAME
+    await engine.update((key, SetValue(data, own_shards)))
+    node = None if path is None or not views or engine.in_transaction else engine.hierarchy.known(path)
+    layout = parse_layout(document)
+    for view in views:
+        view.is_new = False
+        if node is not None and node.layout == (None if isinstance(layout, str) else layout):
+            view.sight = Sight(node.generation, by_shards=node.layout is not None)
+
+
+def _array(data: BytesLike) -> JsonObject:
+    """The document of an array; of anything else, an empty one."""
+    try:
+        document = loads_object(data)
+    except Corruption:
+        return {}
+    return document if is_array(document) else {}

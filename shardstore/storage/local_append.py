@@ -15,6 +15,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Copy, New, Room, Segment
 from shardstore.storage.body import byte_view
 from shardstore.storage.local_append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
+from shardstore.storage.local_durability import kept_names
 from shardstore.storage.local_files import READ_FLAGS
 from shardstore.storage.local_rules import WriteRules
 from shardstore.storage.local_versions import generation_of, stamp, wait_to_settle
@@ -54,12 +55,17 @@ def append_to(
             views = _appended(segments, version)
             if views is None:
                 return None
+            if rules.fsync:  # the one who stored it may have died before that
+                kept_names.flush_object(path, status, rules.status)
             if status.st_size != version.nbytes:  # another writer died here
                 os.ftruncate(fd, version.nbytes)
                 status = os.fstat(fd)
             if not _append(fd, status, views, fsync=rules.fsync):
                 return None
-            return generation_of(stamp(fd), fd)
+            status = stamp(fd)
+            if rules.fsync:
+                kept_names.remember(path, status)
+            return generation_of(status, fd)
     except FileNotFoundError as exc:
         raise ConditionFailed(f"{key!r}, to append to, is gone") from exc
     finally:

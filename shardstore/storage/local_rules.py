@@ -110,8 +110,8 @@ class WriteRules:
         self.prune(directory)
         return True
 
-    def make_directory(self, directory: str) -> list[str]:
-        """Make ``directory`` and those above it; those that were missing.
+    def make_directory(self, directory: str) -> None:
+        """Make ``directory`` and those above it. Their names are flushed with the first object.
 
         Others may have removed them again, since they are empty: who finds them gone asks again, ``PARENT_ATTEMPTS`` times at most.
 
@@ -126,7 +126,6 @@ class WriteRules:
             for above in missing:
                 if os.path.isfile(above) or (os.path.islink(above) and not os.path.exists(above)):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), above) from None
-        return missing
 
     def prune(self, directory: str) -> None:
         """Remove ``directory`` and its parents below the root as long as they are empty."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from shardstore.errors import StorageError
 from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
+from shardstore.storage.local_durability import kept_names
 from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, fsync_directory, pread, stat_file
 from shardstore.storage.local_lock_files import NO_HARD_LINKS, close_locked, open_to_lock
@@ -42,7 +43,6 @@ class TemporaryFile:
         self._key = key
         self._rules = rules
         self._parent = os.path.dirname(path)
-        self._new_parents: list[str] = []
         self._copies_in_kernel = hasattr(os, "copy_file_range")
         self._has_holes = False
         self._temp = ""
@@ -66,7 +66,7 @@ class TemporaryFile:
                 # The first write here; or someone deleted the last object here and pruned the directory again.
                 if attempt == PARENT_ATTEMPTS - 1:
                     raise
-                self._new_parents += self._rules.make_directory(self._parent)
+                self._rules.make_directory(self._parent)
                 continue
             self._temp = temp
             lock_whole(self._fd, temp)
@@ -169,6 +169,7 @@ class TemporaryFile:
         # although it came after that check.
         with self._rules.locked(self._path):
             replaced = self._rules.check(self._path, self._key, condition)
+            is_kept = self._rules.fsync and self._is_kept(replaced)
             if isinstance(condition, IfAbsent):
                 self._link()
             else:
@@ -177,7 +178,7 @@ class TemporaryFile:
                 self._replace()
             self._temp = ""
             if self._rules.fsync:
-                self._sync_names()
+                self._sync_names(is_kept)
             return self._generation()
 
     def _take_permissions(self, replaced: os.stat_result) -> None:
@@ -218,21 +219,28 @@ class TemporaryFile:
         status = self._rules.status(self._path)
         return status is not None and (status.st_dev, status.st_ino) == self._identity
 
-    def _sync_names(self) -> None:
+    def _is_kept(self, replaced: os.stat_result | None) -> bool:
+        """Whether the directory's name, and those above, survive the loss of power; before anything is replaced that shows it."""
+        if replaced is not None and kept_names.keeps_object(self._path, replaced):
+            return True
+        return kept_names.keeps_directory(self._parent, self._rules.status)
+
+    def _sync_names(self, is_kept: bool) -> None:
         fsync_directory(self._parent)
-        for made in self._new_parents:
-            fsync_directory(os.path.dirname(made))
+        if not is_kept:
+            kept_names.flush_above(self._parent, self._rules.status)
 
     def _generation(self) -> Generation:
         """The version that was stored; asked for last, because a new name changes the ctime, which belongs to it."""
-        if self._fd >= 0:
-            return generation_of(os.fstat(self._fd), self._fd)
-        status = self._rules.status(self._path)
+        status = os.fstat(self._fd) if self._fd >= 0 else self._rules.status(self._path)
         if status is None:
             raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
-        if (status.st_dev, status.st_ino) != self._identity:  # replaced at once, by someone who takes no locks: matches nothing any more
+        # Replaced at once, by someone who takes no locks: matches nothing any more.
+        if self._fd < 0 and (status.st_dev, status.st_ino) != self._identity:
             return Generation(f"replaced-{secrets.token_hex(8)}")
-        return generation_of(status, self._path)
+        if self._rules.fsync:
+            kept_names.remember(self._path, status)
+        return generation_of(status, self._path if self._fd < 0 else self._fd)
 
     def _close_descriptor(self) -> None:
         fd, self._fd = self._fd, -1

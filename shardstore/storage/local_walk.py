@@ -10,6 +10,7 @@ from contextlib import suppress
 from operator import itemgetter
 
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.local_durability import kept_names
 from shardstore.storage.local_files import fsync_directory
 from shardstore.storage.local_names import is_reserved
 from shardstore.storage.local_rules import PARENT_ATTEMPTS, WriteRules
@@ -114,9 +115,8 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
     if not _remove_empty(target, rules) and os.path.lexists(target):
         raise ConditionFailed(f"there is something at {target} already")
     parent = os.path.dirname(target)
-    made: list[str] = []
     for attempt in range(PARENT_ATTEMPTS):
-        made += rules.make_directory(parent)
+        rules.make_directory(parent)
         try:
             os.rename(source, target)
             break
@@ -133,8 +133,9 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
                 raise ConditionFailed(f"another writer was faster: there is something at {target} now") from exc
             raise
     if rules.fsync:
-        for directory in {parent, os.path.dirname(source), *map(os.path.dirname, made)}:
+        for directory in {parent, os.path.dirname(source)}:
             fsync_directory(directory)
+        kept_names.flush_above(parent, rules.status)
     rules.prune(os.path.dirname(source))
     return True
 

@@ -14,6 +14,8 @@ A ``Crasher`` runs functions in children, one after the other::
 Each child is forked from an interpreter that has imported the modules and done nothing else, so a start costs milliseconds, and
 the child begins as a fresh process does: without threads, event loops or caches. POSIX only.
 
+What a loss of power leaves, which takes more than the death of a process does, ``shardstore.testing.lost_power`` shows.
+
 At requests of a storage instead of system calls, give the child a ``shardstore.testing.faults.FaultStorage`` that ``Kill``s.
 """
 

@@ -65,8 +65,8 @@ def test_the_version_of_another_is_not_taken_for_ours(tmp_path: Path, monkeypatc
     storage = LocalStorage(tmp_path)
     sync_names = TemporaryFile._sync_names
 
-    def replaced_at_once(self: TemporaryFile) -> None:
-        sync_names(self)
+    def replaced_at_once(self: TemporaryFile, is_kept: bool) -> None:
+        sync_names(self, is_kept)
         (tmp_path / "theirs").write_bytes(b"theirs")
         os.replace(tmp_path / "theirs", tmp_path / "k")
 

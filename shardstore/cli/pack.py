@@ -43,6 +43,7 @@ ChunkChecksums = Annotated[
     bool,
     typer.Option("--chunk-checksums", help="Append the codec crc32c, and its four bytes to each chunk: damage is found by every reader."),
 ]
+Ome = Annotated[bool, typer.Option("--ome", help="Rewrite the metadata of OME-Zarr 0.4 to 0.5, that of Zarr v3.")]
 Include = Annotated[
     list[str] | None, typer.Option("--include", metavar="PATTERN", help="Only nodes whose paths match, and what is below; repeatable.")
 ]
@@ -82,6 +83,7 @@ _PARAMETERS: dict[str, tuple[Any, Any]] = {
     "index_location": (IndexLocationOption, "end"),
     "no_index_checksum": (NoIndexChecksum, False),
     "chunk_checksums": (ChunkChecksums, False),
+    "ome": (Ome, False),
     "include": (Include, None),
     "exclude": (Exclude, None),
     "dry_run": (DryRun, False),
@@ -129,7 +131,7 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
     options = storage_options(given["options_json"], given["options"])
     of_target = None if given["target_options_json"] is None else storage_options(given["target_options_json"], None, "--target-options")
     source_options, target_options = pair_options(source, destination, options, of_target)
-    arguments: dict[str, Any] = {name: given[name] for name in ("chunk_checksums", "dry_run", "overwrite", "only_failed", "retries")}
+    arguments: dict[str, Any] = {name: given[name] for name in ("chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "retries")}
     if given["part"] is not None:
         arguments["part"] = given["part"]
     arguments |= {"workers": given["workers"], "record": given["record"], "fsync": not given["no_fsync"]}

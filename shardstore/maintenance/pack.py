@@ -36,6 +36,9 @@ class PackOptions:
     index_checksum: bool = True
     chunk_checksums: bool = False
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
+    ome: bool = False
+    """Rewrite the metadata of OME-Zarr 0.4 to 0.5, which is that of Zarr v3: into the attribute ``ome`` of each group, and
+    ``dimension_names`` for the arrays of images."""
     include: str | Sequence[str] = ()
     """Patterns (``fnmatch``) of paths of nodes; what matches covers what is below. Groups above included nodes come along."""
     exclude: str | Sequence[str] = ()
@@ -74,7 +77,7 @@ class PackOptions:
             raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
-        for name in ("index_checksum", "chunk_checksums", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
+        for name in ("index_checksum", "chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} {getattr(self, name)!r} is neither True nor False")
         prices: object = self.prices
@@ -173,6 +176,7 @@ def _run(
         index_location=options.index_location,
         index_checksum=options.index_checksum and options.stored == "codec",
         chunk_checksums=options.chunk_checksums,
+        ome=options.ome,
         include=_patterns("include", options.include),
         exclude=_patterns("exclude", options.exclude),
     )

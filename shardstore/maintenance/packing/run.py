@@ -27,6 +27,7 @@ from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
 from shardstore.maintenance.packing.finished import intact_units
 from shardstore.maintenance.packing.listing import OtherObject, list_source
+from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.renewing import kept_shards
@@ -105,6 +106,7 @@ class PackingRun:
         self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
         kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
         self._target = translate(self._nodes, self._wanted, kept)
+        self._note_ome()
         if not self._target.documents:
             raise NotFound(
                 f"there is no Zarr node at {self._places.shown_source}"
@@ -123,6 +125,16 @@ class PackingRun:
         }
         self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
         self._others = list(self._other_units())
+
+    def _note_ome(self) -> None:
+        """Rewrite the metadata of OME-Zarr 0.4, or point them out; of another hierarchy than final Zarr v3 they are nobody's business."""
+        found = ome_nodes(self._target)
+        if self._wanted.ome:
+            self._target = with_ome_05(self._target, found)
+            images = len(found.groups)
+            self._notes.append(f"OME-Zarr 0.5: {images} {'group was' if images == 1 else 'groups were'} of 0.4")
+        elif self._wanted.mode == "pack" and not self._wanted.as_draft and (notice := ome_notice(found)) is not None:
+            self._notes.append(notice)
 
     def _other_units(self) -> Iterator[OthersUnit]:
         job = OthersJob(self._execution.run, self._places.source, self._places.target, self._max_memory)
@@ -257,6 +269,7 @@ class PackingRun:
             "chunk_checksums": wanted.chunk_checksums,
             "include": list(wanted.include),
             "exclude": list(wanted.exclude),
+            **({"ome": True} if wanted.ome else {}),
         }
 
     async def _is_taken(self) -> bool:

@@ -46,6 +46,8 @@ class Wanted:
     index_checksum: bool = True
     chunk_checksums: bool = False
     """Append the codec ``crc32c`` to the codecs of every array that has it not as its last one."""
+    ome: bool = False
+    """Rewrite the metadata of OME-Zarr 0.4 to 0.5."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Patterns (``fnmatch``) of the paths of nodes; a pattern also covers what lies below a node that it matches."""
@@ -57,6 +59,9 @@ class Wanted:
         if self.as_draft and (self.index_location != "end" or self.chunk_checksums):
             what = "keeps no checksums of chunks" if self.chunk_checksums else "has its index at the end of a shard"
             raise InvalidInput(f"the 2022 draft {what}: leave that option out, or pack into final Zarr v3")
+
+        if self.as_draft and self.ome:
+            raise InvalidInput("OME-Zarr 0.5 is of final Zarr v3: leave ome out, or pack into that")
 
     def includes(self, path: str) -> bool:
         """Whether the node at ``path`` is to be in the target."""

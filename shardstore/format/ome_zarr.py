@@ -1,0 +1,121 @@
+"""The metadata of OME-Zarr 0.4, which are attributes of Zarr v2, as those of 0.5, which lie in one attribute of Zarr v3.
+
+::
+
+    0.4  .zattrs of a group                          0.5  attributes in the group's zarr.json
+    {"multiscales": [{"version": "0.4", …}],         {"ome": {"version": "0.5",
+     "omero": {"version": "0.4", …},                          "multiscales": [{…}],
+     "other": …}                                              "omero": {…}},
+                                                      "other": …}
+
+The members are the same. Their versions go: there is one for all of them; only ``plate``, ``well`` and ``image-label`` keep theirs, as the
+text of 0.5 wants it. What is not of OME-Zarr stays where it is.
+
+Specification: OME-Zarr 0.4 and 0.5, "OME-Zarr Metadata" and the sections of each member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.format.json_text import JsonObject
+
+OME = "ome"
+_FROM, _TO = "0.4", "0.5"
+_KEEP_VERSION = ("plate", "well", "image-label")
+
+
+@dataclass(frozen=True, slots=True)
+class OmeAttributes:
+    """The attributes of one group that are metadata of OME-Zarr before 0.5."""
+
+    members: tuple[str, ...]
+    reason: str = ""
+    """Why they cannot be rewritten; empty where they can."""
+
+
+def find_ome(attributes: JsonObject, name: str, is_image: Callable[[str], bool]) -> OmeAttributes | None:
+    """Look for metadata of OME-Zarr before 0.5 in the attributes of the group ``name``, the last part of its path.
+
+    ``is_image`` tells whether a path relative to the group is that of an image: lists named ``labels`` are not of OME-Zarr alone.
+    """
+    members: list[str] = []
+    versions: list[Any] = []
+    multiscales: Any = attributes.get("multiscales")
+    is_multiscales = _is_list_of(multiscales, lambda one: isinstance(one.get("datasets"), list))
+    if is_multiscales:
+        versions += [one.get("version", _implied_version(one)) for one in multiscales]
+        if None in versions:
+            return None  # a pyramid of another convention
+        members.append("multiscales")
+    for member, is_it in (
+        ("omero", lambda value: is_multiscales and isinstance(value, dict)),
+        ("image-label", lambda value: is_multiscales and isinstance(value, dict)),
+        ("plate", lambda value: isinstance(value, dict) and isinstance(value.get("wells"), list)),
+        ("well", lambda value: isinstance(value, dict) and isinstance(value.get("images"), list)),
+        ("bioformats2raw.layout", lambda value: value == 3),
+        ("series", lambda value: name == "OME" and _is_list_of_text(value)),
+        ("labels", lambda value: _is_list_of_text(value) and (any(map(is_image, value)) or (name == "labels" and not value))),
+    ):
+        if member in attributes and is_it(attributes[member]):
+            members.append(member)
+            if isinstance(attributes[member], dict):
+                versions.append(attributes[member].get("version", _FROM))
+    if not members:
+        return None
+    ordered = tuple(member for member in attributes if member in members)
+    if others := sorted({str(version) for version in versions} - {_FROM}):
+        return OmeAttributes(ordered, f"they are of version {', '.join(others)}: bring them to 0.4 first")
+    if OME in attributes:
+        return OmeAttributes(ordered, f"there is an attribute {OME!r} beside {ordered[0]!r}: remove the one that does not count")
+    return OmeAttributes(ordered)
+
+
+def to_ome_05(attributes: JsonObject, found: OmeAttributes) -> JsonObject:
+    """Return the attributes with those that ``found`` names in the member ``ome``, of version 0.5."""
+    ome: JsonObject = {"version": _TO}
+    for member in found.members:
+        if member in attributes:
+            ome[member] = _without_version(member, attributes[member])
+    return {OME: ome} | {name: value for name, value in attributes.items() if name not in found.members}
+
+
+def level_axes(attributes: JsonObject) -> dict[str, list[str]]:
+    """Return the names of the axes of each array of a multiscale image, by its path relative to the group; of 0.4 and of 0.5."""
+    axes: dict[str, list[str]] = {}
+    found = attributes.get(OME) if isinstance(attributes.get(OME), dict) else attributes
+    multiscales = found.get("multiscales") if isinstance(found, dict) else None
+    for image in multiscales if isinstance(multiscales, list) else []:
+        if not isinstance(image, dict) or _implied_version(image) is None:
+            continue
+        names = [axis["name"] for axis in image["axes"]]
+        for dataset in image["datasets"]:
+            axes.setdefault(dataset["path"].strip("/"), names)
+    return axes
+
+
+def _without_version(member: str, value: Any) -> Any:
+    if member == "multiscales":
+        return [{name: inner for name, inner in one.items() if name != "version"} for one in value]
+    if not isinstance(value, dict):
+        return value
+    if member in _KEEP_VERSION:
+        return value | {"version": _TO} if "version" in value or member == "plate" else value
+    return {name: inner for name, inner in value.items() if name != "version"}
+
+
+def _implied_version(multiscale: JsonObject) -> str | None:
+    """0.4 where the members are there that it demands, and 0.3 did not know; the version itself is not demanded."""
+    axes, datasets = multiscale.get("axes"), multiscale.get("datasets")
+    has_axes = _is_list_of(axes, lambda axis: isinstance(axis.get("name"), str))
+    return _FROM if has_axes and _is_list_of(datasets, lambda dataset: isinstance(dataset.get("path"), str)) else None
+
+
+def _is_list_of(value: Any, is_it: Callable[[JsonObject], bool]) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and is_it(one) for one in value)
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

@@ -58,8 +58,15 @@ def open_to_lock(name: str, flags: int, mode: int = 0o666) -> int:
     return fd
 
 
+def second_descriptor(fd: int) -> int:
+    """Another descriptor of the open file of ``open_to_lock``; for ``close_locked``."""
+    second = os.dup(fd)
+    _held.add(second)
+    return second
+
+
 def close_locked(fd: int) -> None:
-    """Close what ``open_to_lock`` opened."""
+    """Close what ``open_to_lock`` opened, or ``second_descriptor``."""
     _held.discard(fd)
     os.close(fd)
 

@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from shardstore.errors import AccessDenied, StorageError
 from shardstore.storage.local_lock_files import ReadableFiles, close_locked, open_lock_file
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_names import lock_path
+from shardstore.storage.local_waiting import wait_for_lock
 
 if sys.platform == "win32":
     from filelock import FileLock
@@ -105,7 +107,7 @@ else:
 
         Raises:
             FileNotFoundError: the directory of ``path`` does not exist.
-            StorageError: the file system has no locks.
+            StorageError: the file system has no locks, or the interpreter is ending while another process holds the lock.
         """
         name = lock_path(path)
         fd = _acquire(name)
@@ -150,7 +152,8 @@ else:
             if fd is None:
                 continue
             try:
-                lock_whole(fd, name)
+                if not lock_whole(fd, name, wait=False):
+                    wait_for_lock(fd, name, partial(lock_whole, name=name))
                 status = os.fstat(fd)
                 _readable.check(fd, status)
                 if _is_called(status, name):

@@ -18,12 +18,14 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.storage.local_lock_files import close_locked, create_lock_file, open_lock_file
 from shardstore.storage.local_locks import raise_if_refused
 from shardstore.storage.local_names import LOCK_SUFFIX
 from shardstore.storage.local_permissions import share_as_directory
+from shardstore.storage.local_waiting import wait_for_lock
 
 DIRECTORY_LOCK = LOCK_SUFFIX
 """The name of the file whose bytes are the locks of a directory's objects."""
@@ -62,7 +64,7 @@ if sys.platform == "linux":
 
         Raises:
             FileNotFoundError: the directory of ``path`` does not exist.
-            StorageError: the file system has no such locks.
+            StorageError: the file system has no such locks, or the interpreter is ending while another process holds the lock.
         """
         name = os.path.join(os.path.dirname(path), DIRECTORY_LOCK)
         fd = _acquire(name, _place(path))
@@ -96,7 +98,8 @@ if sys.platform == "linux":
         for _ in range(_ATTEMPTS):
             fd = _open(name)
             try:
-                _lock(fd, name, fcntl.F_WRLCK, place)
+                if not _lock(fd, name, fcntl.F_WRLCK, place, wait=False):
+                    wait_for_lock(fd, name, partial(_lock, name=name, kind=fcntl.F_WRLCK, place=place))
                 if _still_bears(fd, name):
                     return fd
             except BaseException:

@@ -1,20 +1,30 @@
-"""Local writes that are cancelled again and again, or replaced by someone who takes no locks."""
+"""Local writes that are cancelled again and again, that are interrupted, or replaced by someone who takes no locks."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+import shardstore
+from shardstore.errors import StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage import local_waiting
 from shardstore.storage.base import Changed, Read
 from shardstore.storage.local import LocalStorage
+from shardstore.storage.local_locks import locked
 from shardstore.storage.local_mounts import Mount
+from shardstore.storage.local_range_locks import DIRECTORY_LOCK, locked_range
 from shardstore.storage.local_temporary import TemporaryFile
 from shardstore.testing.storage_suite import on_io_loop
 
@@ -74,3 +84,93 @@ def test_the_version_of_another_is_not_taken_for_ours(tmp_path: Path, monkeypatc
     generation = on_io_loop(storage.write("k", [b"ours!!"], 6, UNCONDITIONAL))
     assert on_io_loop(storage.read([Read("k", (EVERYTHING,), generation)])) == [Changed()]
     on_io_loop(storage.close())
+
+
+# -- a writer that waits for a lock ------------------------------------------------------------------------------------
+
+WAITING_WRITER = """
+import sys
+from functools import partial
+import shardstore
+from shardstore.storage import local_locks, local_range_locks, local_waiting
+
+def told(wait, *arguments):
+    print("waiting", flush=True)
+    wait(*arguments)
+
+for module in local_locks, local_range_locks:
+    module.wait_for_lock = partial(told, local_waiting.wait_for_lock)
+
+store = shardstore.get_mapper(sys.argv[1], locks="cluster")
+try:
+    store["k"] = b"new"
+finally:
+    print("raised", flush=True)
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.skipif(sys.platform != "linux", reason="locks='cluster' needs Linux")
+@pytest.mark.parametrize("held", [locked, locked_range])
+def test_one_interrupt_ends_a_writer_that_waits_for_a_lock(held: Callable[[str], AbstractContextManager[None]], tmp_path: Path) -> None:
+    """A pool's thread that waited in the system call itself was joined as the interpreter ended, until a second interrupt."""
+    store = shardstore.get_mapper(tmp_path)
+    store["k"] = b"old"
+    command = [sys.executable, "-c", WAITING_WRITER, str(tmp_path)]
+    with held(str(tmp_path / "k")), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "waiting\n"
+            writer.send_signal(signal.SIGINT)
+            said, errors = writer.communicate(timeout=60)
+        finally:
+            writer.kill()
+    assert (said, writer.returncode) == ("raised\n", -signal.SIGINT)
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert store["k"] == b"old"
+    assert {name.name for name in tmp_path.iterdir()} <= {"k", DIRECTORY_LOCK}
+    store["k"] = b"newer"
+    assert store["k"] == b"newer"
+
+
+def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that is left behind in the system call gets the lock later, and keeps nobody out with it."""
+    path = str(tmp_path / "k")
+    monkeypatch.setattr(local_waiting, "_GRACE_SECONDS", 0)
+    monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(path), pytest.raises(StorageError, match="since this one began to end: nothing was written"):
+            pool.submit(hold_once, path).result(60)
+        for _ in range(20):
+            pool.submit(hold_once, path).result(60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_outlives_the_main_thread_gets_a_lock_that_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "k")
+    monkeypatch.setattr(local_waiting, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(local_waiting, "_GRACE_SECONDS", 60)
+    monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(path):
+            waiting = pool.submit(hold_once, path)
+            assert EndingInterpreter.asked.wait(60)
+        waiting.result(60)
+
+
+class EndingInterpreter:
+    """One that has begun to end."""
+
+    asked = threading.Event()
+
+    def is_ending(self) -> bool:
+        self.asked.set()
+        return True
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def hold_once(path: str) -> None:
+    with locked(path):
+        pass

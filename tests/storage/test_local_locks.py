@@ -275,7 +275,7 @@ def test_who_gets_the_lock_of_a_file_that_was_given_up_starts_again(tmp_path: Pa
 
     def late(fd: int, command: int, argument: Any) -> Any:
         nonlocal removals
-        if command == fcntl.F_OFD_SETLKW and removals:
+        if command == fcntl.F_OFD_SETLK and removals:  # the first try, which does not wait
             removals -= 1
             os.unlink(name)
             if removals:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, StorageError
+from shardstore.maintenance.pack import PackOptions
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.golden import FIXTURES, HandmadeCase, handmade_cases
@@ -450,3 +454,57 @@ def test_ranges_end_with_the_chunk(objects: StorageObjects) -> None:
         ("x/c/1", (-100, None)),
     ]
     assert transformer.get_partial_values(asked) == [b"\3\4", b"\4", b"\4", b"", b"", b"", None, b"\3", b"\4", b"\3\4"]
+
+
+# -- options ------------------------------------------------------------------------------------------------------------
+
+
+def flags_of(function: Callable[..., Any]) -> list[str]:
+    return [name for name, parameter in inspect.signature(function).parameters.items() if parameter.annotation in ("bool", bool)]
+
+
+def all_flags() -> list[tuple[str, str]]:
+    """Every option that is true or false, of every public name that takes options."""
+    of_engine, of_pack = ([field.name for field in fields(options) if field.type == "bool"] for options in (EngineOptions, PackOptions))
+    fsync_too = [*of_engine, "fsync"]
+    found: list[tuple[str, str]] = []
+    for name in ("open", "ShardedStore", "ShardedMap", "get_mapper", "ShardingTransformer", "ShardedFileSystem"):
+        found += [(name, flag) for flag in [*flags_of(getattr(shardstore, name)), *fsync_too] if flag != "asynchronous"]  # fsspec's own
+    for name in ("pack", "reshard", "unpack"):
+        found += [(name, flag) for flag in of_pack]
+    for name in ("compact", "repair", "verify", "census", "align"):
+        found += [(name, flag) for flag in flags_of(getattr(shardstore, name))]
+    return found
+
+
+def test_all_flags_are_found() -> None:
+    found = set(all_flags())
+    assert {("open", "read_only"), ("ShardedStore", "pipeline"), ("ShardedMap", "require_atomic"), ("pack", "overwrite")} <= found
+    assert {("compact", "dry_run"), ("repair", "yes"), ("verify", "deep"), ("census", "contents")} <= found
+
+
+@pytest.fixture(scope="module")
+def stored_array(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("flags") / "store"
+    create(shardstore.open(str(root)))[...] = 1
+    return root
+
+
+@pytest.mark.parametrize(("name", "flag"), all_flags())
+def test_a_flag_that_is_neither_true_nor_false_is_refused(stored_array: Path, name: str, flag: str) -> None:
+    """``read_only="no"`` would mean yes."""
+    before = snapshot(LocalObjects(stored_array))
+    arguments = [str(stored_array)]
+    if name in ("pack", "reshard", "unpack"):
+        arguments.append(str(stored_array.with_name("target")))
+    for value in ("no", 0, None):
+        with pytest.raises(InvalidInput, match=f"{flag} {value!r} is neither True nor False"):
+            getattr(shardstore, name)(*arguments, **{flag: value})
+    assert snapshot(LocalObjects(stored_array)) == before
+    assert [path.name for path in stored_array.parent.iterdir()] == ["store"]
+
+
+def test_a_store_is_not_made_read_only_by_what_is_no_flag(tmp_path: Path) -> None:
+    store = shardstore.open(str(tmp_path))
+    with pytest.raises(InvalidInput, match="read_only 'no' is neither True nor False"):
+        store.with_read_only("no")  # type: ignore[arg-type]  # that is the point

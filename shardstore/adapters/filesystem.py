@@ -28,7 +28,7 @@ from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.listing import ListedValue
-from shardstore.engine.options import check_flag
+from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 
@@ -76,8 +76,7 @@ class ShardedFileSystem(FileTransfers, ChainedFileSystem):  # type: ignore[misc]
     ) -> None:
         of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
         super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **of_fsspec)
-        check_flag("read_only", read_only)
-        check_flag("pipeline", pipeline)
+        check_flags(read_only=read_only, pipeline=pipeline)
         check_options(options, target_protocol)
         self._root = Root(link_below(fo, target_protocol, target_options, fs), options)
         self.read_only = read_only

@@ -26,6 +26,7 @@ from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
 from shardstore.storage.local_rules import Locks
 from shardstore.storage.open import open_storage
+from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.transports import Transport, carried_by
 
@@ -51,9 +52,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
-    """Where a store is and how to open it; everything that a pickle carries, but for the arrays already known."""
+    """Where a store is and how to open it; everything that a pickle carries, but for the arrays already known.
+
+    So a pickle carries what opens the store: the options of the filesystem, and a user and password in the URL. ``repr`` shows neither.
+    """
 
     target: Any
     storage_options: dict[str, Any] | None
@@ -62,6 +66,9 @@ class Recipe:
     locks: Locks = "auto"
     transport: Transport = "fsspec"
     static: bool | None = None
+
+    def __repr__(self) -> str:  # shown in tracebacks and by task schedulers: no secrets
+        return f"Recipe({redacted(self.target)!r})" if isinstance(self.target, str) else f"Recipe(<{type(self.target).__name__}>)"
 
     def identity(self, storage: Storage) -> str | None:
         """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""

@@ -16,7 +16,7 @@ from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
-from shardstore.engine.options import check_flag
+from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.model.ranges import EVERYTHING, BytesLike
 
@@ -38,7 +38,7 @@ class ShardedMap(MutableMapping[str, bytes]):
     """
 
     def __init__(self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
-        check_flag("read_only", read_only)
+        check_flags(read_only=read_only)
         self._handle = Handle.make(url, storage_options, options)
         self._read_only = read_only
 

@@ -21,6 +21,7 @@ from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
+from shardstore.engine.options import check_flags
 from shardstore.engine.shard_chunks import Value
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
@@ -43,6 +44,7 @@ class ShardingTransformer:
     """
 
     def __init__(self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
+        check_flags(read_only=read_only)
         self._handle = Handle.make(target, storage_options, options)
         self._read_only = read_only
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from shardstore.adapters.handle import Handle
+from shardstore.engine.options import check_flags
 from shardstore.errors import Unsupported
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import Census, merged, read_census
@@ -64,6 +65,7 @@ def verify(
         StorageError: the listing failed, or a metadata document could not be read.
         ShardStoreError: the executor was lost, with its scheduler or a process.
     """
+    check_flags(deep=deep)
     handle = _opened(url, storage_options)
     copy = None if against is None else Copy(_opened(against, against_options).engine, path)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
@@ -102,6 +104,7 @@ def census(
         StorageError: the listing failed, or a metadata document could not be read. Objects that could not be read are in ``failed``.
         ShardStoreError: the executor was lost, with its scheduler or a process.
     """
+    check_flags(contents=contents)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     return take_census(_opened(url, storage_options).engine, path, of_contents=contents, execution=execution, progress=progress)
 

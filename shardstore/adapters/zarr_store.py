@@ -18,6 +18,7 @@ from shardstore.adapters.zarr_pipeline import install_pipeline
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
+from shardstore.engine.options import check_flags
 from shardstore.engine.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
@@ -52,6 +53,7 @@ class ShardedStore(Store):
         pipeline: bool = True,
         **options: Any,
     ) -> None:
+        check_flags(read_only=read_only, pipeline=pipeline)
         super().__init__(read_only=read_only)
         self._handle = Handle.make(url, storage_options, options)
         self._pipeline = pipeline
@@ -118,6 +120,7 @@ class ShardedStore(Store):
 
     def with_read_only(self, read_only: bool = False) -> ShardedStore:
         """The same store, on the same engine, with another answer to whether it may be written."""
+        check_flags(read_only=read_only)
         store = type(self).__new__(type(self))
         Store.__init__(store, read_only=read_only)
         store._handle = self._handle

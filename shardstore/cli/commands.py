@@ -83,9 +83,8 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that ``args`` begin with, its name, and the arguments left."""
-        name = args[0] if args else None
-        if name in COMMANDS:
-            self.commands[name] = _loaded(name, COMMANDS[name].load())
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = _loaded(args[0], COMMANDS[args[0]].load())
         return super().resolve_command(ctx, args)
 
 

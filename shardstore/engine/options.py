@@ -171,10 +171,16 @@ def _check_count(name: str, value: object, minimum: int) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what would be taken for true or false in silence.
+    """Refuse what would be taken for true or false in silence, as ``"no"`` for true.
 
     Raises:
         InvalidInput: it is neither ``True`` nor ``False``.
     """
     if not isinstance(value, bool):
         raise InvalidInput(f"{name} {value!r} is neither True nor False")
+
+
+def check_flags(**values: object) -> None:
+    """As ``check_flag``, of several options by name."""
+    for name, value in values.items():
+        check_flag(name, value)

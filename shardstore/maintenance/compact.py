@@ -15,7 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import EngineOptions, check_flags
 from shardstore.engine.reader import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
@@ -279,6 +279,7 @@ def compact(
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
     """
+    check_flags(dry_run=dry_run, exclusive=exclusive)
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
     if order not in ("C", "morton"):
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
 from shardstore.maintenance.cluster import ExecutorLike
@@ -78,8 +79,7 @@ class PackOptions:
         if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
             raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
         for name in ("index_checksum", "chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInput(f"{name} {getattr(self, name)!r} is neither True nor False")
+            check_flag(name, getattr(self, name))
         prices: object = self.prices
         if prices is not None and not (isinstance(prices, Mapping) and all(name in _PRICED and _is_price(prices[name]) for name in prices)):
             raise InvalidInput(f"prices {prices!r} do not map {', '.join(map(repr, _PRICED))} to prices of 1,000 requests")

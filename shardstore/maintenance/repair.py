@@ -18,6 +18,7 @@ from shardstore.engine.committer import Shard
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import metadata_key
+from shardstore.engine.options import check_flags
 from shardstore.engine.plan_writer import PlanWriter
 from shardstore.engine.reader import StaleLayout, same_shards
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
@@ -254,6 +255,7 @@ def repair(
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
     """
+    check_flags(yes=yes, exclusive=exclusive)
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)

@@ -147,6 +147,19 @@ def test_places_that_only_look_alike_have_engines_of_their_own() -> None:
     assert {handle.url for handle in users} == {"http://127.0.0.1:9/x"}
 
 
+def test_a_pickle_carries_credentials_and_nothing_that_is_shown_does() -> None:
+    handle = Handle.make("http://ann:in-the-url@127.0.0.1:9/x", {"headers": {"X-Key": "in-the-options"}}, {})
+    carried = pickle.dumps(handle)
+    assert b"ann:in-the-url@" in carried  # docs/guide/storages.md says so
+    assert b"in-the-options" in carried
+    there = pickle.loads(carried)
+    assert there.engine is handle.engine
+    for shown in (repr(there), repr(there.recipe), there.url, repr(there.engine.storage)):
+        assert "in-the" not in shown
+        assert "ann" not in shown
+    assert repr(there.recipe) == "Recipe('http://127.0.0.1:9/x')"
+
+
 @pytest.mark.parametrize(("root", "inside"), [("", "g/a"), ("g", "a"), ("", "a")])
 def test_engines_at_other_roots_of_one_store_are_told_too(root: str, inside: str) -> None:
     """An array by its own URL beside the group that it is in: here, a shard of the wrong layout would be written otherwise."""

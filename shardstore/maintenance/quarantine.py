@@ -19,6 +19,7 @@ from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.plan.commits import CopyOld
 from shardstore.storage.base import Storage
+from shardstore.storage.local import LocalStorage
 from shardstore.storage.open import open_storage
 
 _SUFFIX = ".quarantine"
@@ -57,10 +58,11 @@ def _beside(target: Any) -> Any:
 
 
 class Quarantine:
-    """Keeps objects of one store."""
+    """Keeps objects of one store. On local disks nobody can read them there who cannot read them in the store."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, store: Storage) -> None:
         self._storage = storage
+        self._store = store
 
     async def keep(self, plans: PlanWriter, key: str, generation: Generation, nbytes: int, note: Mapping[str, Any]) -> str:
         """Store one version of an object, and a note about it, durably; the key under which it is kept.
@@ -70,6 +72,9 @@ class Quarantine:
         """
         token = hashlib.sha256(f"{nbytes} {generation.token}".encode()).hexdigest()[:16]
         kept = f"{key}/{token}"
+        if isinstance(self._storage, LocalStorage) and isinstance(self._store, LocalStorage):
+            for name in (kept, f"{kept}.json"):
+                await self._storage.make_like(name, self._store, key)
         body = plans.pieces(key, generation, [CopyOld(0, nbytes)] if nbytes else [])
         await self._storage.write(kept, body, nbytes, UNCONDITIONAL)
         document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}

@@ -146,7 +146,8 @@ def mend(task: MendTask) -> Finding | None:
             kept = None
             if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes:
                 note = _note(shard, diagnosis, task.place.storage.url)
-                kept = run_sync(Quarantine(task.quarantine.storage).keep(plans, shard.key, seen.generation, seen.nbytes, note))
+                quarantine = Quarantine(task.quarantine.storage, task.place.storage)
+                kept = run_sync(quarantine.keep(plans, shard.key, seen.generation, seen.nbytes, note))
             run_sync(engine.committer.replace(shard, seen.generation, diagnosis.plan))
         except ConditionFailed:
             continue

@@ -49,7 +49,7 @@ from shardstore.storage.local_extents import Extents
 from shardstore.storage.local_files import READ_FLAGS, same_bytes, stat_file, translated
 from shardstore.storage.local_mounts import mount_of
 from shardstore.storage.local_names import is_reserved
-from shardstore.storage.local_permissions import permissions_at
+from shardstore.storage.local_permissions import make_like, permissions_at
 from shardstore.storage.local_reading import READS_CACHED, fetch_soon, read_cached, read_file
 from shardstore.storage.local_rules import Locks, WriteRules, check_locks
 from shardstore.storage.local_sweep import find_left, sweep_tree
@@ -435,6 +435,21 @@ class LocalStorage:
         raise StorageError(
             f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done"
         )
+
+    async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
+        """Make an empty object at ``key``, unless there is one, that nobody can read who cannot read the object of ``source``.
+
+        What replaces it has its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
+        """
+        self._path_to_write(key)
+
+        def make() -> None:
+            try:
+                make_like(self.root, key, source.root, source_key)
+            except FileNotFoundError as exc:
+                raise ConditionFailed(f"{source_key!r} is gone") from exc
+
+        await self._write_hop(key, "writing", make)
 
     async def rename_prefix(self, source: str, target: str) -> bool:
         if target.startswith(f"{source}/"):

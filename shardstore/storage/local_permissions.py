@@ -13,7 +13,7 @@ import stat as stat_modes
 import struct
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _ACCESS_LIST = "system.posix_acl_access"
 _OWNER_WRITES = 0o600
@@ -116,6 +116,31 @@ else:
         with suppress(OSError):
             os.chown(file, -1, group)
         return os.stat(file)
+
+
+def make_like(root: str, key: str, source_root: str, source_key: str) -> None:
+    """Make an empty file of the same permissions as another, in directories that let nobody in whom those of the other keep out.
+
+    What is there already stays as it is. What replaces the file then has its permissions.
+    """
+    os.makedirs(os.path.dirname(root), exist_ok=True)
+    source, made = source_root, root
+    permissions = permissions_at(source, os.stat(source))
+    for name in ("", *key.split("/")[:-1]):
+        source, made = os.path.join(source, name) if name else source, os.path.join(made, name) if name else made
+        if os.path.isdir(source):
+            permissions = permissions_at(source, os.stat(source))
+        with suppress(FileExistsError):
+            os.mkdir(made, 0o700)
+            give(made, replace(permissions, mode=permissions.mode | 0o700), os.stat(made), is_done=True)
+    source = os.path.join(source_root, *source_key.split("/"))
+    permissions = permissions_at(source, os.stat(source))
+    with suppress(FileExistsError):
+        fd = os.open(os.path.join(root, *key.split("/")), os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions.mode_to_create)
+        try:
+            give(fd, permissions, os.fstat(fd), is_done=True)
+        finally:
+            os.close(fd)
 
 
 def _access_list(file: int | str) -> bytes | None:

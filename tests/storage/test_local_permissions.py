@@ -289,3 +289,33 @@ def test_a_private_array_stays_private(tmp_path: Path, strategy: Any) -> None:
     store.rename("a", "b")
     check(root / "b")
     assert store["b/c/0"] == bytes([10])
+
+
+def test_what_is_repaired_is_as_private_in_the_quarantine(tmp_path: Path) -> None:
+    root, kept = tmp_path / "root", tmp_path / "root.quarantine"
+    store = shardstore.get_mapper(str(root), chunks_per_shard=(4,))
+    store["a/zarr.json"] = document(8)
+    store.setitems({f"a/c/{i}": bytes([i]) for i in range(8)})
+    shard = root / "a/c/0"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    shard.chmod(0o640)
+    root.chmod(0o711)
+    (root / "a/c").chmod(0o750)
+    before = os.umask(0o022)
+    try:
+        report = shardstore.repair(str(root), yes=True)
+    finally:
+        os.umask(before)
+    (finding,) = report.findings.first
+    assert [mode_of(kept), mode_of(kept / "a"), mode_of(kept / "a/c"), mode_of(kept / "a/c/0")] == [
+        0o711,
+        mode_of(root / "a"),
+        0o750,
+        0o750,
+    ]
+    files = sorted(path for path in kept.rglob("*") if path.is_file())
+    assert [mode_of(path) for path in files] == [0o640, 0o640]
+    assert str(files[0].relative_to(kept)) == finding.quarantined
+    assert files[0].read_bytes().endswith(b"?")
+    assert mode_of(shard) == 0o640
+    assert store["a/c/0"] == bytes([0])

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from shardstore.storage.interrupts import leave_to_main_thread
+
 INLINE_BYTES = 2**17
 """Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
 
@@ -106,7 +108,7 @@ class _Threads:
     def used(self) -> Iterator[ThreadPoolExecutor]:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(threads_at_once(), thread_name_prefix="shardstore-codec")
+                self._pool = ThreadPoolExecutor(threads_at_once(), "shardstore-codec", leave_to_main_thread)
             pool = self._pool
             self._users += 1
         try:

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
 from shardstore.maintenance.cluster import ExecutorLike, ExecutorLost, executor_of
+from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
 
 Task = TypeVar("Task")
@@ -208,7 +209,7 @@ class Execution:
         if self.executor is not None:
             yield self.executor
             return
-        with ThreadPoolExecutor(self.worker_count, thread_name_prefix="shardstore-work") as executor:
+        with ThreadPoolExecutor(self.worker_count, "shardstore-work", leave_to_main_thread) as executor:
             yield executor
 
 

@@ -20,6 +20,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.storage.answer_bodies import check_most
 from shardstore.storage.bound import Bound
 from shardstore.storage.generic_links import CACHES, REFERENCES, SERIAL, UNCHANGING, is_any, is_one
+from shardstore.storage.interrupts import leave_to_main_thread
 
 Info = Mapping[str, Any]
 T = TypeVar("T")
@@ -44,7 +45,7 @@ def _renew_after_fork() -> None:
 async def _in_thread(function: Callable[[], T]) -> T:
     global _threads
     if _threads is None:
-        _threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="shardstore-generic")
+        _threads = ThreadPoolExecutor(_MOST_THREADS, "shardstore-generic", leave_to_main_thread)
     return await asyncio.get_running_loop().run_in_executor(_threads, function)
 
 

@@ -42,6 +42,7 @@ from shardstore.storage.body import byte_view, checked_views, groups, wrong_leng
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local_append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local_append_record import version_of, was_appended_to
@@ -150,7 +151,7 @@ class LocalStorage:
             self._pools, self._pools_pid = {}, os.getpid()
         pool = self._pools.get(name)
         if pool is None:
-            pool = self._pools[name] = ThreadPoolExecutor(workers, thread_name_prefix=f"shardstore-{name}")
+            pool = self._pools[name] = ThreadPoolExecutor(workers, f"shardstore-{name}", leave_to_main_thread)
         return pool
 
     async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:

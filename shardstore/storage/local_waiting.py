@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 
 from shardstore.errors import StorageError
+from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.local_lock_files import close_locked, second_descriptor
 
 _LOOK_SECONDS = 0.25  # between looks whether the interpreter is ending
@@ -31,6 +32,7 @@ def wait_for_lock(fd: int, name: str, lock: Callable[[int], object]) -> None:
     locked: Future[None] = Future()
 
     def run() -> None:
+        leave_to_main_thread()
         try:
             lock(second)
         except BaseException as exc:  # noqa: BLE001 - for the thread that waits for this one
@@ -55,7 +57,7 @@ class _Interpreter:
     """Notices that the interpreter has begun to end: from then on no pool takes work."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardstore-ending")
+        self._pool = ThreadPoolExecutor(1, "shardstore-ending", leave_to_main_thread)
 
     def is_ending(self) -> bool:
         try:

@@ -133,6 +133,42 @@ def test_one_interrupt_ends_a_writer_that_waits_for_a_lock(held: Callable[[str],
     assert store["k"] == b"newer"
 
 
+THREADS = """
+import sys, threading
+import numpy as np
+import zarr
+import shardstore
+from shardstore.storage.local_locks import locked
+
+store = shardstore.open(sys.argv[1], chunks_per_shard=(4,))
+array = zarr.create_array(store, name="a", shape=(1 << 22,), chunks=(1 << 20,), dtype="u1")
+array[...] = np.random.default_rng(0).integers(0, 256, 1 << 22, "u1")
+array[: 1 << 21]
+shardstore.compact(sys.argv[1], workers=1)
+with locked(sys.argv[1] + "/a/c/0"):
+    writer = threading.Thread(target=array.__setitem__, args=(0, 1), daemon=True)
+    writer.start()
+    while "shardstore-lock" not in {thread.name for thread in threading.enumerate()}:
+        pass
+    for thread in threading.enumerate():
+        with open(f"/proc/self/task/{thread.native_id}/status") as status:
+            (blocked,) = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk:")]
+        print(thread.name.partition("_")[0], bool(blocked & 2))
+writer.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the masks of threads are looked up in /proc")
+def test_threads_of_pools_leave_interrupts_to_the_main_thread(tmp_path: Path) -> None:
+    """The system gives a signal to any thread that takes it; the main thread, which waits for a result, would notice nothing."""
+    told = subprocess.run([sys.executable, "-c", THREADS, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120)
+    masks = dict(line.rsplit(" ", 1) for line in told.stdout.splitlines())
+    assert masks["MainThread"] == "False"
+    ours = {name: mask for name, mask in masks.items() if name.startswith("shardstore-")}
+    assert {"shardstore-lock", "shardstore-write", "shardstore-codec"} <= set(ours)
+    assert set(ours.values()) == {"True"}, ours
+
+
 def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that is left behind in the system call gets the lock later, and keeps nobody out with it."""
     path = str(tmp_path / "k")

@@ -430,14 +430,14 @@ def test_single_sets_of_one_tick_are_one_commit() -> None:
     store = store_of(array)
 
     async def sets() -> None:
-        await asyncio.gather(*(store.set(f"x/c/{i}", cpu.Buffer.from_bytes(bytes([i]) * 3)) for i in range(8)))
+        await asyncio.gather(*(store.set(f"x/c/{i}", cpu.Buffer.from_bytes(bytes([i]) * CHUNK)) for i in range(8)))
 
     with trace.count() as block:
         fsspec.asyn.sync(fsspec.asyn.get_loop(), sets)
     assert len(shard_events(block, "write", "compose")) == 1
     assert len(counted.index_reads(block)) == 1
     assert len(metadata_reads(block)) <= 1
-    assert view.get(store, "x/c/7") == b"\x07\x07\x07"
+    assert view.get(store, "x/c/7") == b"\x07" * CHUNK
 
 
 def test_a_transaction_is_one_commit_a_shard() -> None:
@@ -453,7 +453,7 @@ def test_a_write_revalidates_stale_metadata_once_a_batch() -> None:
     counted = Counted(10)
     trace, array = counted.client(metadata_ttl=0.0)
     with trace.count() as block:
-        view.put_many(store_of(array), [(f"x/c/{chunk}", b"1") for chunk in range(10 * PER_SHARD)])
+        view.put_many(store_of(array), [(f"x/c/{chunk}", b"1" * CHUNK) for chunk in range(10 * PER_SHARD)])
     assert len(metadata_reads(block)) == 1
     assert len(shard_events(block, "write")) == 10
 

@@ -36,7 +36,7 @@ lookers = st.sets(clients)  # who looks afterwards; the others go on with what t
 
 def array_document(name: str, shape: int) -> bytes:
     memory = MemoryStore()
-    zarr.create_array(memory, name=name, shape=(shape,), chunks=(1,), dtype="u1", compressors=None, fill_value=0)
+    zarr.create_array(memory, name=name, shape=(shape,), chunks=(1,), dtype="u1", fill_value=0)  # of chunks of any length
     data = view.get(memory, f"{name}/zarr.json")
     assert data is not None
     return data

@@ -144,7 +144,7 @@ SHARDED_ROOT = {
             "name": "sharding_indexed",
             "configuration": {
                 "chunk_shape": [1] * RANK,
-                "codecs": [{"name": "bytes"}],
+                "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
                 "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
             },
         }

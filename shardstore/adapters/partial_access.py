@@ -110,6 +110,11 @@ class PartialAccessStorage(ReadsAndWrites):
     async def probe(self) -> Capabilities:
         return self.capabilities
 
+    def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
+        """As ``ToldByRanges`` says it."""
+        generation = _witnessed(request, data)
+        return None if _witness_of(generation) is None else generation
+
     async def _call(self, what: str, key: str, call: Callable[[], T]) -> T:
         async with self._lock:
             try:

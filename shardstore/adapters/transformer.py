@@ -95,10 +95,11 @@ class ShardingTransformer:
         A value grows where they reach past its end. A start of 0 of a key without a value creates it. Where every chunk of a shard is
         given from its first byte, the shard is built of what is given, and nothing is read (the draft's own rule): then nothing is left of
         longer chunks that were there. Chunks of an array without compressor are all of one size: there, only values of that size are
-        whole chunks, and every other one is a part.
+        whole chunks, and every other one is a part of a chunk that exists.
 
         Raises:
-            InvalidInput: a start lies behind the end of the value, or ranges of one key overlap.
+            InvalidInput: a start lies behind the end of the value, ranges of one key overlap, or a chunk would have another size than
+                the array's codecs give to each.
         """
         spans: dict[str, list[tuple[int, bytes]]] = {}
         for key, start, value in key_start_values:

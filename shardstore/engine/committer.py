@@ -14,9 +14,11 @@ from uuid import uuid4
 import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
+from shardstore.engine.chunk_lengths import refusal
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.index_cache import CachedIndex, IndexCache
+from shardstore.engine.index_versions import IndexVersions
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.plan_writer import PlanWriter
 from shardstore.engine.reader import Reader, StaleLayout, same_shards
@@ -78,6 +80,7 @@ class Committer:
         self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
         self._warned = False
+        self._versions = IndexVersions(storage)
         self.keeps_versions = False
         """Whether the versions of chunks survive commits of this process that do not change them."""
 
@@ -383,7 +386,9 @@ class Committer:
         self._unborn = {}
 
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, older: Mapping[int, Generation]) -> CachedIndex:
-        index = CachedIndex(shard.layout.index_format, generation, plan.nbytes, plan.index, is_verified=True, older=older)
+        index_format = shard.layout.index_format
+        generation = self._versions.named(generation, index_format, lambda: index_format.encode(plan.index))
+        index = CachedIndex(index_format, generation, plan.nbytes, plan.index, is_verified=True, older=older)
         self._indices.put(shard.key, index)
         if shard.node.is_unborn:
             self._unborn[shard.key] = shard, generation
@@ -408,9 +413,14 @@ def _apply(
 ) -> dict[int, BytesLike | None]:
     """The new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
     updates: dict[int, BytesLike | None] = {}
+    nbytes = shard.layout.encoded_chunk_nbytes
     for slot, chain in actions.items():
+        key = shard.chunk_key(slot)
         try:
-            updates[slot] = apply_actions(chain, old.get(slot), shard.chunk_key(slot), versions.get(slot))
+            value = apply_actions(chain, old.get(slot), key, versions.get(slot))
+            if value is not None and (error := refusal(key, value, nbytes)) is not None:
+                raise error
+            updates[slot] = value
         except InvalidInput as exc:
             refused[slot] = exc
     return updates

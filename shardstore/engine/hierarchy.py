@@ -26,6 +26,7 @@ from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
+from shardstore.stored.detect import restored_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -310,6 +311,8 @@ class Hierarchy:
             return Node(path, "other", generation, now, reason="its metadata is not that of a Zarr v3 node", damage="json"), document
         layout = parse_layout(document)
         if isinstance(layout, ArrayLayout):
+            if path in restored_arrays(self._storage):
+                layout = layout.of_any_chunks()
             return Node(path, "sharded", generation, now, layout=layout), document
         plain = parse_plain(document)
         return Node(path, "array", generation, now, plain=plain if isinstance(plain, PlainArray) else None, reason=layout), document

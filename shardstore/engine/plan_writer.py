@@ -12,7 +12,10 @@ from shardstore.errors import Corruption, Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
 from shardstore.plan.commits import CopyOld, NewBytes, PlannedSegment, Unused, WriteShard
+from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Room, Segment, Storage
+
+_GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 
 
 class PlanWriter:
@@ -51,33 +54,27 @@ class PlanWriter:
         Raises:
             ConditionFailed: the object is another version now.
         """
+        windows = _Windows(segments, self._window_bytes)
         at = 0
         while at < len(segments):
             segment = segments[at]
-            if not isinstance(segment, CopyOld):
-                yield _sent(segment)
-                at += 1
-                continue
-            if segment.nbytes > self._window_bytes:
+            if isinstance(segment, CopyOld) and segment.nbytes > self._window_bytes:
                 async for piece in self._long_piece(key, generation, segment):
                     yield piece
                 at += 1
                 continue
-            end, low, high = at, segment.offset, segment.offset + segment.nbytes
-            while end < len(segments):
-                following = segments[end]
-                if isinstance(following, CopyOld):
-                    span = min(low, following.offset), max(high, following.offset + following.nbytes)
-                    if span[1] - span[0] > self._window_bytes:
-                        break
-                    low, high = span
-                end += 1
-            (window,) = await self.read_pinned(key, [ByteRange(low, high)], generation)
+            end = windows.end(at)
+            copies = [segment for segment in segments[at:end] if isinstance(segment, CopyOld)]
+            reads = windows.reads(copies)
+            buffers = await self.read_pinned(key, list(reads.requests), generation) if copies else []
+            number = iter(reads.of_request.tolist())
             for planned in segments[at:end]:
-                if not isinstance(planned, CopyOld):
-                    yield _sent(planned)
+                if isinstance(planned, CopyOld):
+                    i = next(number)
+                    first = planned.offset - reads.requests[i].start
+                    yield buffers[i][first : first + planned.nbytes]
                 else:
-                    yield window[planned.offset - low : planned.offset - low + planned.nbytes]
+                    yield _sent(planned)
             at = end
 
     async def _long_piece(self, key: str, generation: Generation, segment: CopyOld) -> AsyncIterator[BytesLike]:
@@ -101,6 +98,45 @@ class PlanWriter:
         if isinstance(outcome, Failed):
             raise outcome.error
         raise ConditionFailed(f"{key!r} changed while it was being rewritten")
+
+
+class _Windows:
+    """The windows in which what a plan copies is read: ``nbytes`` at most, and in all no more than the stretch that it lies in.
+
+    What lies between two copies is read with them where that saves requests, and only so often that this holds: chunks may lie in
+    any order.
+    """
+
+    def __init__(self, segments: Sequence[PlannedSegment], nbytes: int) -> None:
+        self._segments = segments
+        self._nbytes = nbytes
+        copies = [segment for segment in segments if isinstance(segment, CopyOld)]
+        lowest = min((copy.offset for copy in copies), default=0)
+        highest = max((copy.offset + copy.nbytes for copy in copies), default=0)
+        self._spare = max(0, highest - lowest - sum(copy.nbytes for copy in copies))
+
+    def end(self, at: int) -> int:
+        """Where the window that begins with the segment ``at`` ends: before the first copy that does not fit."""
+        held = 0
+        for i in range(at, len(self._segments)):
+            segment = self._segments[i]
+            if isinstance(segment, CopyOld):
+                held += segment.nbytes
+                if held > self._nbytes:
+                    return i
+        return len(self._segments)
+
+    def reads(self, copies: Sequence[CopyOld]) -> CoalescedReads:
+        """What is read for the copies of one window."""
+        wanted = [ByteRange(copy.offset, copy.offset + copy.nbytes) for copy in copies]
+        useful = sum(copy.nbytes for copy in copies)
+        for gap_bytes in (self._nbytes, _GAP_BYTES):
+            reads = coalesce(wanted, ReadLimits(gap_bytes, self._nbytes))
+            read = sum(request.end - request.start for request in reads.requests)
+            if read <= self._nbytes and read - useful <= self._spare:
+                self._spare -= read - useful
+                return reads
+        return coalesce(wanted, ReadLimits(0, self._nbytes))
 
 
 def _segment(planned: PlannedSegment) -> Segment:

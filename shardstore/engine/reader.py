@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from shardstore.engine.counters import Counters
 from shardstore.engine.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.index_cache import CachedIndex, IndexCache
+from shardstore.engine.index_versions import IndexVersions
 from shardstore.engine.keys import metadata_key
 from shardstore.engine.shard_chunks import (
     Value,
@@ -41,6 +42,7 @@ _PINNED_TRIES = 4
 _TIMES_IN_VAIN = 4
 _MOST_IN_VAIN = 10_000
 _MOST_FIRST_BYTES = 2**24  # of a batch
+_MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
 
 
@@ -108,6 +110,7 @@ class Reader:
         self._indices = indices
         self._limits = limits
         self._counters = counters
+        self._versions = IndexVersions(storage)
         self._in_vain: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
@@ -220,13 +223,15 @@ class Reader:
     def _remember(self, shard: ShardRead, generation_of: Found, data: memoryview) -> CachedIndex | ShardStoreError:
         index_format = shard.layout.index_format
         try:
-            index = index_format.decode(index_format.slice_from(data, generation_of.nbytes))
+            encoded = index_format.slice_from(data, generation_of.nbytes)
+            index = index_format.decode(encoded)
         except Corruption as exc:
             self._indices.drop(shard.key)
             return index_error(shard, exc)
+        generation = self._versions.named(generation_of.generation, index_format, lambda: encoded)
         known = self._indices.get(shard.key, index_format)
-        older = known.older if known is not None and known.generation == generation_of.generation else {}
-        cached = CachedIndex(index_format, generation_of.generation, generation_of.nbytes, index, older=older)
+        older = known.older if known is not None and known.generation == generation else {}
+        cached = CachedIndex(index_format, generation, generation_of.nbytes, index, older=older)
         self._indices.put(shard.key, cached)
         return cached
 
@@ -332,7 +337,7 @@ class Reader:
             left.again += await self._second_round(left, values)
         for one in left.whole:
             index = self._indices.get(one.shard.key, one.shard.layout.index_format)
-            if index is not None and isinstance(one.outcome, Found) and index.generation == one.outcome.generation:
+            if index is not None and isinstance(one.index, CachedIndex) and index.generation == one.index.generation:
                 self._indices.verify(one.shard.key, index)
         return left.again
 
@@ -390,7 +395,7 @@ class Reader:
         whole = [s.wants_everything for s in shards]
         most = _MOST_FIRST_BYTES // max(1, whole.count(False))
         more = [0 if w else self._first_bytes(s, most) for s, w in zip(shards, whole, strict=True)]
-        requests = [EVERYTHING if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
+        requests = [_whole_request(s) if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
         # Documents go along with what may need no other round; if there is one surely, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
         alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.seen > NEVER]
@@ -419,6 +424,7 @@ class Reader:
                 outdated.append(shard)
                 continue
             index = first.index
+            is_whole = is_whole and _came_whole(first.outcome)
             window = 0 if is_whole else None
             if not is_whole:
                 left.firsts.append(first)
@@ -552,6 +558,19 @@ class Reader:
         places = index.index.places(shard.slots, index.object_nbytes)
         start_of_index = max(0, index.object_nbytes - shard.layout.index_format.nbytes)
         return int(places.offsets[places.exists].min(initial=start_of_index)) if places.exists.any() else start_of_index
+
+
+def _whole_request(shard: ShardRead) -> ByteRequest:
+    """All of a shard; where its chunks have one length, no more than a shard has whose bytes are half dead."""
+    index_format = shard.layout.index_format
+    if index_format.chunk_nbytes is None:
+        return EVERYTHING
+    most = index_format.nbytes + 2 * shard.layout.grid.nslots * index_format.chunk_nbytes + _MOST_DEAD_BYTES
+    return index_format.request_with(most) if most < 2**62 else EVERYTHING
+
+
+def _came_whole(outcome: ReadOutcome) -> bool:
+    return not isinstance(outcome, Found) or len(outcome.buffers[0]) == outcome.nbytes
 
 
 def same_shards(now: ArrayLayout, before: ArrayLayout | None) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import Action, simplified
+from shardstore.engine.chunk_lengths import refusal_of_update
 from shardstore.engine.committer import Committer, Refused, Shard, SlotActions
 from shardstore.engine.hierarchy import ChunkTarget
 from shardstore.engine.reader import StaleLayout
@@ -56,9 +57,12 @@ class Writer:
         on their way are carried out.
         """
         submissions: dict[_QueueName, _Submission] = {}
-        of_update: list[tuple[_Submission, int]] = []
+        of_update: list[tuple[_Submission, int] | ShardStoreError] = []
         loop = asyncio.get_running_loop()
         for target, action in updates:
+            if (refused := refusal_of_update(target, action)) is not None:
+                of_update.append(refused)
+                continue
             name = (target.shard_key, target.layout.index_format)
             submission = submissions.get(name)
             if submission is None:
@@ -69,7 +73,7 @@ class Writer:
             of_update.append((submission, slot))
         results = await _all([s.done for s in submissions.values()])
         of_submission = {id(s): r for s, r in zip(submissions.values(), results, strict=True)}
-        return [_outcome(of_submission[id(submission)], slot) for submission, slot in of_update]
+        return [one if isinstance(one, ShardStoreError) else _outcome(of_submission[id(one[0])], one[1]) for one in of_update]
 
     def _queue(self, name: _QueueName, target: ChunkTarget) -> _ShardQueue:
         queue = self._queues.get(name)

@@ -86,7 +86,7 @@ def _in_order(index_format: IndexFormat, chunk_nbytes: int, order: npt.NDArray[n
     header = index_format.nbytes if index_format.location == "start" else 0
     entries[order, 0] = header + chunk_nbytes * np.arange(len(order))
     entries[:, 1] = chunk_nbytes
-    return ShardIndex(entries.reshape(*index_format.chunks_per_shard, 2))
+    return index_format.index(entries)
 
 
 def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int:
@@ -134,4 +134,4 @@ def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:
     """The index with no entries but those of ``slots``, ``(nslots,)``."""
     entries = np.where(slots[:, np.newaxis], index.flat, np.uint64(EMPTY))
     entries.flags.writeable = False
-    return ShardIndex(entries.reshape(index.entries.shape))
+    return ShardIndex(entries.reshape(index.entries.shape), index.chunk_nbytes)

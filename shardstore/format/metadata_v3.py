@@ -43,14 +43,21 @@ class ArrayLayout:
     index_format: IndexFormat
     by_transformer: bool = False
     """Sharded by the 2022 draft's storage transformer, not by a codec."""
-    encoded_chunk_nbytes: int | None = None
-    """The size of every encoded chunk, where the codecs give all of them the same."""
     decoded_chunk_nbytes: int | None = None
     """The size of a chunk's elements, where their type is known."""
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def encoded_chunk_nbytes(self) -> int | None:
+        """The size of every encoded chunk, where the codecs give all of them the same."""
+        return self.index_format.chunk_nbytes
+
+    def of_any_chunks(self) -> ArrayLayout:
+        """The same, of chunks whose codecs are not known to be those of the document."""
+        return replace(self, index_format=replace(self.index_format, chunk_nbytes=None))
 
     @property
     def grid(self) -> ShardGrid:
@@ -199,10 +206,11 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
     if unknown:
         return f"{SHARDING} has a member {unknown[0]!r} that is not known"
     is_transposed = transposes.axes != tuple(range(len(plain.shape)))
-    index_format = IndexFormat(chunks_per_shard, index_codecs, location, transposes.axes if is_transposed else None)
     nbytes = encoded_chunk_nbytes(inner, document.get("data_type"), configuration["codecs"])
+    axes = transposes.axes if is_transposed else None
+    index_format = IndexFormat(chunks_per_shard, index_codecs, location, axes, nbytes)
     decoded = decoded_chunk_nbytes(inner, document.get("data_type"))
-    return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, encoded_chunk_nbytes=nbytes, decoded_chunk_nbytes=decoded)
+    return ArrayLayout(plain.shape, inner, plain.key_encoding, index_format, decoded_chunk_nbytes=decoded)
 
 
 def decoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any) -> int | None:
@@ -232,7 +240,8 @@ def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout 
     chunk_shape = _stacked(plain.chunk_shape, others)
     nbytes = None if others else encoded_chunk_nbytes(chunk_shape, document.get("data_type"), document.get("codecs"))
     decoded = decoded_chunk_nbytes(chunk_shape, document.get("data_type"))
-    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, transformer_index_format(last), True, nbytes, decoded)
+    index_format = replace(transformer_index_format(last), chunk_nbytes=nbytes)
+    return ArrayLayout(plain.shape, chunk_shape, plain.key_encoding, index_format, True, decoded)
 
 
 # Decoded bytes of one element, for the core data types of Zarr v3 and zarr-python's own.

@@ -9,6 +9,7 @@ attribute and number form is carried over both ways; codecs that are spelled as 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from shardstore.errors import Corruption, InvalidInput
@@ -245,7 +246,8 @@ def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject
     if isinstance(layout, str) or layout.by_transformer is by_transformer:
         return stored
     presented = _as_presented(stored, layout)
-    if presented.get(_TRANSFORMERS) or layout.index_format != transformer_index_format(layout.index_format.chunks_per_shard):
+    of_transformer = replace(transformer_index_format(layout.index_format.chunks_per_shard), chunk_nbytes=layout.encoded_chunk_nbytes)
+    if presented.get(_TRANSFORMERS) or layout.index_format != of_transformer:
         return stored
     return shard_document(presented, layout.index_format, by_transformer=by_transformer)
 

@@ -105,6 +105,8 @@ class ShardIndex:
     ``[..., 1]`` lengths."""
 
     entries: npt.NDArray[np.uint64]
+    chunk_nbytes: int | None = None
+    """The length that every entry has to name, where the array's codecs give all chunks the same; ``None``: any."""
 
     @classmethod
     def empty(cls, chunks_per_shard: tuple[int, ...]) -> ShardIndex:
@@ -126,49 +128,62 @@ class ShardIndex:
         return present
 
     def invalid(self, object_nbytes: int, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end.
+        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end, or not of
+        ``chunk_nbytes``.
 
         ``among``: those to look at, of the present ones; by default all. Overlaps, aliases, gaps and any order are valid.
         """
-        offset, nbytes = self.flat[:, 0], self.flat[:, 1]
-        limit = np.uint64(object_nbytes)
-        # offset <= limit first, so that limit - offset cannot wrap where it counts.
-        fits = (offset <= limit) & (nbytes <= limit - np.minimum(offset, limit))
-        invalid: npt.NDArray[np.bool_] = (self.present() if among is None else among) & ~fits
+        invalid = ~_fit(self.flat, np.uint64(object_nbytes), self.chunk_nbytes)
+        invalid &= self.present() if among is None else among
         return invalid
 
     def places(self, slots: Sequence[int] | npt.NDArray[np.int64], object_nbytes: int) -> Places:
         """Where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
-        return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes))
+        return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes), self.chunk_nbytes)
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
         """Where a slot's bytes lie, or ``None`` where it is empty.
 
         Raises:
-            Corruption: the entry is half empty, wraps, or ends past the object.
+            Corruption: the entry is half empty, wraps, ends past the object, or is not of ``chunk_nbytes``.
         """
         offset, nbytes = (int(v) for v in self.flat[slot])
         if offset == nbytes == EMPTY:
             return None
         if EMPTY in (offset, nbytes):
             raise Corruption(f"index entry {slot} is half empty (offset {offset}, nbytes {nbytes})")
+        if self.chunk_nbytes is not None and nbytes != self.chunk_nbytes:
+            raise Corruption(
+                f"index entry {slot} names {nbytes} bytes from {offset}, the array's codecs make {self.chunk_nbytes} of each chunk"
+            )
         if offset + nbytes > object_nbytes:
             raise Corruption(f"index entry {slot} names bytes [{offset}, {offset + nbytes}) of an object of {object_nbytes} bytes")
         return ChunkLocation(offset, nbytes)
 
 
 def places_in(shards: Sequence[tuple[ShardIndex, int, npt.NDArray[np.int64]]]) -> Places:
-    """``ShardIndex.places`` of several shards, each with its size in bytes and the slots, one behind the other."""
+    """``ShardIndex.places`` of several shards of one array, each with its size in bytes and the slots, one behind the other."""
     entries = np.concatenate([index.flat[slots] for index, _, slots in shards])
     sizes = np.array([object_nbytes for _, object_nbytes, _ in shards], dtype=np.uint64)
-    return _places(entries, np.repeat(sizes, [len(slots) for *_, slots in shards]))
+    (chunk_nbytes,) = {index.chunk_nbytes for index, _, _ in shards}
+    return _places(entries, np.repeat(sizes, [len(slots) for *_, slots in shards]), chunk_nbytes)
 
 
-def _places(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint64]) -> Places:
+def _places(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint64], chunk_nbytes: int | None) -> Places:
     offsets, nbytes = entries[:, 0], entries[:, 1]
-    exists = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
+    exists = _fit(entries, limit, chunk_nbytes)
     is_damaged = ~exists & ((offsets != EMPTY) | (nbytes != EMPTY))
     return Places(offsets.view(np.int64), nbytes.view(np.int64), exists, is_damaged)
+
+
+def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint64], chunk_nbytes: int | None) -> npt.NDArray[np.bool_]:
+    """``(n,)``: the ``(n, 2)`` entries that name bytes below ``limit``, as many as a chunk has."""
+    offsets, nbytes = entries[:, 0], entries[:, 1]
+    # offset <= limit first, so that limit - offset cannot wrap where it counts.
+    fit: npt.NDArray[np.bool_] = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
+    if chunk_nbytes is not None:
+        fit &= nbytes == np.uint64(min(chunk_nbytes, EMPTY))  # a shape may multiply to more than 64 bits: no entry is so long
+    return fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +195,8 @@ class IndexFormat:
     location: IndexLocation = "end"
     axes: Axes | None = None
     """Which of the array's dimensions each dimension of the stored index is, where they are not in the same order."""
+    chunk_nbytes: int | None = None
+    """The length of every encoded chunk, where the array's codecs give all of them the same: an entry of another length is damaged."""
 
     @property
     def stored_slots(self) -> npt.NDArray[np.intp]:
@@ -234,7 +251,16 @@ class IndexFormat:
             flat = transposed.transpose(*inverse(self.axes), len(self.axes)).reshape(-1)
         entries = flat.astype(np.uint64).reshape(*self.chunks_per_shard, 2)  # a copy: the buffer is not kept alive
         entries.flags.writeable = False
-        return ShardIndex(entries)
+        return ShardIndex(entries, self.chunk_nbytes)
+
+    def index(self, flat: npt.NDArray[np.uint64]) -> ShardIndex:
+        """The index of these entries, ``(nslots, 2)``, which are not written to any more."""
+        flat.flags.writeable = False
+        return ShardIndex(flat.reshape(*self.chunks_per_shard, 2), self.chunk_nbytes)
+
+    def empty(self) -> ShardIndex:
+        """The index of a shard that holds no chunk."""
+        return self.index(np.full((prod(self.chunks_per_shard), 2), EMPTY, dtype=np.uint64))
 
     def encode(self, index: ShardIndex) -> bytes:
         """The stored bytes of ``index``, checksum included.

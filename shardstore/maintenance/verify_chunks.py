@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from typing import TypeAlias
 
 from shardstore._sync import run_sync
@@ -80,7 +82,10 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     faults: list[Fault] = []
     nbytes = 0
     in_order = sorted(chunks, key=lambda chunk: (chunk.bytes.start, chunk.bytes.end))
-    for window in in_windows(in_order, lambda chunk: chunk.bytes.end - chunk.bytes.start, look.window_bytes):
+    reached = [0, *accumulate((chunk.bytes.end for chunk in in_order), max)]
+    costs = [max(0, chunk.bytes.end - max(chunk.bytes.start, before)) for chunk, before in zip(in_order, reached, strict=False)]
+    for some in in_windows(zip(in_order, costs, strict=True), itemgetter(1), look.window_bytes):  # shared bytes are read once a window
+        window = [chunk for chunk, _ in some]
         plan = coalesce([chunk.bytes for chunk in window], _LIMITS)
         buffers = _pinned(run_sync(storage.read([Read(key, plan.requests, generation)]))[0])
         nbytes += sum(map(len, buffers))

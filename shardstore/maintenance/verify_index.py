@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,9 @@ class IndexCheck:
     readable: npt.NDArray[np.bool_]
 
 
-def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex, chunk_nbytes: int | None) -> IndexCheck:
-    """Of the shard at ``coords`` of the shard grid; ``chunk_nbytes`` is the size of every chunk, where all have the same."""
-    present, wrong = index.present(), index.invalid(object_nbytes)
+def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex) -> IndexCheck:
+    """Of the shard at ``coords`` of the shard grid."""
+    present, wrong = index.present(), replace(index, chunk_nbytes=None).invalid(object_nbytes)
     used = present & ~wrong
     flat = index.flat
     offsets = np.where(used, flat[:, 0], 0).astype(np.int64)  # what fits the object fits int64 as well
@@ -33,7 +33,7 @@ def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, in
     index_start = 0 if layout.index_format.location == "start" else object_nbytes - layout.index_format.nbytes
     index_end = index_start + layout.index_format.nbytes
     in_index = used & (lengths > 0) & (offsets < index_end) & (ends > index_start)
-    odd_size = used & (lengths != chunk_nbytes) if chunk_nbytes is not None else np.zeros_like(used)
+    odd_size = used & index.invalid(object_nbytes)
 
     faults: list[Fault] = []
     if wrong.any():
@@ -44,7 +44,7 @@ def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, in
         faults.append(Fault("entry-in-index", what + _and_more(in_index)))
     if odd_size.any():
         slot = int(np.flatnonzero(odd_size)[0])
-        what = f"index entry {slot} names a chunk of {lengths[slot]} bytes, the codecs make {chunk_nbytes} of each"
+        what = f"index entry {slot} names a chunk of {lengths[slot]} bytes, the codecs make {index.chunk_nbytes} of each"
         faults.append(Fault("chunk-size", what + _and_more(odd_size)))
     outside = used & ~slots_inside(layout, coords)
     if outside.any():

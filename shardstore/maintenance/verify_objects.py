@@ -213,7 +213,7 @@ class _Eye:
             except Corruption as exc:
                 look.faults.append(Fault("index", f"its index cannot be read: {exc}"))
                 continue
-            check = check_index(layout, listed.coords, outcome.nbytes, index, self._plan.coding.nbytes)
+            check = check_index(layout, listed.coords, outcome.nbytes, index)
             look.faults += check.faults
             self._compare(look, outcome, index)
             look.chunks = int(check.readable.sum())

@@ -34,6 +34,7 @@ from shardstore.plan.commits import (
     kept_slots,
     write_anew,
 )
+from shardstore.plan.pieces import covered_nbytes
 
 _PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
 _DEAD_BYTES_ALWAYS_KEPT = 1 << 20
@@ -67,7 +68,8 @@ def plan_append(
     if not kept.any():
         return write_anew(index_format, old, kept, updates, order)
     chunks = [(slot, updates[slot]) for slot in sorted(updates)]
-    live_nbytes = int(old.flat[:, 1].dot(kept)) + index_format.nbytes
+    stay = old.flat[kept].astype(np.int64)
+    live_nbytes = covered_nbytes(stay[:, 0], stay[:, 1]) + index_format.nbytes
     entries = old.flat.copy()
     entries[[slot for slot, _ in chunks]] = EMPTY
     kept_nbytes = old_nbytes if room_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
@@ -87,8 +89,7 @@ def plan_append(
     nbytes = position + index_format.nbytes
     if nbytes - live_nbytes > max(_DEAD_BYTES_ALWAYS_KEPT, max_dead_fraction * nbytes):
         return write_anew(index_format, old, kept, updates, order)
-    entries.flags.writeable = False
-    index = ShardIndex(entries.reshape(old.entries.shape))
+    index = index_format.index(entries)
     return WriteShard((*segments, NewBytes(index_format.encode(index))), nbytes, index)
 
 

@@ -1,6 +1,8 @@
 """What a shard consists of after a commit: segments of the old version and new bytes, and the new index.
 
 Strategy ``rewrite``: a new object that holds the chunks in C or Morton order and nothing else. The other one has a module of its own.
+
+Bytes that several chunks share are copied once, and shared again: what is copied is never longer than the old object.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
+from shardstore.plan.pieces import shared_pieces
 
 ChunkOrder = Literal["C", "morton"]
 
@@ -84,7 +87,7 @@ def plan_rewrite(
     kept = kept_slots(index_format, old, old_nbytes, updates)
     if isinstance(kept, DeleteShard | NothingToDo):
         return kept
-    return write_anew(index_format, old if old is not None else ShardIndex.empty(index_format.chunks_per_shard), kept, updates, order)
+    return write_anew(index_format, old if old is not None else index_format.empty(), kept, updates, order)
 
 
 def kept_slots(
@@ -103,17 +106,26 @@ def kept_slots(
     if all(value is None and not present[slot] for slot, value in updates.items()):
         return NothingToDo()
     if old is not None:
-        damaged = old.invalid(old_nbytes, kept)
-        if damaged.any():
-            slot = int(np.flatnonzero(damaged)[0])
-            old.location(slot, old_nbytes)  # raises, naming the entry
-            raise Corruption(f"index entry {slot} cannot be kept")
+        check_kept(old, old_nbytes, kept)
     return kept
+
+
+def check_kept(old: ShardIndex, old_nbytes: int, kept: npt.NDArray[np.bool_]) -> None:
+    """Refuse to carry over what is no chunk; ``kept``: ``(nslots,)``.
+
+    Raises:
+        Corruption: an entry that is to be kept cannot be right.
+    """
+    damaged = old.invalid(old_nbytes, kept)
+    if damaged.any():
+        slot = int(np.flatnonzero(damaged)[0])
+        old.location(slot, old_nbytes)  # raises, naming the entry
+        raise Corruption(f"index entry {slot} cannot be kept")
 
 
 def plan_empty(index_format: IndexFormat) -> WriteShard:
     """A shard that holds no chunk: nothing but its index."""
-    index = ShardIndex.empty(index_format.chunks_per_shard)
+    index = index_format.empty()
     encoded = NewBytes(index_format.encode(index))
     return WriteShard((encoded,), encoded.nbytes, index)
 
@@ -134,31 +146,59 @@ def write_anew(
             lengths[slot] = len(value)
     slots = slot_order(index_format.chunks_per_shard, order, kept | is_new)
     sizes, is_new = lengths[slots].astype(np.int64), is_new[slots]
+    stored = _stored(old.flat[slots, 0].astype(np.int64), sizes, is_new)
     header = index_format.nbytes if index_format.location == "start" else 0
-    positions = header + np.cumsum(sizes) - sizes
     entries = np.full_like(old.flat, EMPTY)
-    entries[slots, 0] = positions
+    entries[slots, 0] = header + stored.positions
     entries[slots, 1] = sizes
-    entries.flags.writeable = False
-    index = ShardIndex(entries.reshape(old.entries.shape))
+    index = index_format.index(entries)
     encoded = NewBytes(index_format.encode(index))
-    segments = _segments(slots, is_new, old.flat[slots, 0].astype(np.int64), sizes, updates)
-    nbytes = int(sizes.sum()) + encoded.nbytes
+    segments = _segments(slots, is_new, stored, updates)
+    nbytes = int(stored.sizes.sum()) + encoded.nbytes
     if index_format.location == "start":
         return WriteShard((encoded, *segments), nbytes, index)
     return WriteShard((*segments, encoded), nbytes, index)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """What is stored for ``n`` chunks: for each what it brings, once for those that share their bytes."""
+
+    positions: npt.NDArray[np.int64]
+    """``(n,)``: where each chunk begins, from the first byte that is stored for any."""
+    brought_by: npt.NDArray[np.intp] | slice
+    """The chunks for which something is stored, the first of those that share it; ``(k,)`` like the rest."""
+    offsets: npt.NDArray[np.int64]
+    """Where that lies in the old object, if it is kept."""
+    sizes: npt.NDArray[np.int64]
+
+
+def _stored(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], is_new: npt.NDArray[np.bool_]) -> _Stored:
+    """Of chunks in the order in which they are stored: ``offsets`` in the old object, where they are not new."""
+    kept = np.flatnonzero(~is_new)
+    pieces = shared_pieces(offsets[kept], sizes[kept])
+    if pieces is None:
+        return _Stored(np.cumsum(sizes) - sizes, slice(None), offsets, sizes)
+    firsts = kept[pieces.firsts]
+    brings = is_new.copy()
+    brings[firsts] = True
+    sizes, begins = sizes.copy(), offsets.copy()
+    sizes[firsts], begins[firsts] = pieces.ends - pieces.starts, pieces.starts
+    brought_by = np.flatnonzero(brings)
+    brought = sizes[brought_by]
+    positions = np.empty_like(offsets)
+    positions[brought_by] = np.cumsum(brought) - brought
+    positions[kept] = positions[firsts][pieces.of_chunk] + offsets[kept] - pieces.starts[pieces.of_chunk]
+    return _Stored(positions, brought_by, begins[brought_by], brought)
+
+
 def _segments(
-    slots: npt.NDArray[np.intp],
-    is_new: npt.NDArray[np.bool_],
-    offsets: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    updates: Mapping[int, BytesLike | None],
+    slots: npt.NDArray[np.intp], is_new: npt.NDArray[np.bool_], stored: _Stored, updates: Mapping[int, BytesLike | None]
 ) -> list[PlannedSegment]:
     """What is written for chunks that are stored in this order: kept ones that follow on each other are one copy."""
     if not len(slots):
         return []
+    slots, is_new, offsets, sizes = slots[stored.brought_by], is_new[stored.brought_by], stored.offsets, stored.sizes
     begins = np.ones(len(slots), dtype=np.bool_)
     begins[1:] = is_new[1:] | is_new[:-1] | (offsets[1:] != offsets[:-1] + sizes[:-1])
     firsts = np.flatnonzero(begins)
@@ -168,7 +208,10 @@ def _segments(
         slots[firsts].tolist(), is_new[firsts].tolist(), offsets[firsts].tolist(), nbytes.tolist(), strict=True
     ):
         value = updates[slot] if brings else None
-        segments.append(CopyOld(offset, size) if value is None else NewBytes(value))
+        if value is not None:
+            segments.append(NewBytes(value))
+        elif size:
+            segments.append(CopyOld(offset, size))
     return segments
 
 

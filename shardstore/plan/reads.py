@@ -15,7 +15,7 @@ from shardstore.model.ranges import ByteRange
 class ReadLimits:
     """How near ranges have to be to share a request (``gap_bytes`` between them), and how long one may get.
 
-    A single wanted range is never split, however long it is.
+    A single wanted range is never split, however long it is, nor are ranges that overlap: no byte is asked for twice.
     """
 
     gap_bytes: int = 8 * 2**10
@@ -41,8 +41,9 @@ def coalesce(wanted: Sequence[ByteRange], limits: ReadLimits) -> CoalescedReads:
 def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], limits: ReadLimits) -> CoalescedReads:
     """Merge wanted ranges, given by their bounds in any order and overlapping at will, into the fewest requests within the limits.
 
-    Greedy in ascending order, which is optimal for ranges that do not overlap: a request goes on while the next range
-    starts at most ``gap_bytes`` behind its end and ends at most ``request_bytes`` behind its start.
+    Greedy in ascending order, where ranges that overlap count as one, which is optimal: a request goes on while the next range
+    starts at most ``gap_bytes`` behind its end and ends at most ``request_bytes`` behind its start. Requests do not overlap, so
+    all of them together are no longer than the object.
     """
     n = len(starts)
     if not n:
@@ -56,7 +57,7 @@ def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lim
     firsts = np.flatnonzero(begins)
     lasts = np.append(firsts[1:], n) - 1
     for run in np.flatnonzero(reached[lasts] - starts[firsts] > limits.request_bytes).tolist():
-        _cut_up(int(firsts[run]), int(lasts[run]), starts, ends[order], limits, begins)
+        _cut_up(int(firsts[run]), int(lasts[run]), starts, reached, limits, begins)
     firsts = np.flatnonzero(begins)
     of_request = np.empty(n, dtype=np.intp)
     of_request[order] = np.cumsum(begins) - 1
@@ -65,14 +66,14 @@ def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lim
 
 
 def _cut_up(
-    first: int, last: int, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], limits: ReadLimits, begins: npt.NDArray[np.bool_]
+    first: int, last: int, starts: npt.NDArray[np.int64], reached: npt.NDArray[np.int64], limits: ReadLimits, begins: npt.NDArray[np.bool_]
 ) -> None:
-    """Mark where a run of ranges that is too long for a request begins others."""
-    start, reached = int(starts[first]), int(ends[first])
-    others = zip(starts[first + 1 : last + 1].tolist(), ends[first + 1 : last + 1].tolist(), strict=True)
-    for i, (begin, end) in enumerate(others, first + 1):
-        if begin - reached > limits.gap_bytes or max(reached, end) - start > limits.request_bytes:
+    """Mark where a run of ranges that is too long for a request begins others, never between ranges that overlap."""
+    apart = np.append(first, first + 1 + np.flatnonzero(starts[first + 1 : last + 1] >= reached[first:last]))
+    ends = reached[np.append(apart[1:] - 1, last)]
+    start, end = int(starts[first]), int(ends[0])
+    for i, begin, stop in zip(apart[1:].tolist(), starts[apart[1:]].tolist(), ends[1:].tolist(), strict=True):
+        if begin - end > limits.gap_bytes or stop - start > limits.request_bytes:
             begins[i] = True
-            start, reached = begin, end
-        else:
-            reached = max(reached, end)
+            start = begin
+        end = stop

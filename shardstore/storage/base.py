@@ -248,3 +248,14 @@ class Storage(Protocol):
     async def close(self) -> None:
         """Release descriptors and threads. What was acknowledged stays."""
         ...
+
+
+@runtime_checkable
+class ToldByRanges(Protocol):
+    """A storage that knows no versions but what a range of an object holds: the range that was read first is read again.
+
+    What ``write`` returns names nothing that could be read by it.
+    """
+
+    def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
+        """The version of an object in which ``request`` gives ``data``; ``None`` where these are too many to be read again each time."""

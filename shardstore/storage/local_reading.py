@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.answer_bodies import too_long
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
@@ -43,7 +44,13 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
         for request in read.ranges:
             wanted = request if isinstance(request, ByteRange) and request.end <= version.nbytes else resolve(request, version.nbytes)
             nbytes = wanted.end - wanted.start
-            data = look(fd, nbytes, wanted.start) if nbytes else b""
+            try:
+                data = look(fd, nbytes, wanted.start) if nbytes else b""
+            except MemoryError as exc:  # a sparse file has any size
+                raise StorageError(
+                    f"reading {read.key!r}: bytes [{wanted.start}, {wanted.end}) of it do not fit into memory. Read a part of them; or "
+                    "what names them is damaged, which verify tells"
+                ) from exc
             if len(data) != nbytes:
                 return CHANGED
             buffers.append(memoryview(data).toreadonly())
@@ -60,7 +67,7 @@ def read_cached(path: str, read: Read) -> Found | None:
     """As ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try again."""
     try:
         outcome = _read_once(path, read, _cached_pread)
-    except OSError:  # not in memory, or an error that the other way words
+    except (OSError, StorageError):  # not in memory, or an error that the other way words
         return None
     return outcome if isinstance(outcome, Found) else None
 
@@ -102,6 +109,8 @@ def read_file(path: str, read: Read) -> ReadOutcome:
         return outcome
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return ABSENT
+    except StorageError as exc:
+        return Failed(exc)
     except OSError as exc:
         if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
             return ABSENT

@@ -6,7 +6,7 @@ goes through ``DraftStorage`` from then on; anything else is what is stored as i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 
 from shardstore.errors import AccessDenied, Corruption
@@ -32,13 +32,13 @@ class DetectedStorage(StorageWrapper):
 
     def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False, beside: bool = False) -> None:
         super().__init__(inner)
-        self._override = dict(override)
+        self.override = dict(override)
         self._draft = draft
         self._beside = beside
         self._found: Storage | None = None
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return partial(DetectedStorage, draft=self._draft, beside=self._beside), (self.inner, self._override)
+        return partial(DetectedStorage, draft=self._draft, beside=self._beside), (self.inner, self.override)
 
     def __repr__(self) -> str:
         return f"DetectedStorage({self.inner!r})"
@@ -55,7 +55,7 @@ class DetectedStorage(StorageWrapper):
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
         """
         if self._found is None and self._draft:
-            draft = DraftStorage(self.inner, self._override, beside=self._beside)
+            draft = DraftStorage(self.inner, self.override, beside=self._beside)
             if (problem := await draft.problem()) is not None:
                 raise problem
             self._found = draft
@@ -71,7 +71,7 @@ class DetectedStorage(StorageWrapper):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
                 continue
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
-                self._found = DraftStorage(self.inner, self._override, beside=self._beside)
+                self._found = DraftStorage(self.inner, self.override, beside=self._beside)
                 return
             # S3 without the right to list answers 403 to what does not exist.
             is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)
@@ -127,6 +127,14 @@ class DetectedStorage(StorageWrapper):
 def is_draft(storage: Storage) -> bool:
     """Whether a draft hierarchy is stored, as far as is known."""
     return isinstance(storage, DetectedStorage) and storage.is_draft
+
+
+def restored_arrays(storage: Storage) -> Collection[str]:
+    """The paths of arrays whose storage transformers were lost, and are given by whoever opened the storage.
+
+    More than one may have been lost: then what the last one's shards hold is not the chunks of the document's codecs.
+    """
+    return storage.override if isinstance(storage, DetectedStorage | DraftStorage) else ()
 
 
 def _is_entry_point(found: Found) -> bool:

@@ -114,8 +114,12 @@ def is_document(key: str) -> bool:
     return key.endswith("zarr.json")
 
 
+RAW = [{"name": "bytes"}]
+"""Codecs that make as many bytes of every chunk."""
+
+
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
-    """The presented document of a uint8 array, raw bytes."""
+    """The presented document of a uint8 array whose chunks may have any length."""
     return json.dumps(
         {
             "zarr_format": 3,
@@ -125,7 +129,7 @@ def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: A
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
+            "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
             "attributes": {},
         }
         | members

@@ -94,8 +94,8 @@ def test_a_cache_that_checks_sees_changes(tmp_path: Path) -> None:
 
     before = read()
     assert read() == before
-    place.filesystem().pipe_file("ct/c/0/0", b"other bytes")
-    assert read() == b"other bytes"
+    place.filesystem().pipe_file("ct/c/0/0", b"8 others")
+    assert read() == b"8 others"
 
 
 def test_writing_through_a_cache(place: Place, sample: dict[str, bytes], tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.engine.hierarchy import Siblings
 from shardstore.errors import InvalidInput, NotFound
 from tests.adapters import forked
-from tests.adapters.places import Place, array_document, make_place, memory_place
+from tests.adapters.places import RAW, Place, array_document, make_place, memory_place
 from tests.shards import presented, sharded_arrays
 
-ARRAY = array_document((32,), (2,))
+ARRAY = array_document((32,), (2,), codecs=RAW)
 OPTIONS: dict[str, Any] = {"chunks_per_shard": (4,), "index_location": "start"}
 
 

@@ -16,7 +16,7 @@ import zarr
 
 from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly
-from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
+from tests.adapters.places import RAW, Place, array_document, is_document, make_place, memory_place, put_sample
 from tests.shards import presented, sharded_arrays
 from tests.stored import as_zarr_memory, copy_tree, snapshot
 
@@ -37,7 +37,7 @@ def four_a_side(info: Any) -> tuple[int, ...]:
 
 
 GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
-ARRAY = array_document((32,), (2,))  # 16 chunks in 4 shards
+ARRAY = array_document((32,), (2,), codecs=RAW)  # 16 chunks in 4 shards
 
 
 def array(path: str, chunks: range = range(16), value: int = 0) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ def test_touch(fs: ShardedFileSystem) -> None:
     fs.touch("empty")
     assert fs.cat_file("empty") == b""
     assert fs.size("empty") == 0
-    fs.pipe(array("a", range(2)))
+    fs.pipe(array("a", range(2)) | {"a/zarr.json": array_document((32,), (2,))})
     fs.touch("a/c/0")
     assert fs.cat_file("a/c/0") == b""
     with pytest.raises(NotImplementedError):

@@ -194,12 +194,12 @@ def test_what_is_no_key_or_value(mapping: ShardedMap, place: Place) -> None:
 def test_transactions(mapping: ShardedMap, place: Place) -> None:
     before = snapshot(place.objects)
     with mapping.transaction():
-        mapping["ct/c/0/0"] = b"held"
+        mapping["ct/c/0/0"] = b"held for"
         mapping.delitems(["notes.txt"])
-        assert mapping["ct/c/0/0"] == b"held"
+        assert mapping["ct/c/0/0"] == b"held for"
         assert "notes.txt" not in list(mapping)
         assert snapshot(place.objects) == before
-    assert presented(place.objects)["ct/c/0/0"] == b"held"
+    assert presented(place.objects)["ct/c/0/0"] == b"held for"
     before = snapshot(place.objects)
     with pytest.raises(RuntimeError), mapping.transaction():  # noqa: PT012 - the block is what is tested
         mapping.clear()

@@ -172,7 +172,7 @@ class HookedStorage(StorageWrapper):
 
 
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
-    """The presented document of a uint8 array, raw bytes."""
+    """The presented document of a uint8 array whose chunks may have any length."""
     return json.dumps(
         {
             "zarr_format": 3,
@@ -182,7 +182,7 @@ def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) ->
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": 0,
-            "codecs": [{"name": "bytes"}],
+            "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
             "attributes": {},
         }
         | members

@@ -12,6 +12,9 @@ from tests.stored import Objects
 DEAD = None
 """In the place of a slot: bytes that no entry refers to."""
 
+ANY_LENGTH = ({"name": "bytes"}, {"name": "numcodecs.lz4", "configuration": {"acceleration": 1}})
+"""Codecs of chunks that may be any bytes, as far as nobody decodes them."""
+
 Part = tuple[int | None, bytes]
 
 
@@ -22,7 +25,7 @@ def array_document(
     *,
     index_location: str = "end",
     checksum: bool = True,
-    codecs: Sequence[Any] = ({"name": "bytes"},),
+    codecs: Sequence[Any] = ANY_LENGTH,
 ) -> dict[str, Any]:
     """Of an array of one-byte elements."""
     index_codecs: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]

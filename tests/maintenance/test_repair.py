@@ -40,6 +40,10 @@ SHARD = "a/c/0"
 SWAPS = Capabilities(pinned_reads=True, create_if_absent=True, compare_and_swap=True, across_machines=True)
 
 
+ONE_LENGTH = ({"name": "bytes"},)
+"""Codecs that make as many bytes of every chunk."""
+
+
 class Damaged:
     """A store in memory with one array, and a quarantine beside it."""
 
@@ -311,7 +315,8 @@ def test_chunks_of_the_wrong_size_do_not_prove_themselves() -> None:
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 2, 3, 6, 7]], ids=["C", "morton"])
 def test_full_shards_of_equal_chunks_are_told_by_half_of_their_index(index_location: str, checksum: bool, order: list[int]) -> None:
-    place = Damaged(shape=(8, 16), chunk=(2, 2), per_shard=(2, 4), index_location=index_location, checksum=checksum)
+    how: dict[str, Any] = {"index_location": index_location, "checksum": checksum, "codecs": ONE_LENGTH}
+    place = Damaged(shape=(8, 16), chunk=(2, 2), per_shard=(2, 4), **how)
     layout = place.layout
     sound = laid_out(layout, [(slot, chunk(slot, 4)) for slot in order])
     place.objects.put("a/c/0/0", sound)
@@ -323,7 +328,7 @@ def test_full_shards_of_equal_chunks_are_told_by_half_of_their_index(index_locat
 
 
 def test_full_shards_of_equal_chunks_come_back_with_part_of_their_index() -> None:
-    place = Damaged()
+    place = Damaged(codecs=ONE_LENGTH)
     sound = laid_out(place.layout, [(slot, chunk(slot, 4)) for slot in range(8)])
     for missing in range(1, place.layout.index_nbytes - 16, 9):
         place.put(sound[:-missing])
@@ -333,7 +338,7 @@ def test_full_shards_of_equal_chunks_come_back_with_part_of_their_index() -> Non
 
 
 def test_with_less_than_half_of_the_index_equal_chunks_are_not_believed() -> None:
-    place = Damaged()
+    place = Damaged(codecs=ONE_LENGTH)
     sound = laid_out(place.layout, [(slot, chunk(slot, 4)) for slot in range(8)])
     finding = place.mended(scrambled(place.layout, sound, [0, 1, 2, 3, 4]))
     assert (finding.remedy, place.get()) == ("deleted", None)

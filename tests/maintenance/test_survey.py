@@ -140,8 +140,8 @@ def test_dead_bytes_and_shared_bytes(storage: MemoryStorage, objects: StorageObj
     layout = sharded_arrays(objects)["scans/pt"]
     chunk = b"0123456789abcdef"
     # Two chunks share half of their bytes, one lies apart, 5 bytes belong to nobody.
-    entries = [(0, 16), (8, 16), (29, 3), (MISSING, MISSING)]
-    objects.put("scans/pt/c/0", (chunk + chunk)[:24] + b"dead!" + b"xyz" + encode_index(layout, entries))
+    entries = [(0, 16), (8, 16), (29, 16), (MISSING, MISSING)]
+    objects.put("scans/pt/c/0", (chunk + chunk)[:24] + b"dead!" + chunk + encode_index(layout, entries))
     usage = matches(objects, surveyed(storage), "scans/pt")
     assert (usage.dead_nbytes, usage.chunks) == (5, 9)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,13 +22,31 @@ def test_every_wanted_range_lies_in_its_request(wanted: list[ByteRange], limit: 
         assert request.start <= w.start <= w.end <= request.end
 
 
+def stretches(members: list[ByteRange]) -> list[int]:
+    """How long the ranges are, those that overlap taken together."""
+    joined: list[tuple[int, int]] = []
+    for member in members:
+        if joined and member.start < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], member.end)
+        else:
+            joined.append((member.start, member.end))
+    return [end - start for start, end in joined] + [0]
+
+
+@given(ranges, limits)
+def test_no_byte_is_requested_twice(wanted: list[ByteRange], limit: ReadLimits) -> None:
+    requests = coalesce(wanted, limit).requests
+    for before, after in itertools.pairwise(requests):
+        assert before.end <= after.start
+
+
 @given(ranges, limits)
 def test_limits_hold(wanted: list[ByteRange], limit: ReadLimits) -> None:
     plan = coalesce(wanted, limit)
     for number, request in enumerate(plan.requests):
         members = sorted((w for w, n in zip(wanted, plan.of_request, strict=True) if n == number), key=lambda r: (r.start, r.end))
         assert members
-        assert request.end - request.start <= max(limit.request_bytes, *(m.end - m.start for m in members))
+        assert request.end - request.start <= max(limit.request_bytes, *stretches(members))
         covered = members[0].end
         for member in members[1:]:
             assert member.start - covered <= limit.gap_bytes

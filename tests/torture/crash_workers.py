@@ -19,7 +19,7 @@ SHARDS = 4
 SLOTS = 16
 DOCUMENT = (
     b'{"zarr_format":3,"node_type":"array","shape":[%d],"data_type":"uint8","chunk_grid":{"name":"regular","configuration":'
-    b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"}]}' % (SHARDS * SLOTS)
+    b'{"chunk_shape":[1]}},"chunk_key_encoding":{"name":"default"},"fill_value":0,"codecs":[{"name":"bytes"},"gzip"]}' % (SHARDS * SLOTS)
 )
 
 APPENDING_REQUESTS = ("create_multipart_upload", "upload_part_copy", "upload_part", "complete_multipart_upload")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,3 +102,34 @@ def document(shape: tuple[int, ...], chunks: tuple[int, ...], *, separator: str 
         "shape": list(shape),
     }
     return json.dumps(members | compressor, indent=4, sort_keys=True).encode()
+
+
+class Store:
+    """The draft's interface over a dictionary, as briefly as it can be written. Ranges may count from the end."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.calls: Counter[str] = Counter()
+
+    def get_partial_values(self, key_ranges: Sequence[tuple[str, tuple[int, int | None]]]) -> list[bytes | None]:
+        self.calls["get_partial_values"] += 1
+        return [
+            None if key not in self.values else self.values[key][start:] if length is None else self.values[key][start:][:length]
+            for key, (start, length) in key_ranges
+        ]
+
+    def set(self, key: str, value: bytes) -> None:
+        self.calls["set"] += 1
+        self.values[key] = value
+
+    def erase(self, key: str) -> None:
+        self.calls["erase"] += 1
+        del self.values[key]
+
+    def list_prefix(self, prefix: str) -> Iterable[str]:
+        assert not prefix or prefix.endswith("/"), "the draft leaves it undefined"
+        return [key for key in self.values if key.startswith(prefix)]
+
+    def list_dir(self, prefix: str) -> tuple[list[str], list[str]]:
+        below = [key[len(prefix) :].partition("/") for key in self.list_prefix(prefix)]
+        return [prefix + name for name, slash, _ in below if not slash], sorted({f"{prefix}{name}/" for name, slash, _ in below if slash})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.memory import MemoryStorage
-from tests.transformer.layers import CountedCalls, document, layered
+from tests.engine.hooked import document as v3_document
+from tests.transformer.layers import CountedCalls, Store, document, layered
 
 ROOT = "data/root/x/c"
 
@@ -181,3 +183,44 @@ def test_list_dir_of_a_damaged_shard_at_the_end_names_all_that_it_could_hold() -
     short = b"too short for an index"
     run_sync(place.write(f"{ROOT}1/0", [short], len(short), UNCONDITIONAL))
     assert ShardingTransformer(place, present="draft").list_dir("data/root/x/") == ([], [f"{ROOT}2/", f"{ROOT}3/"])
+
+
+@pytest.mark.filterwarnings("ignore:.*no compare-and-swap:RuntimeWarning")
+@pytest.mark.parametrize("present", ["draft", "v3"])
+@pytest.mark.parametrize("index_location", ["start", "end"])
+def test_get_partial_values_after_writes_of_the_same_client(present: Any, index_location: Any) -> None:
+    """Some indices were read, others were written just now, or are of shards of which something is missing: two calls for any of them."""
+    if present == "draft" and index_location == "start":
+        pytest.skip("the draft has its index at the end")
+    below = Store()
+    options = {"present": present} if present == "draft" else {"index_location": index_location}
+    top = ShardingTransformer(below, chunks_per_shard=(2,), metadata_ttl=0.0, **options)
+    if present == "draft":
+        top.set("meta/root/x.array.json", document((16,), (2,), compressed=True))
+    else:
+        top.set("x/zarr.json", v3_document((16,), (2,)))
+
+    def name(chunk: int) -> str:
+        return f"data/root/x/c{chunk}" if present == "draft" else f"x/c/{chunk}"
+
+    def ask(*chunks: int, most: int = 2) -> None:
+        below.calls.clear()
+        assert top.get_partial_values([(name(i), (0, None)) for i in chunks]) == [values.get(i) for i in chunks]
+        assert below.calls["get_partial_values"] <= most
+
+    values = {i: b"chunk %d" % i for i in range(8)}
+    for i, value in values.items():
+        top.set(name(i), value)
+    ask(0)
+    ask(0, 4)
+    ask(*range(8))
+    top.erase(name(1))
+    del values[1]
+    values[2] = b"another"
+    top.set(name(2), values[2])
+    ask(1, 2, 7)
+    ask(*range(8))
+    values[5] = b"of another client"
+    ShardingTransformer(below, **options).set(name(5), values[5])
+    ask(3, 4, 5, most=4)  # what is remembered turns out to be of the version before
+    ask(2, 5)

@@ -134,7 +134,7 @@ def test_one_interrupt_ends_a_writer_that_waits_for_a_lock(held: Callable[[str],
 
 
 THREADS = """
-import sys, threading
+import sys, threading, time
 import numpy as np
 import zarr
 import shardstore
@@ -145,15 +145,27 @@ array = zarr.create_array(store, name="a", shape=(1 << 22,), chunks=(1 << 20,), 
 array[...] = np.random.default_rng(0).integers(0, 256, 1 << 22, "u1")
 array[: 1 << 21]
 shardstore.compact(sys.argv[1], workers=1)
+def masks():
+    found = {}
+    for thread in threading.enumerate():
+        try:
+            with open(f"/proc/self/task/{thread.native_id}/status") as status:
+                (blocked,) = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk:")]
+        except FileNotFoundError:  # it has not begun, or has ended
+            continue
+        found[thread.name.partition("_")[0]] = bool(blocked & 2)
+    return found
+
 with locked(sys.argv[1] + "/a/c/0"):
     writer = threading.Thread(target=array.__setitem__, args=(0, 1), daemon=True)
     writer.start()
-    while "shardstore-lock" not in {thread.name for thread in threading.enumerate()}:
-        pass
-    for thread in threading.enumerate():
-        with open(f"/proc/self/task/{thread.native_id}/status") as status:
-            (blocked,) = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk:")]
-        print(thread.name.partition("_")[0], bool(blocked & 2))
+    until = time.monotonic() + 60  # a thread blocks the signal a moment after it has begun
+    while time.monotonic() < until:
+        found = masks()
+        if "shardstore-lock" in found and all(found[name] for name in found if name.startswith("shardstore-")):
+            break
+for name, is_blocked in found.items():
+    print(name, is_blocked)
 writer.join()
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import threading
 import time
 
@@ -88,3 +89,8 @@ def test_an_error_of_a_piece() -> None:
     with pytest.raises(ValueError, match="the first"):
         asyncio.run(in_threads(1000, LARGE, work))
     assert sorted([0, *ended]) == sorted(begun)
+
+
+def test_threads_leave_interrupts_to_the_main_thread() -> None:
+    with codec_threads._threads.used() as pool:
+        assert signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, set()).result(60)

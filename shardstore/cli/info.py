@@ -15,7 +15,8 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.findings import alike, show_others
+from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size, wrapped
 from shardstore.cli.runtime import runtime_facts
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
@@ -34,16 +35,24 @@ _PRESENTABLE: dict[_Stored, dict[str, str]] = {
 }
 
 _CAPABILITIES = {
-    "pinned_reads": "reads of one version of an object",
-    "create_if_absent": "create only where nothing is",
-    "compare_and_swap": "replace only the version that was read",
-    "conditional_delete": "delete only the version that was read",
-    "reads_beside": "look at an array's metadata in the same step as at its chunks",
-    "compose": "copy ranges of an object into its new version",
-    "appends_in_place": "append to an object without copying it",
-    "durable": "what was acknowledged survives the loss of power",
-    "across_machines": "all this between the writers of all machines that reach it",
-    "static": "read without another look, since nothing changes in it",
+    "read": {
+        "pinned_reads": "one version of an object",
+        "reads_beside": "an array's metadata in the same step as its chunks",
+        "static": "without another look, since nothing changes in it",
+    },
+    "write": {
+        "create_if_absent": "only where nothing is",
+        "compare_and_swap": "only over the version that was read",
+        "conditional_delete": "and delete only the version that was read",
+    },
+    "copy": {
+        "compose": "ranges of an object into its new version",
+        "appends_in_place": "nothing where it only appends",
+    },
+    "promise": {
+        "durable": "that what was acknowledged survives the loss of power",
+        "across_machines": "all this between the writers of all machines that reach it",
+    },
 }
 
 
@@ -178,9 +187,10 @@ def _show(where: str, found: Survey, kind: str, capabilities: Capabilities, is_k
     for group in found.consolidated:
         state = ("out of date: renew it by zarr.consolidate_metadata", "yellow") if group.is_stale else ("up to date", "")
         show(Text.assemble(f"consolidated metadata of {group.path or '/'}: {plural(group.arrays, 'array')}, ", state))
-    show(_capabilities(kind, capabilities, is_known))
-    for damage in found.damage:
-        show(Text.assemble(("damaged  ", "bold red"), f"{damage.key}: {damage.what}"))
+    show(*_capabilities(kind, capabilities, is_known))
+    for first, others in alike(found.damage, lambda damage: damage.what):
+        show(wrapped("damaged  ", f"{first.key}: {first.what}", "bold red"))
+        show_others([damage.key for damage in others], "         ")
 
 
 def _rows(rows: list[tuple[str, str]]) -> Table:
@@ -245,7 +255,7 @@ def _of(present: int, possible: int | None) -> str:
     return count(present) if possible is None else f"{count(present)} of {count(possible)}"
 
 
-def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> Text:
+def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> list[Text]:
     if capabilities.atomic_commits and not capabilities.across_machines:
         said = "writers that share a shard: safe on one machine, and on several only if opened with locks='cluster'"
     elif capabilities.atomic_commits:
@@ -256,9 +266,13 @@ def _capabilities(kind: str, capabilities: Capabilities, is_known: bool) -> Text
             said += " (its file system keeps neither fractions of seconds nor extended attributes, which tell versions of a file apart)"
     else:
         said = "writers that share a shard: not known before the server is asked (at the first write, or by --probe)"
-    able = [words for name, words in _CAPABILITIES.items() if getattr(capabilities, name)]
-    text = Text.assemble((f"storage {kind}: ", "bold"), said)
-    return text.append(f"\n  it can: {'; '.join(able)}") if able else text
+    able = {verb: [words for name, words in flags.items() if getattr(capabilities, name)] for verb, flags in _CAPABILITIES.items()}
+    lines = [wrapped(f"storage {kind}: ", said, "bold")]
+    if any(able.values()):
+        lines.append(Text("  it can"))
+    width = max(map(len, able)) + 2
+    lines += [wrapped(verb.ljust(width), "; ".join(words), "dim", indent=4) for verb, words in able.items() if words]
+    return lines
 
 
 def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
+
+_COLUMNS = 80  # of paragraphs where there is no screen
+_LEAST_COLUMNS = 30  # for the text behind a label
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -34,6 +38,24 @@ def show(*renderables: RenderableType) -> None:
         for renderable in renderables:
             console.print(renderable)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
+
+
+def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
+    """A paragraph behind its label: lines as wide as the screen, or of 80 columns where there is none, below each other."""
+    width = max(columns_of_screen() or _COLUMNS, indent + len(label) + _LEAST_COLUMNS)
+    margin = " " * indent
+    lines = textwrap.wrap(
+        text,
+        width,
+        initial_indent=margin + label,
+        subsequent_indent=margin + " " * len(label),
+        break_long_words=False,  # keys and URLs are copied from there
+        break_on_hyphens=False,
+    )
+    paragraph = Text("\n".join(lines or [margin + label]), no_wrap=True, overflow="ignore")
+    if style:
+        paragraph.stylize(style, indent, indent + len(label))
+    return paragraph
 
 
 def columns_of_screen() -> int | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.padding import Padding
 from rich.text import Text
 
 from shardstore.adapters.verification import decoder
@@ -36,15 +35,17 @@ from shardstore.cli.execution import (
     write_failures,
 )
 from shardstore.cli.failures import ExitCode, exit_code
-from shardstore.cli.output import complain, count, plural, print_json, show, size
+from shardstore.cli.findings import alike, show_others
+from shardstore.cli.output import complain, count, plural, print_json, show, size, wrapped
 from shardstore.cli.target import pair_options, resolve
 from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.maintenance.census_file import merged, read_census
+from shardstore.maintenance.detectable import Detectable
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.findings import Finding
 from shardstore.maintenance.verify import ArrayVerified, Copy, VerifyReport, verify_engine
 
-_NOTES_SHOWN = 3  # of each kind and array; --json has more
+_ARRAYS_NAMED = 8
 
 
 def verify(
@@ -160,25 +161,42 @@ def _document(report: VerifyReport) -> dict[str, Any]:
 def _show(where: str, report: VerifyReport) -> None:
     arrays, objects = plural(len(report.arrays), "array"), plural(report.objects, "object")
     show(Text.assemble((where, "bold"), f"  {arrays}, {objects}, {size(report.nbytes_read)} read"))
-    for array in report.arrays:
-        show("", _array(array))
-        for label, sentences in (("detects", array.detectable.found), ("cannot detect", array.detectable.missed)):
+    if report.arrays:
+        show("", *map(_array, report.arrays))
+    for arrays_alike in _by_detectable(report.arrays):
+        show("", wrapped("in ", _named(arrays_alike, report.arrays), "dim"))
+        for label, sentences in (("detects", arrays_alike[0].detectable.found), ("cannot detect", arrays_alike[0].detectable.missed)):
             for sentence in sentences:
-                show(Padding(Text.assemble((f"{label}  ", "dim"), sentence), (0, 0, 0, 2), expand=False))
+                show(wrapped(f"{label}  ", sentence, "dim", indent=2))
     errors = [finding for finding in report.findings if finding.severity == "error"]
     notes = [finding for finding in report.findings if finding.severity == "note"]
     if errors or notes:
         show("")
-    for finding in errors:
-        show(Text.assemble(("error  ", "bold red"), _said(finding)))
-    if len(errors) < report.errors:
-        show(f"       and {count(report.errors - len(errors))} more")
-    for group in _grouped(notes):
-        for finding in group[:_NOTES_SHOWN]:
-            show(Text.assemble(("note   ", "yellow"), _said(finding)))
-        if len(group) > _NOTES_SHOWN:
-            show(f"       and {count(len(group) - _NOTES_SHOWN)} more like this")
+    _show_findings("error  ", "bold red", errors, report.errors)
+    _show_findings("note   ", "yellow", notes, report.notes)
     show("", Text(f"{plural(report.errors, 'error')}, {plural(report.notes, 'note')}", "bold"))
+
+
+def _show_findings(label: str, style: str, findings: Sequence[Finding], total: int) -> None:
+    for first, others in alike(findings, lambda finding: finding.what, lambda finding: (finding.path, finding.kind)):
+        show(wrapped(label, _said(first), style))
+        show_others([other.key or other.path or "/" for other in others], " " * len(label))
+    if len(findings) < total:
+        show(f"{' ' * len(label)}and {count(total - len(findings))} more, which are not listed")
+
+
+def _by_detectable(arrays: Sequence[ArrayVerified]) -> list[list[ArrayVerified]]:
+    groups: dict[Detectable, list[ArrayVerified]] = {}
+    for array in arrays:
+        groups.setdefault(array.detectable, []).append(array)
+    return list(groups.values())
+
+
+def _named(some: Sequence[ArrayVerified], arrays: Sequence[ArrayVerified]) -> str:
+    if len(some) == len(arrays) > 1:
+        return "all arrays"
+    named = [array.path or "/" for array in some[:_ARRAYS_NAMED]]
+    return ", ".join(named) + (f" and {count(len(some) - len(named))} others" if len(some) > len(named) else "")
 
 
 def _array(array: ArrayVerified) -> Text:
@@ -188,10 +206,3 @@ def _array(array: ArrayVerified) -> Text:
 
 def _said(finding: Finding) -> str:
     return f"{finding.kind}  {finding.key or finding.path or '/'}: {finding.what}. {finding.remedy[:1].upper()}{finding.remedy[1:]}"
-
-
-def _grouped(notes: Sequence[Finding]) -> list[list[Finding]]:
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for note in notes:
-        groups.setdefault((note.path, note.kind), []).append(note)
-    return list(groups.values())

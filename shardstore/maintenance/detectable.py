@@ -33,7 +33,7 @@ def detectable(plan: ArrayPlan, how: Thoroughness) -> Detectable:
     if plan.layout is not None:
         _of_index(plan, found, missed)
     elif plan.coding.nbytes is not None:
-        found.append(f"objects that have not the {plan.coding.nbytes} bytes of a chunk")
+        found.append("objects that are not as long as a chunk")
     _of_chunks(plan, how, found, missed)
     if how.against:
         found.append("every byte in which a chunk differs from the other copy, and chunks that only one of the two has")
@@ -57,7 +57,7 @@ def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
     index = plan.layout.index_format
     always = "entries that are half empty, wrap, end past the object or reach into the index"
     if plan.coding.nbytes is not None:
-        always += f", or name a chunk that has not the {plan.coding.nbytes} bytes that the codecs make of each"
+        always += ", or name a chunk that is not as long as the codecs make each"
     if index.codecs.checksum:
         found.append(f"every change of an index, which has a checksum; {always}")
         if index.location == "end":

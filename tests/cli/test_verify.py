@@ -16,6 +16,8 @@ import zarr
 import shardstore
 from shardstore.cli import census_picture
 from shardstore.cli.execution import write_failures
+from shardstore.cli.findings import show_others
+from shardstore.cli.output import wrapped
 from shardstore.errors import StorageError
 from shardstore.maintenance.census_file import Unread
 from shardstore.storage.base import Failed
@@ -47,8 +49,9 @@ def test_errors_have_their_exit_code_and_notes_have_none(place: Place) -> None:
     place.objects.put("notes.txt", b"note")
     outcome = run("verify", place.url, *place.options)
     assert (outcome.code, outcome.err) == (5, "error: 1 error was found\n")
-    assert "error  index  ct/c/0/1: its index cannot be read: the object has 5 bytes" in outcome.out
-    assert "note   stray  notes.txt: 4 bytes that belong to no node. Nothing of the hierarchy refers to it" in outcome.out
+    told = " ".join(outcome.out.split())
+    assert "error index ct/c/0/1: its index cannot be read: the object has 5 bytes" in told
+    assert "note stray notes.txt: 4 bytes that belong to no node. Nothing of the hierarchy refers to it" in told
     as_json = run("verify", place.url, "--json", *place.options)
     assert as_json.code == 5
     error, note = as_json.json["findings"]
@@ -57,6 +60,58 @@ def test_errors_have_their_exit_code_and_notes_have_none(place: Place) -> None:
     assert (note["severity"], note["kind"]) == ("note", "stray")
     place.objects.delete("ct/c/0/1")
     assert succeed("verify", place.url, *place.options).lines[-1] == "0 errors, 1 note"
+
+
+def test_what_is_found_many_times_is_said_once(local: Place) -> None:
+    for i in range(12):
+        local.objects.put(f"ct/stray{i}.txt", b"x" * i)
+    for key in ("ct/c/0/0", "ct/c/0/1"):
+        shard = bytearray(local.objects.get(key) or b"")
+        shard[-1] ^= 1
+        local.objects.put(key, bytes(shard))
+    local.objects.put("ct/c/0/2", b"short")
+    outcome = run("verify", local.url)
+    told = " ".join(outcome.out.split())
+    # Those whose checksums differ are alike, though no two have the same; what is short is another thing.
+    assert told.count("error index ct/c/0/") == 2
+    assert "write its chunks again and 1 more like this: ct/c/0/1 error index ct/c/0/2: its index cannot be read: the object has 5" in told
+    assert told.count("note stray") == 1
+    assert "and 11 more like this: ct/stray1.txt, ct/stray10.txt, " in told
+    assert "ct/stray6.txt and 3 others 3 errors, 12 notes" in told
+    assert len(run("verify", local.url, "--json").json["findings"]) == 15
+    info = " ".join(run("info", local.url).out.split())
+    assert info.count("damaged ct/c/0/") == 2
+    assert "and 1 more like this: ct/c/0/1 damaged ct/c/0/2: its index is damaged: the object has 5 bytes" in info
+
+
+def test_several_findings_in_one_object_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    show_others(["a/c/0", "a/c/0", "a/c/1"], "   ")
+    assert capsys.readouterr().out == "   and 3 more like this, in 2 objects: a/c/0, a/c/1\n"
+
+
+def test_arrays_of_one_kind_share_what_is_said_of_them(local: Place) -> None:
+    lines = succeed("verify", local.url).lines
+    assert lines[2:7] == ["ct  6 objects, 21 chunks, 0 errors", lines[3], "time  2 objects, 2 chunks, 0 errors", "", "in ct, scans/pt"]
+    assert sum("cannot detect" in line for line in lines) == 4
+
+
+@pytest.mark.parametrize("command", ["verify", "info"])
+def test_sentences_are_wrapped_where_there_is_no_screen(local: Place, command: str) -> None:
+    local.objects.put("ct/c/0/1", b"short")
+    local.objects.put("ct/notes.txt", b"note")
+    first, *lines = run(command, local.url).lines
+    assert local.url in first  # which is never broken
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_keys_are_never_broken() -> None:
+    key = "a/" * 60 + "zarr.json"
+    text = wrapped("note  ", f"{key}: it is long. {'word ' * 30}", indent=2).plain
+    assert key in text
+    lines = text.splitlines()
+    assert [line.startswith(" " * 8) for line in lines[1:]] == [True] * (len(lines) - 1)
+    assert all(len(line) <= 80 for line in lines if key not in line)
 
 
 def test_a_node_alone(place: Place) -> None:
@@ -84,8 +139,9 @@ def test_deep_and_against(local: Place, tmp_path: Path) -> None:
     local.objects.put("time/c/1", b"12345678" * 2)
     outcome = run("verify", local.url, "--against", copy)
     assert outcome.code == 5
-    assert "error  differs  time/zarr.json: it differs from the other copy's in attributes" in outcome.out
-    assert "error  differs  time/c/1: its 16 bytes differ from the other copy's, from byte 0 on" in outcome.out
+    told = " ".join(outcome.out.split())
+    assert "error differs time/zarr.json: it differs from the other copy's in attributes" in told
+    assert "error differs time/c/1: its 16 bytes differ from the other copy's, from byte 0 on" in told
     nothing = run("verify", local.url, "--against", str(tmp_path / "nothing"))
     assert (nothing.code, "no node to compare with" in nothing.error) == (3, True)
 

@@ -18,7 +18,7 @@ the end, little-endian, without a checksum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -34,6 +34,8 @@ from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLik
 
 EMPTY = 2**64 - 1
 ENTRY_NBYTES = 16  # two uint64
+_KEPT_NBYTES = 2**20  # shorter indices are copied, so that they hold nothing else in memory
+_BLOCK_ENTRIES = 2**18
 MAX_SLOTS = 2**24  # an index of 256 MiB: a larger one comes from a damaged document, not from a writer
 
 IndexLocation = Literal["start", "end"]
@@ -123,9 +125,7 @@ class ShardIndex:
 
     def present(self) -> npt.NDArray[np.bool_]:
         """``(nslots,)``: where an entry is not the empty marker; half-empty ones count as present (and are corrupt)."""
-        flat = self.flat
-        present: npt.NDArray[np.bool_] = (flat[:, 0] & flat[:, 1]) != EMPTY  # all bits of both
-        return present
+        return _by_blocks(self.flat, _present)
 
     def invalid(self, object_nbytes: int, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
         """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end, or not of
@@ -133,7 +133,8 @@ class ShardIndex:
 
         ``among``: those to look at, of the present ones; by default all. Overlaps, aliases, gaps and any order are valid.
         """
-        invalid = ~_fit(self.flat, np.uint64(object_nbytes), self.chunk_nbytes)
+        limit = np.uint64(object_nbytes)
+        invalid = ~_by_blocks(self.flat, lambda entries: _fit(entries, limit, self.chunk_nbytes))
         invalid &= self.present() if among is None else among
         return invalid
 
@@ -184,6 +185,28 @@ def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint
     if chunk_nbytes is not None:
         fit &= nbytes == np.uint64(min(chunk_nbytes, EMPTY))  # a shape may multiply to more than 64 bits: no entry is so long
     return fit
+
+
+def _may_be_kept(data: memoryview) -> bool:
+    """Whether a long index may stay in the memory that it came in: nobody writes to that, and little else is in it."""
+    owner = data.obj
+    is_ours = isinstance(owner, bytes) or (isinstance(owner, np.ndarray) and data.readonly)
+    return is_ours and len(data) >= _KEPT_NBYTES and memoryview(owner).nbytes <= len(data) + len(data) // 8
+
+
+def _by_blocks(flat: npt.NDArray[np.uint64], look: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
+    """``look`` of ``(n, 2)`` entries, so many at once that what it computes with is short beside a long index."""
+    if len(flat) <= _BLOCK_ENTRIES:
+        return look(flat)
+    found = np.empty(len(flat), dtype=np.bool_)
+    for start in range(0, len(flat), _BLOCK_ENTRIES):
+        found[start : start + _BLOCK_ENTRIES] = look(flat[start : start + _BLOCK_ENTRIES])
+    return found
+
+
+def _present(flat: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    present: npt.NDArray[np.bool_] = (flat[:, 0] & flat[:, 1]) != EMPTY  # all bits of both
+    return present
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +272,8 @@ class IndexFormat:
         if self.axes is not None:
             transposed = flat.reshape(*permuted(self.chunks_per_shard, self.axes), 2)
             flat = transposed.transpose(*inverse(self.axes), len(self.axes)).reshape(-1)
-        entries = flat.astype(np.uint64).reshape(*self.chunks_per_shard, 2)  # a copy: the buffer is not kept alive
+        may_be_kept = flat.flags.aligned and _may_be_kept(view)
+        entries = flat.astype(np.uint64, copy=not may_be_kept).reshape(*self.chunks_per_shard, 2)
         entries.flags.writeable = False
         return ShardIndex(entries, self.chunk_nbytes)
 
@@ -271,5 +295,5 @@ class IndexFormat:
         if index.entries.shape != (*self.chunks_per_shard, 2):
             raise InvalidInput(f"an index of shape {index.entries.shape} does not fit chunks_per_shard {self.chunks_per_shard}")
         entries = index.entries if self.axes is None else index.entries.transpose(*self.axes, len(self.axes))
-        data = entries.astype(self.codecs.dtype).tobytes()
-        return data + crc32c(data) if self.codecs.checksum else data
+        data = np.ascontiguousarray(entries, dtype=self.codecs.dtype).reshape(-1).view(np.uint8).data  # without a copy, as a rule
+        return b"".join([data, crc32c(data)] if self.codecs.checksum else [data])

@@ -138,14 +138,14 @@ def write_anew(
     order: ChunkOrder,
 ) -> WriteShard:
     """The shard of the chunks of ``old`` in the slots that are ``kept``, and of the updates."""
+    given = {slot: len(value) for slot, value in updates.items() if value is not None}
+    new = np.fromiter(given, dtype=np.intp, count=len(given))
     is_new = np.zeros_like(kept)
-    lengths = old.flat[:, 1].copy()
-    for slot, value in updates.items():
-        if value is not None:
-            is_new[slot] = True
-            lengths[slot] = len(value)
+    is_new[new] = True
     slots = slot_order(index_format.chunks_per_shard, order, kept | is_new)
-    sizes, is_new = lengths[slots].astype(np.int64), is_new[slots]
+    is_new = is_new[slots]
+    sizes = old.flat[slots, 1].astype(np.int64)
+    sizes[is_new] = [given[slot] for slot in slots[is_new].tolist()]
     stored = _stored(old.flat[slots, 0].astype(np.int64), sizes, is_new)
     header = index_format.nbytes if index_format.location == "start" else 0
     entries = np.full_like(old.flat, EMPTY)

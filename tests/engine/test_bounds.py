@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +90,30 @@ def test_bytes_are_granted_in_turn_and_never_beyond_the_limit() -> None:
             return order
 
     assert run_sync(asyncio.wait_for(scenario(), 20)) == ["a", "c", "huge", "d"]
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+def test_a_long_index_is_held_once_while_a_chunk_is_read(cache_bytes: int, tmp_path: Path) -> None:
+    """With nothing of its length beside it: neither for its checksum, nor for its entries."""
+    nslots = 2**20
+    store = ShardingTransformer(str(tmp_path), chunks_per_shard=(nslots,))
+    store.set("a/zarr.json", document((nslots,), (1,)))
+    store.set_partial_values([(f"a/c/{i}", 0, b"%d" % i) for i in range(0, nslots, nslots // 64)])
+    index_nbytes = IndexFormat((nslots,)).nbytes
+    client = ShardingTransformer(str(tmp_path), index_cache_bytes=cache_bytes)
+    client.get("a/zarr.json")
+    for _ in range(2):
+        assert _peak(lambda: client.get(f"a/c/{nslots // 2}")) < 1.25 * index_nbytes
+    assert _peak(lambda: client.set("a/c/1", b"another")) < 3.5 * index_nbytes
+    assert client.get(f"a/c/{nslots // 2}") == b"%d" % (nslots // 2)
+
+
+def _peak(action: Callable[[], object]) -> int:
+    """The most bytes that ``action`` holds at once, beside what there was."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        action()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()

@@ -143,3 +143,45 @@ def test_slots_and_coordinates_are_inverse(per_shard: tuple[int, ...], data: st.
     assert grid.coords_of(grid.shard_of(coords), slot) == coords
     inside = tuple(c % n for c, n in zip(coords, per_shard, strict=True))
     assert slot == int(np.ravel_multi_index(inside, per_shard)) if per_shard else slot == 0
+
+
+def test_a_long_index_stays_in_memory_that_nobody_writes_to_and_is_copied_out_of_any_other() -> None:
+    index_format = IndexFormat((2**16,))
+    index = index_format.index(np.arange(2**17, dtype=np.uint64).reshape(-1, 2))
+    encoded = index_format.encode(index)
+
+    def shares(data: bytes | memoryview) -> bool:
+        decoded = index_format.decode(data)
+        assert np.array_equal(decoded.entries, index.entries)
+        return np.shares_memory(decoded.entries, np.frombuffer(data, np.uint8))
+
+    assert shares(memoryview(encoded))
+    array = np.frombuffer(encoded, np.uint8).copy()
+    assert shares(array.data.toreadonly())
+    assert not shares(array.data)
+    writable = bytearray(encoded)
+    assert not shares(memoryview(writable).toreadonly())
+    assert not shares(memoryview(bytes(2**20) + encoded)[2**20 :]), "it would keep the chunks before it in memory"
+    odd = b"x" + encoded
+    assert np.array_equal(index_format.decode(memoryview(odd)[1:]).entries, index.entries)
+    big = IndexFormat((2**16,), IndexCodecs("big"))
+    assert np.array_equal(big.decode(memoryview(big.encode(index))).entries, index.entries)
+
+
+def test_entries_are_looked_at_in_blocks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = np.array([[0, 8], [EMPTY, EMPTY], [3, 9], [8, 8], [EMPTY, 8], [2**63, 2**63], [40, 8]], dtype=np.uint64)
+    for chunk_nbytes in (None, 8, 2**70):
+        index = IndexFormat((7,), chunk_nbytes=chunk_nbytes).index(entries.copy())
+        expected = index.present().tolist(), index.invalid(40).tolist()
+        monkeypatch.setattr("shardstore.format.shard_index._BLOCK_ENTRIES", 2)
+        assert (index.present().tolist(), index.invalid(40).tolist()) == expected
+        monkeypatch.undo()
+        for slot, wrong in enumerate(expected[1]):
+            if wrong:
+                with pytest.raises(Corruption):
+                    index.location(slot, 40)
+            else:
+                assert (index.location(slot, 40) is not None) == expected[0][slot]
+        places = index.places(range(7), 40)
+        assert places.is_damaged.tolist() == expected[1]
+        assert (places.exists | places.is_damaged).tolist() == expected[0]

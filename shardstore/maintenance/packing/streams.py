@@ -28,6 +28,7 @@ from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.plan.pieces import shared_pieces
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.local import LocalStorage
@@ -51,6 +52,10 @@ class SourceObject(NamedTuple):
     """The version that its index was read from, if it was."""
 
 
+_STRIDE = 2**44  # longer than an object
+_MOST_OBJECTS = 2**18
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
     """Chunks in the order in which they are wanted: the bytes ``[start, start + nbytes)`` of ``objects[of_object]``, ``(n,)`` each."""
@@ -62,6 +67,19 @@ class Chunks:
 
     def __len__(self) -> int:
         return len(self.nbytes)
+
+    def without_shared(self) -> tuple[Chunks, npt.NDArray[np.int64]]:
+        """What has to be moved of these chunks, bytes that several of them share once, and where each begins in that, ``(n,)``."""
+        if len(self.objects) > _MOST_OBJECTS or any(found.nbytes >= _STRIDE for found in self.objects):
+            pieces = None
+        else:  # the bytes of all objects are numbered together
+            pieces = shared_pieces(self.start + self.of_object * _STRIDE, self.nbytes)
+        if pieces is None:
+            return self, np.cumsum(self.nbytes) - self.nbytes
+        starts, sizes = pieces.starts % _STRIDE, pieces.ends - pieces.starts
+        begins = np.cumsum(sizes) - sizes
+        moved = Chunks(self.objects, self.of_object[pieces.firsts], starts, sizes)
+        return moved, begins[pieces.of_chunk] + self.start - starts[pieces.of_chunk]
 
 
 @dataclass(frozen=True, slots=True)

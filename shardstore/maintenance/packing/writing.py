@@ -152,17 +152,23 @@ class _Shard:
     """What comes before the chunks, and ``after`` them: the index is one of both."""
     after: tuple[bytes, ...]
     nbytes: int
+    moved: Chunks
+    """What lies between: the chunks, or what they have together where some share their bytes."""
 
     @classmethod
     def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
         sizes = chunks.nbytes + CRC32C_NBYTES * unit.job.adds_checksums
+        moved, begins = chunks, np.cumsum(sizes) - sizes
+        if unit.job.source_layout.index_format is not None and not unit.job.adds_checksums:
+            moved, begins = chunks.without_shared()
         is_first = index_format.location == "start"
         entries = np.full((ShardGrid(index_format.chunks_per_shard).nslots, 2), EMPTY, dtype=np.uint64)
-        entries[slots, 0] = (index_format.nbytes if is_first else 0) + np.append(0, np.cumsum(sizes)[:-1])
+        entries[slots, 0] = (index_format.nbytes if is_first else 0) + begins
         entries[slots, 1] = sizes
-        index = index_format.encode(ShardIndex(entries.reshape(*index_format.chunks_per_shard, 2)))
+        index = index_format.encode(index_format.index(entries))
         key = join(unit.job.path, unit.job.target_layout.key(unit.number))
-        return cls(key, index, (index,) if is_first else (), () if is_first else (index,), int(sizes.sum()) + len(index))
+        nbytes = int(moved.nbytes.sum()) + CRC32C_NBYTES * len(moved) * unit.job.adds_checksums + len(index)
+        return cls(key, index, (index,) if is_first else (), () if is_first else (index,), nbytes, moved)
 
     def done(self, unit: Unit, chunks: Chunks, stored: Generation) -> UnitDone:
         check, version = digest_of(self.index), version_digest(stored)
@@ -189,8 +195,8 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
 
     def groups() -> Iterator[Sequence[BytesLike]]:
         yield shard.before
-        checksums = _Checksums(job, chunks)
-        for window, buffers in stream_here(source, _fetching(job, chunks), _memory(job.max_memory).window_bytes, job.run):
+        checksums = _Checksums(job, shard.moved)
+        for window, buffers in stream_here(source, _fetching(job, shard.moved), _memory(job.max_memory).window_bytes, job.run):
             yield checksums.added(window, buffers)
         yield shard.after
 
@@ -216,7 +222,7 @@ async def _write_shard(unit: Unit, index_format: IndexFormat, slots: npt.NDArray
     shard = _Shard.of(unit, index_format, slots, chunks)
     is_short = shard.nbytes <= _WHOLE_BYTES
     async with memory.writers.hold(min(_COPIES_HELD * shard.nbytes, _UPLOAD_BYTES)):
-        pieces = _pieces(unit.job, chunks, memory)
+        pieces = _pieces(unit.job, shard.moved, memory)
         if is_short:
             body = [piece async for some in pieces for piece in some]
             stored = await storage.write(shard.key, [*shard.before, *body, *shard.after], shard.nbytes, UNCONDITIONAL)

@@ -94,10 +94,14 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise
-        raise Unsupported(
-            f"shardstore.{name} needs zarr-python: pip install 'shardstore[zarr]'; ShardingTransformer works without"
-        ) from exc
+        raise _without_zarr(name) from exc
     return getattr(module, name)
+
+
+def _without_zarr(name: str) -> Unsupported:
+    from shardstore.extras import how_to_install
+
+    return Unsupported(f"shardstore.{name} needs zarr-python: {how_to_install('zarr')}; ShardingTransformer works without")
 
 
 def open(
@@ -145,7 +149,7 @@ def open(
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise
-        raise Unsupported("shardstore.open needs zarr-python: pip install 'shardstore[zarr]'; ShardingTransformer works without") from exc
+        raise _without_zarr("open") from exc
     return ShardedStore(
         url,
         read_only=read_only,

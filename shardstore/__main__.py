@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from shardstore.extras import how_to_install
+
 
 def main() -> None:
     """Run the command line of this process."""
@@ -12,7 +14,7 @@ def main() -> None:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
-        sys.exit("error: the command line needs typer and rich: pip install 'shardstore[cli]'")
+        sys.exit(f"error: the command line needs typer and rich: {how_to_install('cli')}")
     except KeyboardInterrupt:  # while it was being imported; the commands see to the rest
         sys.exit(130)
     run()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from shardstore.extras import EXTRAS, how_to_install
+
+ROOT = Path(__file__).parent.parent
 
 
 def modules_after(statement: str) -> set[str]:
@@ -48,3 +55,15 @@ def test_opening_a_mapping_in_memory_loads_no_client(usual: set[str]) -> None:
 def test_the_protocol_is_registered_without_loading_anything(usual: set[str]) -> None:
     code = "import fsspec, numpy; assert 'sharded' in fsspec.available_protocols()"
     assert "shardstore" not in packages(modules_after(code) - usual)
+
+
+def test_errors_name_the_packages_that_the_extras_have() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name: tuple(extras[name]) for name in EXTRAS} == EXTRAS
+    assert how_to_install("cli") == "pip install 'rich>=13.7' 'typer>=0.15'"
+
+
+def test_nothing_says_to_install_an_extra_of_a_release() -> None:
+    """There is none yet; what is said works beside a checkout."""
+    texts = [*(ROOT / "shardstore").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert [str(path) for path in texts if re.search(r"pip install '?shardstore", path.read_text())] == []

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from shardstore.adapters.handle import Handle
 from shardstore.engine.options import check_flags
 from shardstore.errors import Unsupported
+from shardstore.extras import how_to_install
 from shardstore.maintenance.census import take_census
 from shardstore.maintenance.census_file import Census, merged, read_census
 from shardstore.maintenance.cluster import ExecutorLike
@@ -121,7 +122,7 @@ def decoder() -> Decoder:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise
-        raise Unsupported("to decode chunks takes zarr-python: pip install 'shardstore[zarr]'; without deep all else is verified") from exc
+        raise Unsupported(f"to decode chunks takes zarr-python: {how_to_install('zarr')}; without deep all else is verified") from exc
     return zarr_decoder
 
 
@@ -132,5 +133,5 @@ def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int]
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise Unsupported("to draw into a file takes matplotlib: pip install 'shardstore[plot]'; --draw draws in the terminal") from exc
+        raise Unsupported(f"to draw into a file takes matplotlib: {how_to_install('plot')}; --draw draws in the terminal") from exc
     return save_picture

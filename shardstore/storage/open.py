@@ -19,6 +19,7 @@ from fsspec.registry import available_protocols, get_filesystem_class, registry
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.extras import how_to_install
 from shardstore.storage import open_options
 from shardstore.storage.base import Storage
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
@@ -188,7 +189,7 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
             cls = get_filesystem_class(protocol)
         except ImportError as exc:
             extra = _EXTRAS.get(protocol)
-            remedy = f"pip install 'shardstore[{extra}]'" if extra else str(exc)
+            remedy = how_to_install(extra) if extra else str(exc)
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         open_options.check(shown, protocol, cls, options, chain)
     try:

@@ -25,6 +25,7 @@ import numpy as np
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import Corruption, Unsupported
+from shardstore.extras import how_to_install
 from shardstore.storage.json_references import ReferenceSet
 
 _METADATA = ".zmetadata"
@@ -140,7 +141,7 @@ def _rows(file: str, data: bytes, rows: int) -> Iterator[tuple[int, Any]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ModuleNotFoundError as exc:
-        raise Unsupported("sets of references in Parquet need pyarrow: pip install 'shardstore[parquet]'") from exc
+        raise Unsupported(f"sets of references in Parquet need pyarrow: {how_to_install('parquet')}") from exc
     try:
         table = pq.read_table(io.BytesIO(data), columns=_COLUMNS)
         path, offset, size, raw = (table.column(name).slice(0, rows).to_pylist() for name in _COLUMNS)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal, cast, get_args
 
 from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs import GCSStorage
 from shardstore.storage.s3 import S3Storage
@@ -63,7 +64,7 @@ def carried_by(transport: Transport, storage: Storage) -> Storage:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "obstore":
             raise
-        raise Unsupported("transport='obstore' needs a package that is not installed: pip install 'shardstore[obstore]'") from exc
+        raise Unsupported(f"transport='obstore' needs a package that is not installed: {how_to_install('obstore')}") from exc
     match storage:
         case S3Storage():
             return ObstoreS3Storage(storage)

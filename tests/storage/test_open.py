@@ -268,11 +268,11 @@ def test_options_of_filesystems_that_are_not_known() -> None:
 @pytest.mark.parametrize(
     ("protocol", "package", "url", "remedy"),
     [
-        ("s3", "s3fs", "s3://bucket/x", "pip install 'shardstore[s3]'"),
-        ("s3a", "s3fs", "s3a://bucket/x", "pip install 'shardstore[s3]'"),
-        ("gs", "gcsfs", "gs://bucket/x", "pip install 'shardstore[gcs]'"),
-        ("https", "aiohttp", "https://host/x", "pip install 'shardstore[http]'"),
-        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 'shardstore[s3]'"),
+        ("s3", "s3fs", "s3://bucket/x", "pip install 's3fs>=2025.10.0'"),
+        ("s3a", "s3fs", "s3a://bucket/x", "pip install 's3fs>=2025.10.0'"),
+        ("gs", "gcsfs", "gs://bucket/x", "pip install 'gcsfs>=2025.10.0'"),
+        ("https", "aiohttp", "https://host/x", "pip install 'aiohttp>=3.10'"),
+        ("s3", "s3fs", "simplecache::s3://bucket/x", "pip install 's3fs>=2025.10.0'"),
         ("az", "adlfs", "az://container/x", "Install adlfs"),
     ],
 )

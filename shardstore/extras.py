@@ -1,0 +1,26 @@
+"""The packages of each extra, for errors that say how to get what is missing.
+
+They are named themselves, and not as ``shardstore[zarr]``: then the same command works beside a release, a checkout and a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "zarr": ("zarr>=3.1.6",),
+    "s3": ("s3fs>=2025.10.0",),
+    "gcs": ("gcsfs>=2025.10.0",),
+    "http": ("aiohttp>=3.10",),
+    "obstore": ("obstore>=0.12",),
+    "cli": ("rich>=13.7", "typer>=0.15"),
+    "parquet": ("pyarrow>=16",),
+    "references": ("jinja2>=3.1",),
+    "plot": ("matplotlib>=3.8",),
+}
+"""As in pyproject.toml, which a test compares."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs the packages of an extra."""
+    return " ".join(["pip install", *(f"'{requirement}'" for requirement in EXTRAS[extra])])

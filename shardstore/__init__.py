@@ -133,6 +133,7 @@ def open(
         storage_options: for the filesystem: credentials, endpoint, retries.
         options: ``pipeline``, ``fsync``, ``locks``, ``transport``, ``static`` (nothing changes while it is open) and those of
             ``shardstore.engine.options.EngineOptions``:
+            ``present_level`` (of shards that hold shards: how many levels are taken off),
             ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
             ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``,
             ``commit_concurrency``,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,11 +17,12 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
-from shardstore.adapters.partial_access import underlying_storage
+from shardstore.adapters.engine_storage import EngineStorage
+from shardstore.adapters.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.engine.engine import Engine
 from shardstore.engine.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, Present, check_flag
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, Unsupported
 from shardstore.presented.draft2022 import DraftEngine
 from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
@@ -103,6 +105,22 @@ def _absolute(target: Any) -> Any:
     return target
 
 
+def _below(storage: Storage, options: EngineOptions) -> Callable[[Engine], Storage] | None:
+    """How an engine is shown as the storage below another one; ``None`` where it cannot be.
+
+    Raises:
+        Unsupported: several levels of sharding are asked for, and nothing tells one version of a chunk from another.
+    """
+    if storage.kind != WITHOUT_VERSIONS:
+        return EngineStorage
+    if options.present_level == 1:
+        return None
+    raise Unsupported(
+        f"present_level={options.present_level!r} cannot be had over {storage.url}, which knows no versions of what it stores: put "
+        "one ShardingTransformer upon another"
+    )
+
+
 class Handle:
     """An engine, or what it takes to make it in this process."""
 
@@ -167,7 +185,7 @@ class Handle:
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
-            engine = _ENGINES[self.recipe.options.present](storage, self.recipe.options)
+            engine = _ENGINES[self.recipe.options.present](storage, self.recipe.options, below=_below(storage, self.recipe.options))
             engine.hierarchy.join(_siblings.setdefault(storage.kind, Siblings()), storage.url)
             if self._identity is not None:
                 _engines[self._identity] = engine

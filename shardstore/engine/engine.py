@@ -13,6 +13,7 @@ import random
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from shardstore.engine.erasing import Erasing
 from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import check_key, check_keys, check_prefix, join, metadata_key, metadata_path
+from shardstore.engine.levels import LevelledStorage
 from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
@@ -85,14 +87,49 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     return DetectedStorage(storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", beside=shows_draft)
 
 
+def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
+    """Whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts have."""
+    return options.present != "draft" and (options.present_level != 1 or isinstance(storage, DetectedStorage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """Makes an engine upon a storage, which takes one level of sharding off, and shows it as the storage below ``engine``."""
+
+    options: EngineOptions
+    below: Callable[[Engine], Storage]
+    engine: weakref.ref[Engine]
+
+    def __call__(self, storage: Storage) -> Storage:
+        options = replace(
+            self.options,
+            chunks_per_shard=None,  # arrays are created by the engine above
+            stored="codec",
+            lost_transformers={},
+            present="v3",
+            present_level=1,
+            strategy=self.options.strategy if storage.capabilities.compose else "rewrite",
+        )
+        made = Engine(storage, options)
+        above = self.engine()
+        assert above is not None  # it is at work
+        above.hierarchy.bring(made.hierarchy)
+        return self.below(made)
+
+
 class Engine:
-    """One store. Not safe to use from several event loops: the faces bring every call to the IO loop."""
+    """One store. Not safe to use from several event loops: the faces bring every call to the IO loop.
+
+    ``storage`` is what is stored, with the keys and documents of final Zarr v3. Of arrays whose shards hold shards this takes one level
+    off; or more, as the options say, where it is given ``below``, which shows an engine as the storage below another one.
+    """
 
     def __init__(
         self,
         storage: Storage,
         options: EngineOptions | None = None,
         *,
+        below: Callable[[Engine], Storage] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
         rng: random.Random | None = None,
@@ -108,21 +145,27 @@ class Engine:
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
         ttl = math.inf if storage.capabilities.static else self.options.metadata_ttl
-        self.hierarchy = Hierarchy(self.storage, ttl, clock)
+        shown = self.storage
+        if below is not None and _may_have_levels(self.storage, self.options):
+            shown = LevelledStorage(self.storage, self.options.present_level, _Above(self.options, below, weakref.ref(self)))
+            self.hierarchy = Hierarchy(shown, ttl, clock, shown.is_deep)
+        else:
+            self.hierarchy = Hierarchy(shown, ttl, clock)
+        self._levelled = shown
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
-        self._documents = Documents(self.storage, self.hierarchy, self._indices, self.options, contention)
-        self._reader = Reader(self.storage, self.hierarchy, self._indices, limits, self.counters)
-        self._committer = Committer(self.storage, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
+        self._documents = Documents(shown, self.hierarchy, self._indices, self.options, contention)
+        self._reader = Reader(shown, self.hierarchy, self._indices, limits, self.counters)
+        self._committer = Committer(shown, self.hierarchy, self._indices, self._reader, self.options, self.counters, contention)
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
-        self._values = Values(self.storage, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
+        self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
         shows_stored = self.options.present == "v3"
         self._at_once = at_once(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
         self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
-        self._versions = VersionReader(self.storage, self._values, self._reader)
-        self._listing = Listing(self.storage, self.hierarchy, self._reader)
-        self._erasing = Erasing(self.storage, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
+        self._versions = VersionReader(shown, self._values, self._reader)
+        self._listing = Listing(shown, self.hierarchy, self._reader)
+        self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
         self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
         self._updates: TickBatch[KeyUpdate, None] = TickBatch(_weakly(self.update_many))
         self._overlay: Overlay | None = None
@@ -283,7 +326,7 @@ class Engine:
         if (overlay := self._held) is not None and overlay.decides(key):
             held = overlay.get(key)
             return None if held is None else HeldValue(held)
-        return await pin(key, self.storage, self.hierarchy, self._reader, self._values)
+        return await pin(key, self._levelled, self.hierarchy, self._reader, self._values)
 
     async def exists(self, key: str) -> bool:
         """Whether the key has a value; for a chunk its shard's index tells."""

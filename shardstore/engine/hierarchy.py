@@ -180,6 +180,10 @@ class Siblings:
         with self._lock:
             self._roots[member] = url.rstrip("/")
 
+    def url_of(self, member: Hierarchy) -> str | None:
+        with self._lock:
+            return self._roots.get(member)
+
     def seeing(self, member: Hierarchy, path: str) -> list[tuple[Hierarchy, str]]:
         """The others that see something of what ``member`` has at ``path``, each with its own path of that."""
         with self._lock:
@@ -195,8 +199,12 @@ class Siblings:
 class Hierarchy:
     """The nodes of one store, as far as they have been asked for. Used on one event loop only."""
 
-    def __init__(self, storage: Storage, ttl: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, storage: Storage, ttl: float, clock: Callable[[], float], is_deep: Callable[[str], bool] = lambda path: False
+    ) -> None:
         self._storage = storage
+        self.is_deep = is_deep
+        """Whether the shards of the array at a path are no stored objects (``LevelledStorage``); from any thread."""
         self._ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
@@ -262,6 +270,11 @@ class Hierarchy:
         siblings.add(self, url)
         self._siblings = siblings
 
+    def bring(self, other: Hierarchy) -> None:
+        """Let ``other``, which works on the same root, join where this one has joined."""
+        if (url := self._siblings.url_of(self)) is not None:
+            other.join(self._siblings, url)
+
     def announce(self, path: str) -> None:
         """This process has just written or erased the document of ``path``."""
         for other, theirs in self._siblings.seeing(self, path):
@@ -288,7 +301,8 @@ class Hierarchy:
 
     def export(self) -> list[Node]:
         """Arrays and their generations, to travel with a pickle; at the other end they count as stale."""
-        return [replace(n, validated_at=NEVER) for n in self._nodes.copy().values() if n.kind in ("sharded", "array")]
+        arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and not self.is_deep(n.path))
+        return [replace(n, validated_at=NEVER) for n in arrays]
 
     def restore(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -428,14 +442,17 @@ class Hierarchy:
         return [t for t in targets if t is not None]
 
     def fresh_chunk(self, key: str) -> ChunkTarget | None:
-        """The chunk that ``key`` means, where that is known and its array need not be looked at again; from any thread."""
+        """The chunk that ``key`` means, where that is known, its array need not be looked at again, and its shard is a stored object.
+
+        From any thread.
+        """
         if self._pending or metadata_path(key) is not None:
             return None
         owner = self._owner(possible_owners(key))
         if owner is None:
             return None
         node, coords = owner
-        if node.layout is None or node.is_unborn or not self.is_fresh(node):
+        if node.layout is None or node.is_unborn or not self.is_fresh(node) or self.is_deep(node.path):
             return None
         return ChunkTarget.of(key, node, node.layout, coords)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from shardstore.errors import InvalidInput
+from shardstore.format.levels import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.plan.commits import ChunkOrder
@@ -44,6 +45,8 @@ class EngineOptions:
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     present: Present = "v3"
     """Under whose keys and documents clients see what is stored."""
+    present_level: PresentLevel = 1
+    """How many levels of sharding are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
     index_location: IndexLocation = "end"
     """Where new arrays keep their shard index."""
     index_checksum: bool = True
@@ -85,6 +88,7 @@ class EngineOptions:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
         if self.present not in _PRESENT:
             raise InvalidInput(f"present {self.present!r} is not known: there are {', '.join(map(repr, _PRESENT))}")
+        self._check_level()
         if self.present == "draft" and self.stored not in ("auto", "transformer"):
             raise InvalidInput(
                 f"stored={self.stored!r} cannot be presented as the 2022 draft: present='draft' shows a stored draft hierarchy"
@@ -108,6 +112,16 @@ class EngineOptions:
                 _check_count(name, getattr(self, name), 0)
         for name in ("index_checksum", "require_atomic"):
             check_flag(name, getattr(self, name))
+
+    def _check_level(self) -> None:
+        level: object = self.present_level
+        if level != "innermost" and (isinstance(level, bool) or not isinstance(level, int) or level < 1):
+            raise InvalidInput(f"present_level {level!r} is neither 'innermost' nor a whole number of at least 1")
+        if self.present == "draft" and level != 1:
+            raise InvalidInput(
+                f"present_level={level!r} cannot be had with present='draft': a draft's client works with storage transformers itself, and "
+                "puts one ShardingTransformer upon another for each level"
+            )
 
     def _check_strategy(self) -> None:
         if self.strategy not in get_args(Strategy):

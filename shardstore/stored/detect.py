@@ -126,7 +126,10 @@ class DetectedStorage(StorageWrapper):
 
 def is_draft(storage: Storage) -> bool:
     """Whether a draft hierarchy is stored, as far as is known."""
-    return isinstance(storage, DetectedStorage) and storage.is_draft
+    found: Storage | None = storage
+    while found is not None and not isinstance(found, DetectedStorage):
+        found = getattr(found, "inner", None)
+    return found is not None and found.is_draft
 
 
 def restored_arrays(storage: Storage) -> Collection[str]:

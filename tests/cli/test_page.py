@@ -1,4 +1,4 @@
-"""The pages about the command line show what the commands print."""
+"""The README, and the pages about the command line, show what the commands print."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from shardstore.cli.failures import MEANINGS
 from tests.cli.running import PLAIN
 
-GUIDE = Path(__file__).parents[2] / "docs/guide"
-PAGE = GUIDE / "command-line.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs/guide/command-line.md"
 STORE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -29,21 +30,22 @@ def commands_of(page: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "least"), [("command-line.md", 11), ("verify.md", 4)])
-def test_the_page_shows_what_the_commands_print(name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (GUIDE / name).read_text()
-    commands = commands_of(page)
-    assert len(commands) >= least
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for code in STORE.findall(page)[:1]:  # which makes the store; others go on from there in Python
-        exec(compile(code, name, "exec"), names)
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    (bin_ / "shardstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shardstore "$@"\n')
-    (bin_ / "shardstore").chmod(0o755)
-    environment = {**os.environ, **PLAIN, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
-    for command, said in commands:
+class Reader:
+    """Does in an empty directory what a page says: first its first block of Python, which makes the store, then commands."""
+
+    def __init__(self, page: str, directory: Path) -> None:
+        for code in STORE.findall(page)[:1]:  # others go on from there in Python
+            exec(compile(code, "page", "exec"), {})
+        bin_ = directory / "bin"
+        bin_.mkdir()
+        for name, command in (("shardstore", f'"{sys.executable}" -m shardstore'), ("python3", f'"{sys.executable}"')):
+            (bin_ / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (bin_ / name).chmod(0o755)
+        self._directory = directory
+        self._environment = {**os.environ, **PLAIN, "PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(self, command: str) -> tuple[str, int]:
+        """What the command printed, and its exit code."""
         done = subprocess.run(
             ["sh", "-c", command],
             stdin=subprocess.DEVNULL,
@@ -52,9 +54,43 @@ def test_the_page_shows_what_the_commands_print(name: str, least: int, tmp_path:
             text=True,
             check=False,
             timeout=120,
-            env=environment,
+            env=self._environment,
         )
-        assert done.stdout.replace(str(tmp_path), "/home/me") == said, command
+        return done.stdout.replace(str(self._directory), "/home/me"), done.returncode
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [(README, 4), (PAGE, 11), (ROOT / "docs/guide/verify.md", 4)], ids=["README", "command-line", "verify"]
+)
+def test_the_page_shows_what_the_commands_print(page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    commands = commands_of(text)
+    assert len(commands) >= least
+    reader = Reader(text, tmp_path)
+    for command, said in commands:
+        assert reader.run(command)[0] == said, command
+
+
+def test_the_commands_that_the_readme_lists_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = README.read_text()
+    commands = re.findall(r"^(shardstore .*?) +# ", text, re.MULTILINE)
+    assert [command.split()[1] for command in commands] == ["info", "ls", "advise", "verify", "unpack", "mv"]
+    reader = Reader(text, tmp_path)
+    printed = {command.split()[1]: reader.run(command) for command in commands}
+    assert {code for _, code in printed.values()} == {0}, printed
+    assert re.findall(r"^ +\d+  (.*)$", printed["ls"][0], re.MULTILINE) == [f"image/c/0/{i}" for i in range(4)]
+    assert "recommended: chunks_per_shard=" in printed["advise"][0]
+    assert sorted(path.name for path in (tmp_path / "data.zarr").iterdir()) == ["scan", "zarr.json"]
+
+
+def test_the_readme_begins_with_how_to_install() -> None:
+    """And with a path of one's own machine, not with an account of somebody's."""
+    first = README.read_text().split("\n")[:15]
+    assert any(line.startswith("pip install '.[zarr,s3,cli]'") for line in first)
+    example = STORE.findall(README.read_text())[0]
+    assert 'shardstore.open("data.zarr"' in example
 
 
 def test_the_page_lists_the_exit_codes() -> None:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
 
 import shardstore
 from shardstore.adapters.zarr_by_shards import ShardPipeline
+from shardstore.adapters.zarr_place import place_of
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.format.json_text import loads_object
+from shardstore.format.json_text import dumps, loads_object
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 from tests import view
@@ -437,3 +439,26 @@ def test_a_transposition_before_the_shards() -> None:
     for opened in (array, zarr.open_array(store, path="t")):
         np.testing.assert_array_equal(opened[...], expected)
     assert zarr.open_array(store, path="t").chunks == (3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:Combining a")
+def test_documents_that_cannot_be_shown_by_chunks_may_change_as_those_of_other_stores() -> None:
+    """Such as irregular grids, which grow with the array."""
+    storage = memory()
+    store = shardstore.open(storage)
+    codecs: list[Any] = [zarr.codecs.ShardingCodec(chunk_shape=(2, 3)), zarr.codecs.Crc32cCodec()]
+    array = zarr.create(store=store, path="w", shape=SHAPE, chunks=(8, 9), dtype="i4", codecs=codecs, zarr_format=3)
+    changed = dumps(loads_object(StorageObjects(storage).get("w/zarr.json") or b"") | {"data_type": "float32"})
+    view.put(store, "w/zarr.json", changed)
+    assert StorageObjects(storage).get("w/zarr.json") == changed
+    del array
+    with pytest.raises(InvalidInput, match=REFUSAL):
+        view.put(store, "v/zarr.json", changed)
+
+
+def test_a_mock_of_a_store_is_none() -> None:
+    """What only pretends to be one must not be believed that it has an engine."""
+    store = AsyncMock(wraps=shardstore.open(memory()), spec=shardstore.ShardedStore)
+    store.read_only = False
+    assert isinstance(store, shardstore.ShardedStore)
+    assert place_of(store) is None

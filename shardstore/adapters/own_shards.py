@@ -17,7 +17,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.keys import metadata_path
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import is_array, mentions_sharding, parse_layout
+from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import same_chunks
 from shardstore.model.ranges import BytesLike
 
@@ -74,17 +74,26 @@ async def set_value(engine: Engine, key: str, data: BytesLike) -> None:
     path = metadata_path(key)
     views = [] if path is None or b"sharding_indexed" not in (data := bytes(data)) else _views_at(engine, path)
     document = _array(data) if views else {}
-    views = [view for view in views if mentions_sharding(document.get("codecs")) and same_chunks(document, view.document)]
+    layout = parse_layout(document)
+    views = [view for view in views if mentions_sharding(document.get("codecs")) and _is_of(document, layout, view)]
     own_shards = OwnShards.REFUSED
     if views:
-        own_shards = OwnShards.NEW if any(view.is_new for view in views) else OwnShards.SAME
+        # What cannot be shown by chunks is the same for every client, however it changes.
+        may_create = isinstance(layout, str) or any(view.is_new for view in views)
+        own_shards = OwnShards.NEW if may_create else OwnShards.SAME
     await engine.update((key, SetValue(data, own_shards)))
     node = None if path is None or not views or engine.in_transaction else engine.hierarchy.known(path)
-    layout = parse_layout(document)
     for view in views:
         view.is_new = False
         if node is not None and node.layout == (None if isinstance(layout, str) else layout):
             view.sight = Sight(node.generation, by_shards=node.layout is not None)
+
+
+def _is_of(document: JsonObject, layout: ArrayLayout | str, view: ShardView) -> bool:
+    """Whether a document of a sharded array is one that the array of this view may have."""
+    if same_chunks(document, view.document):
+        return True
+    return isinstance(layout, str) and isinstance(parse_layout(view.document), str)  # irregular grids change with the shape
 
 
 def _array(data: BytesLike) -> JsonObject:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zarr.abc.store import Store
 from zarr.storage import FsspecStore, WrapperStore
 
 from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.adapters.zarr_store import ShardedStore, handles_keys_as
 
 if TYPE_CHECKING:
-    from zarr.abc.store import Store
-
     from shardstore.engine.engine import Engine
 
 
@@ -43,6 +42,8 @@ def place_of(store: object) -> Place | None:
 
     Nor has a subclass one that handles keys in its own way.
     """
+    if not issubclass(type(store), Store):
+        return None  # it only says that it is one, as mocks do
     if isinstance(store, ShardedStore) and store.uses_pipeline:
         return Place(store, store.engine, "")
     if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
@@ -55,6 +56,8 @@ def place_of(store: object) -> Place | None:
 
 def place_behind(store: Store) -> Place | None:
     """Where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    if not issubclass(type(store), Store):
+        return None
     innermost = store
     while isinstance(innermost, WrapperStore):
         innermost = innermost._store

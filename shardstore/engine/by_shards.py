@@ -16,7 +16,7 @@ from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.transaction import Overlay
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import JsonObject, dumps, loads_object
-from shardstore.format.metadata_v3 import ArrayLayout, is_array
+from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
@@ -65,6 +65,8 @@ async def look(
         raise Corruption(f"{key!r} is not the metadata of an array any more: {stored.node.reason or 'it is a group'}")
     if last is not None and last.generation == stored.generation:
         return last
+    if isinstance(parse_layout(stored.document), str) and mentions_sharding(stored.document.get("codecs")):
+        return Sight(stored.generation, by_shards=False)  # every client sees it as it is stored
     return _sight(path, document, present_array(stored.document), stored.generation, for_write)
 
 

@@ -260,10 +260,11 @@ def item_nbytes(data_type: Any) -> int | None:
     if name is None:
         return None
     if name.startswith("r") and name[1:].isdecimal() and len(name) < 12:
-        return max(1, int(name[1:]) // 8)
+        bits = int(name[1:])
+        return bits // 8 if bits and not bits % 8 else None
     if name in ("struct", "structured"):
         fields = configuration.get("fields")
-        if not isinstance(fields, list):
+        if not isinstance(fields, list) or set(configuration) - {"fields"}:
             return None
         types = [f.get("data_type") if isinstance(f, dict) else f[1] if isinstance(f, list) and len(f) == 2 else None for f in fields]
         sizes = [item_nbytes(t) for t in types]

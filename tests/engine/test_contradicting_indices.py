@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from shardstore import ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, StorageError
 from shardstore.storage.wrap_trace import TraceStorage
 from tests import view
-from tests.engine.hooked import fresh_memory
+from tests.engine.hooked import HookedStorage, fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, array_document
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharding
 from tests.stored import LocalObjects, Objects, StorageObjects
@@ -237,7 +238,9 @@ def test_chunks_in_any_order_are_copied_without_reading_what_lies_between_them_a
     body = bytes(2**16)
     slots = np.random.default_rng(0).permutation(2**10)
     document = array_document((2**16,), (64,), (2**10,), codecs=RAW)
-    storage = TraceStorage(fresh_memory())
+    hooked = HookedStorage(fresh_memory())
+    hooked.capabilities_override = replace(hooked.inner.capabilities, compose=False)
+    storage = TraceStorage(hooked)
     objects = StorageObjects(storage)
     layout = sharding("a", document)
     assert layout is not None
@@ -247,7 +250,7 @@ def test_chunks_in_any_order_are_copied_without_reading_what_lies_between_them_a
     with storage.count() as block:
         view.put(store, "a/c/3", bytes(64))
     read = sum(event.nbytes for event in block.events if event.op == "read" and event.key == "a/c/0")
-    assert read <= len(body) + layout.index_nbytes
+    assert len(body) - 64 <= read - layout.index_nbytes <= len(body)
 
 
 def test_nothing_of_another_length_is_stored_where_codecs_fix_it() -> None:

@@ -98,7 +98,7 @@ def drawn(seed: int, url: str, place: Place | None, directory: str) -> History:
         storage_options={} if place is None else place.storage_options,
         small_parts=place is not None and place.small_parts,
         shards=rng.choice([1, 2, 4]),
-        chunks_per_shard=rng.choice([4, 8, 32]),
+        chunks_per_shard=rng.choice([8, 16, 32]),
         compressors=rng.choice([None, None, "zstd"]),
         index_location=location,
         writers=writers,

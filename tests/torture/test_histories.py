@@ -155,9 +155,9 @@ class _Run:
             self.may_be_killed_at[number] = int(self.board.operations[number]) + rng.choice([0, 1, 2, 5, 20, 50])
             self.begin(number)
             self.totals.killed += 1
-        elif 0.3 <= kind < 0.5 and number not in self.goes_on_at:
+        elif 0.3 <= kind < 0.36 and number not in self.goes_on_at:
             self.signal(number, signal.SIGSTOP)
-            self.goes_on_at[number] = now + rng.random() ** 2 * 0.5
+            self.goes_on_at[number] = now + rng.random() ** 3 * 0.5
             self.totals.stopped += 1
 
     def check(self) -> None:

@@ -407,7 +407,7 @@ def test_overwriting_an_array_makes_it_anew() -> None:
 def test_zarr_v2_passes_through() -> None:
     """Version 2 knows no shards: every object is stored as it is shown."""
     storage = MemoryStorage(f"/differential-{uuid.uuid4().hex}")
-    store = shardstore.open(storage, chunks_per_shard=(2, 2))
+    store = shardstore.open(storage, chunks_per_shard={"x": None, "*": (2, 2)})
     plain = MemoryStore()
     values = np.arange(63, dtype="f4").reshape(9, 7)
     for side in (store, plain):

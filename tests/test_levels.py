@@ -376,6 +376,24 @@ def test_what_decides_the_bytes_of_chunks_cannot_change(tmp_path: Path) -> None:
     assert read_by_tensorstore(tmp_path)[:2, 0].tobytes() == b"abcd"
 
 
+def test_a_client_cannot_create_levels_that_it_would_not_see(tmp_path: Path) -> None:
+    nested = zarr.codecs.ShardingCodec(chunk_shape=(4, 4), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 2))])
+    one = zarr.codecs.ShardingCodec(chunk_shape=(2, 2))
+    given: dict[str, Any] = {"shape": (8, 8), "chunks": (8, 8), "dtype": "u2", "compressors": None, "filters": None}
+    for level in (2, "innermost"):
+        store = shardstore.open(str(tmp_path), present_level=level)
+        with pytest.raises(InvalidInput, match="create it through a store with present_level=1"):
+            zarr.create_array(store, name="x", serializer=nested, **given)
+        assert not (tmp_path / "x").exists()
+        made = zarr.create_array(store, name=f"one-{level}", serializer=one, **given)
+        made[...] = 3
+        np.testing.assert_array_equal(zarr.open_array(store, path=f"one-{level}")[...], np.full((8, 8), 3))
+        assert zarr.open_array(store, path=f"one-{level}").chunks == (2, 2)
+    zarr.create_array(shardstore.open(str(tmp_path)), name="x", serializer=nested, **given)[...] = 5
+    np.testing.assert_array_equal(opened(tmp_path / "x")[...], np.full((8, 8), 5))
+    np.testing.assert_array_equal(read_by_tensorstore(tmp_path / "x"), np.full((8, 8), 5))
+
+
 def test_copied_and_moved_as_it_is_stored(tmp_path: Path) -> None:
     zarr.create_group(shardstore.open(str(tmp_path)))
     expected = written(tmp_path / "x", THREE_LEVELS)

@@ -17,6 +17,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.stored_documents import DocumentReader, StoredDocument
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.levels import levels_below, levels_of
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
@@ -99,6 +100,11 @@ class Translation:
             if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
                 raise InvalidInput(refusal_of_shards(path))
             stored = self._as_asked(presented)
+            if levels_below(levels_of(stored), self._options.present_level):
+                raise InvalidInput(
+                    f"array {path!r} asks for shards that hold shards, of which present_level={self._options.present_level!r} shows other "
+                    "chunks than its creator writes: create it through a store with present_level=1"
+                )
             await self._refuse_over_objects(path, stored, current, nothing_there)
             return stored
         restored = self._restored(path, presented, current)

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 import shardstore
 from shardstore import ShardingTransformer
+from shardstore._sync import run_sync
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.golden import golden_cases
-from tests.transformer.layers import CountedCalls, document, layered
-from tests.transformer.test_underlying import Store
+from tests.transformer.layers import CountedCalls, Store, document, layered
 
 Values = npt.NDArray[Any]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -257,6 +257,15 @@ def test_single_chunks_are_read_again_and_again(tmp_path: Path) -> None:
     for _ in range(3):
         np.testing.assert_array_equal(array[2:4, 7], expected[2:4, 7])
         np.testing.assert_array_equal(array[...], expected)
+    store = array.store
+    assert isinstance(store, shardstore.ShardedStore)
+    engine = store._handle.engine
+    keys = [f"c/0/{j}" for j in range(16)]
+    assert engine.hierarchy.fresh_chunk(keys[0]) is None
+    assert run_sync(engine.chunk_parts(keys, 2)) is None
+    one = shardstore.open(str(tmp_path), present_level=1, metadata_ttl=math.inf)
+    np.testing.assert_array_equal(zarr.open_array(one)[...], expected)
+    assert one._handle.engine.hierarchy.fresh_chunk("c/0/0") is not None
 
 
 @pytest.mark.parametrize("same_store", [True, False])

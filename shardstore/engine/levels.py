@@ -16,7 +16,6 @@ never read through such an engine: what is shown is computed of the stored one, 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -54,7 +53,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _KEYS_AT_ONCE = 256
-_LEVELLED = re.compile(r"(.*) below ([0-9]+)", re.DOTALL)
 
 
 class LevelledStorage(StorageWrapper):
@@ -125,11 +123,8 @@ class LevelledStorage(StorageWrapper):
             shown = document if document is None else map_consolidated(document, lambda _, array: self._levels(array)[-1])
             return outcome if shown == document or shown is None else _with_content(outcome, dumps(shown))
         levels = self._levels(document)
-        below = len(levels) - 1
-        self._note(path, below)
-        if not below:
-            return outcome
-        return replace(_with_content(outcome, dumps(levels[-1])), generation=_levelled(outcome.generation, below))
+        self._note(path, len(levels) - 1)
+        return _with_content(outcome, dumps(levels[-1])) if len(levels) > 1 else outcome
 
     def _levels(self, document: JsonObject) -> list[JsonObject]:
         """The levels of an array down to that which is shown."""
@@ -180,15 +175,13 @@ class LevelledStorage(StorageWrapper):
         """Write the document of an array that had levels below when it was last seen."""
         key = metadata_key(path)
         (outcome,) = await self.inner.read([document_read(key)])
-        shown = self._shown(path, outcome)
+        self._shown(path, outcome)
         if isinstance(outcome, Failed):
             raise outcome.error
-        if not isinstance(outcome, Found) or not isinstance(shown, Found) or not self.is_deep(path):
+        if not isinstance(outcome, Found) or not self.is_deep(path):
             return await self.inner.write(key, [data], len(data), condition)
-        if isinstance(condition, IfGeneration):
-            if condition.generation != shown.generation:
-                raise failed(key, self.url)
-            condition = IfGeneration(outcome.generation)
+        if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
+            raise failed(key, self.url)
         levels = self._levels(_parsed(outcome.buffers[0]) or {})
         stored = None if document is None or not is_array(document) else restored(document, levels)
         if stored is None:  # nothing is left of the chunks, or this would be refused: it is an array of its own, or none
@@ -196,7 +189,7 @@ class LevelledStorage(StorageWrapper):
             self._note(path, 0)
             return generation
         encoded = dumps(stored)
-        return _levelled(await self.inner.write(key, [encoded], len(encoded), condition), len(levels) - 1)
+        return await self.inner.write(key, [encoded], len(encoded), condition)
 
     async def _stored_group(self, path: str, data: bytes, document: JsonObject) -> bytes:
         """A group's document with what it says of arrays as these are stored, or as it said before."""
@@ -251,8 +244,6 @@ class LevelledStorage(StorageWrapper):
         path = metadata_path(key)
         if path is None:
             return await self._storage_of(key).delete(key, condition)
-        if isinstance(condition, IfGeneration):
-            condition = IfGeneration(_stored_version(condition.generation))
         existed = await self.inner.delete(key, condition)
         self._note(path, 0)
         return existed
@@ -363,16 +354,6 @@ def _parsed(data: BytesLike) -> JsonObject | None:
         return loads_object(data)
     except Corruption:
         return None
-
-
-def _levelled(generation: Generation, below: int) -> Generation:
-    """The version of a document as it is shown with levels taken off: never that of the same document as it is stored."""
-    return Generation(f"{generation.token} below {below}")
-
-
-def _stored_version(generation: Generation) -> Generation:
-    match = _LEVELLED.fullmatch(generation.token)
-    return generation if match is None else Generation(match[1])
 
 
 def _with_content(outcome: Found, data: bytes) -> Found:

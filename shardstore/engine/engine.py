@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 import weakref
@@ -144,7 +143,7 @@ class Engine:
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
-        ttl = math.inf if storage.capabilities.static else self.options.metadata_ttl
+        ttl = self.options.metadata_ttl
         shown = self.storage
         if below is not None and _may_have_levels(self.storage, self.options):
             shown = LevelledStorage(self.storage, self.options.present_level, _Above(self.options, below, weakref.ref(self)))

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -205,7 +206,7 @@ class Hierarchy:
         self._storage = storage
         self.is_deep = is_deep
         """Whether the shards of the array at a path are no stored objects (``LevelledStorage``); from any thread."""
-        self._ttl = ttl
+        self._given_ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
         self._absent: dict[str, float] = {}  # path -> when; for reads only
@@ -222,6 +223,11 @@ class Hierarchy:
     def is_pending(self, path: str) -> bool:
         """Whether a transaction has yet to write the document of ``path``."""
         return path in self._pending
+
+    @cached_property
+    def _ttl(self) -> float:
+        """Seconds. Found out at the first use: until then a local root may be mounted, and with it what the storage can do may change."""
+        return math.inf if self._storage.capabilities.static else self._given_ttl
 
     @property
     def never_checks(self) -> bool:

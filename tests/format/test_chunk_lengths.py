@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+import zarr.codecs
 from zarr.storage import MemoryStore
 
 from shardstore.format.metadata_v3 import encoded_chunk_nbytes

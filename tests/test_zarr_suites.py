@@ -374,7 +374,7 @@ def machine_settings(request: pytest.FixtureRequest) -> hypothesis.settings:
 
 @pytest.fixture
 def without_client_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Newer machines draw arrays with ``shards=``, which a view refuses by design: let them draw only arrays without."""
+    """Newer machines draw arrays with ``shards=``, and compare the keys with those of another store, which are of shards there."""
 
     def no_shards(**_: Any) -> st.SearchStrategy[None]:
         return st.none()

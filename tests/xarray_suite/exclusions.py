@@ -25,5 +25,4 @@ _SHARDS = "reads back encoding['shards']: what is stored has them, but through s
 
 EXCLUDED = {
     "test_shard_encoding": Exclusion(_SHARDS, AssertionError, 3),
-    "test_shard_encoding_with_dask": Exclusion(_SHARDS, AssertionError, 3),
 }

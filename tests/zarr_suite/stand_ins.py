@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import fsspec
-import hypothesis.extra.numpy as npst
 import hypothesis.strategies as st
 import zarr.storage
 import zarr.testing.strategies
@@ -22,13 +21,13 @@ from zarr.core.sync import sync
 
 import shardstore
 from shardstore._sync import run_sync
+from shardstore.adapters.zarr_arrays import replace_methods
 from shardstore.adapters.zarr_store import handles_keys_as
 from shardstore.engine.actions import SetValue
 from shardstore.engine.counters import Counters
 from shardstore.plan.policy import ArrayInfo
 
 _ROOT = "/zarr-suite"
-_NOT_EMPTY = npst.array_shapes(max_dims=4, min_side=1)  # as of the arrays that zarr draws with shards
 
 
 class Contents(Mapping[str, Buffer]):
@@ -142,21 +141,8 @@ def replace_stores() -> None:
             for attribute, value in list(vars(module).items()):
                 if isinstance(value, type) and value in stand_ins:
                     setattr(module, attribute, stand_ins[value])
-    drawn = {"stores": st.builds(MemoryStandIn), "shard_shapes": _no_shards, "sharded_arrays": _not_sharded}  # the last from zarr 3.4 on
-    for name, strategy in drawn.items():
-        if hasattr(zarr.testing.strategies, name):
-            setattr(zarr.testing.strategies, name, strategy)
-
-
-def _no_shards(**_: Any) -> st.SearchStrategy[None]:
-    """In place of the strategy that draws ``shards=`` for arrays."""
-    return st.none()
-
-
-def _not_sharded(*, shapes: st.SearchStrategy[tuple[int, ...]] = _NOT_EMPTY, **_: Any) -> st.SearchStrategy[Any]:
-    """In place of the strategy that draws arrays with ``shards=``."""
-    arrays: st.SearchStrategy[Any] = zarr.testing.strategies.simple_arrays(shapes=shapes)
-    return arrays
+    zarr.testing.strategies.stores = st.builds(MemoryStandIn)
+    replace_methods()  # before zarr's tests import any of what that replaces
 
 
 def forget_contents() -> list[Counters]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.zarr_suite.exclusions import EXCLUDED, NOT_RUN, SHARDED, Exclusion
+from tests.zarr_suite.exclusions import EXCLUDED, NOT_RUN, Exclusion
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/zarr-tests.md").read_text()
 
@@ -30,17 +30,11 @@ def test_the_page_has_every_exclusion() -> None:
     assert rows("Excluded") == [row(exclusion) for exclusion in EXCLUDED]
 
 
-def test_the_page_has_every_test_that_asks_for_shards() -> None:
-    assert rows("Refused") == [(f"`{test}`", minor or "both") for minor, tests in SHARDED.items() for test in tests]
-
-
 def test_the_page_has_everything_that_is_not_run() -> None:
     assert rows("Not run") == [(f"`{path}`", reason) for path, reason in NOT_RUN.items()]
 
 
 def test_no_test_is_listed_twice() -> None:
-    names = [test for tests in SHARDED.values() for test in tests]
-    assert len(names) == len(set(names))
     assert len({(exclusion.test, exclusion.parameters) for exclusion in EXCLUDED}) == len(EXCLUDED)
 
 

@@ -11,6 +11,7 @@
 #   make bench-page        docs/benchmarks.md of the results in build/bench
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/guide/storages.md)
+#   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/guide/readers.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches
@@ -23,6 +24,7 @@ DEMOARGS ?=
 SAFETYARGS ?=
 SUITEARGS ?=
 BENCHARGS ?=
+READERSARGS ?=
 
 BIN        := $(VENV)/bin
 PIP        := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -34,7 +36,7 @@ ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test torture zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
-	bench-transport check wheel-test clean
+	bench-transport readers check wheel-test clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -117,6 +119,10 @@ bench-pack: $(VENV)/.installed-test
 
 bench-transport: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/transport.py $(BENCHARGS)
+
+# Their environments are made below build/readers, from PyPI and npm. READERSARGS="--only zarrita.js GDAL" runs some.
+readers: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/readers.py $(READERSARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from shardstore.engine.hierarchy import Siblings
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.plan.policy import ArrayInfo
 from tests.adapters.places import Place, array_document
+from tests.engine.hooked import AS_THEY_ARE
 from tests.shards import presented
 from tests.stored import as_zarr_memory
 
@@ -88,6 +89,7 @@ class ArraySpec:
             self.chunk,
             chunk_key_encoding={"name": self.encoding, "configuration": {"separator": self.separator}},
             attributes=attributes,
+            codecs=AS_THEY_ARE,
         )
 
     @property
@@ -516,6 +518,7 @@ class TwoClients(RuleBasedStateMachine):
             np.testing.assert_array_equal(zarr.open_array(native, path=path, mode="r")[...], array)
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
 def test_two_clients_against_a_dictionary() -> None:
     run_state_machine_as_test(
         TwoClients,

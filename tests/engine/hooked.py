@@ -171,6 +171,10 @@ class HookedStorage(StorageWrapper):
         return await self.inner.list_dir(prefix)
 
 
+# The bytes of a chunk as they are, which zarr decodes, and of which shardstore does not know that all chunks have one length.
+AS_THEY_ARE = [{"name": "bytes"}, {"name": "numcodecs.shuffle", "configuration": {"elementsize": 1}}]
+
+
 def document(shape: tuple[int, ...], chunks: tuple[int, ...], **members: Any) -> bytes:
     """The presented document of a uint8 array whose chunks may have any length."""
     return json.dumps(

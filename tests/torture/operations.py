@@ -31,7 +31,7 @@ from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
 from shardstore.storage.base import Storage
 from shardstore.testing.storage_suite import on_io_loop
-from tests.engine.hooked import document, fresh_memory
+from tests.engine.hooked import AS_THEY_ARE, document, fresh_memory
 from tests.torture.contents import Contents, contents_of, layouts_of, presented_by, restore
 
 Answers = dict[str, Value | Exception]
@@ -49,8 +49,6 @@ ZARRS_WARNINGS = [
 ]
 
 POLICY = {"m": (2, 2), "**": (2,)}
-# The bytes of a chunk as they are, which zarr decodes, and of which shardstore does not know that all chunks have one length.
-AS_THEY_ARE = [{"name": "bytes"}, {"name": "numcodecs.shuffle", "configuration": {"elementsize": 1}}]
 SHAPES = {"a": ((32,), (4,)), "e": ((16,), (4,)), "g/b": ((16,), (4,)), "m": ((8, 8), (2, 2))}
 
 

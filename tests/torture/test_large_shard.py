@@ -34,7 +34,7 @@ DOCUMENT = {
             "name": "sharding_indexed",
             "configuration": {
                 "chunk_shape": [NBYTES],
-                "codecs": [{"name": "bytes"}],
+                "codecs": [{"name": "bytes"}, {"name": "gzip", "configuration": {"level": 1}}],
                 "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
                 "index_location": "end",
             },

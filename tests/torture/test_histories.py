@@ -225,8 +225,10 @@ def judge(history: History, board: Board) -> None:
     for pair, oldest, both in zip(pairs, least, shown.reshape(-1, 2 * WORDS), strict=True):
         board.check(0, pair, history.version_of(pair, both), oldest)
     storage = open_storage(history.url, history.storage_options or None)
-    report = shardstore.verify(storage)
-    assert report.is_sound, report
+    errors = [finding for finding in shardstore.verify(storage).findings if finding.severity == "error"]
+    if any(client.strategy == "append" for client in history.clients):
+        errors = [finding for finding in errors if finding.kind != "tail"]  # of one killed while it appended: the next writer cuts it
+    assert not errors, errors
     if history.compressors is None:
         raw = presented(StorageObjects(storage))
         nothing = bytes(4 * WORDS)
@@ -236,6 +238,8 @@ def judge(history: History, board: Board) -> None:
     array = as_presented(history, read_only=False)
     array[:] = 7
     assert np.all(np.asarray(array[:]) == 7)
+    report = shardstore.verify(storage)
+    assert report.is_sound, report
 
 
 def as_presented(history: History, *, read_only: bool = True) -> zarr.Array[Any]:

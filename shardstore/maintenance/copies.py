@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import join, metadata_key
+from shardstore.engine.keys import ancestors, join, metadata_key
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.codecs import codec_name
 from shardstore.format.json_text import JsonObject, loads_object
@@ -31,7 +31,8 @@ class Side:
 
     engine: Engine
     walk: Walk
-    v2_groups: frozenset[str]
+    v2_nodes: frozenset[str]
+    """The relative paths of nodes that have documents of Zarr v2, those without chunks too."""
 
     def below(self, relative: str) -> str:
         return join(self.walk.path, relative) if relative else self.walk.path
@@ -45,8 +46,15 @@ class Side:
 
     def paths(self) -> list[str]:
         """Of all nodes, relative and sorted."""
-        of_v3 = {self.relative(record.node.path) for record in self.walk.nodes.records(self.walk.path) if record.node.kind != "other"}
-        return sorted(of_v3 | self.plans().keys() | self.v2_groups)
+        return sorted(self._of_v3() | self.plans().keys() | self.v2_nodes | self._implicit_groups())
+
+    def _of_v3(self) -> set[str]:
+        return {self.relative(record.node.path) for record in self.walk.nodes.records(self.walk.path) if record.node.kind != "other"}
+
+    def _implicit_groups(self) -> set[str]:
+        """Groups of Zarr v2 need no document: whatever lies above a node is one."""
+        above = {path for node in self.v2_nodes if node for path, _ in ancestors(node)}
+        return above - self.v2_nodes - self._of_v3()
 
     async def documents(self, paths: Iterable[str]) -> dict[str, JsonObject]:
         """Presented documents by relative path; nodes that have none that can be read are left out.
@@ -72,8 +80,9 @@ class Side:
                     continue
                 if is_array(document) or is_group(document):
                     found[path] = present_array(document) if is_array(document) else document
+        implicit = self._implicit_groups()
         for path in missing:
-            document_of_v2 = await self._v2_document(path)
+            document_of_v2 = group_from_v2({"zarr_format": 2}, None) if path in implicit else await self._v2_document(path)
             if document_of_v2 is not None:
                 found[path] = document_of_v2
         return found

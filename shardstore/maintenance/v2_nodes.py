@@ -57,7 +57,7 @@ class V2Nodes:
     async def owners(self, keys: Sequence[str]) -> list[tuple[ArrayPlan, ChunkCoords] | None]:
         """The outermost array of Zarr v2 that has an object at each key."""
         cuts = [[(path, rest) for path, rest in ancestors(key) if looks_like_chunk_key(rest)] for key in keys]
-        await self._load(path for some in cuts for path, _ in some)
+        await self.load(path for some in cuts for path, _ in some)
         return [self._owner(some) for some in cuts]
 
     def _owner(self, cuts: list[tuple[str, str]]) -> tuple[ArrayPlan, ChunkCoords] | None:
@@ -72,7 +72,8 @@ class V2Nodes:
         """Whether an array above ``key`` says nothing of its objects: then the key may be one of them."""
         return any(path in self._arrays and self._arrays[path] is None for path, _ in ancestors(key))
 
-    async def _load(self, paths: Iterable[str]) -> None:
+    async def load(self, paths: Iterable[str]) -> None:
+        """Read the arrays at ``paths``, where there are any. Raises ``StorageError`` where a request failed."""
         if len(self._absent) > _MOST_ABSENT:
             self._absent.clear()
         unknown = [path for path in dict.fromkeys(paths) if path not in self._arrays and path not in self._absent]

@@ -15,7 +15,8 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.keys import join, metadata_key
 from shardstore.errors import Corruption, NotFound, ShardStoreError
 from shardstore.format.checksums import CRC32C_NBYTES
-from shardstore.format.v2_keys import GROUP_NAME
+from shardstore.format.metadata_v3 import is_array
+from shardstore.format.v2_keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.chunk_reading import Moved, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.copies import Side, checksums, differing_members
@@ -83,9 +84,10 @@ def compare_with_copy(
 
 def _listed(engine: Engine, path: str) -> Side:
     walk = Walk(engine, path)
-    groups = [located.info.key for located in walk.located() if located.role == "v2-document"]
-    inside = [key[len(walk.prefix) :] for key in groups if key.rpartition("/")[2] == GROUP_NAME]
-    return Side(engine, walk, frozenset(key.rpartition("/")[0] for key in inside))
+    documents = [located.info.key.rpartition("/") for located in walk.located() if located.role == "v2-document"]
+    run_sync(walk.v2.load(path for path, _, name in documents if name == ARRAY_NAME))
+    nodes = (path for path, _, name in documents if name in (ARRAY_NAME, GROUP_NAME))
+    return Side(engine, walk, frozenset(path[len(walk.prefix) :] for path in nodes))
 
 
 class _Comparison:
@@ -135,7 +137,11 @@ class _Comparison:
                 say("not-checked", relative, "the metadata of one of the copies cannot be read as Zarr v3: they are not compared")
             elif members := differing_members(one, other):
                 say("differs", relative, f"it differs from the other copy's in {', '.join(members)}")
-            if one is None or other is None or relative not in plans or relative not in plans_there:
+            if one is None or other is None:
+                continue
+            if relative not in plans or relative not in plans_there:
+                if is_array(one) and is_array(other):
+                    say("not-checked", relative, "the metadata of one of the copies does not tell where chunks lie: they are not compared")
                 continue
             if plans[relative].chunk_shape != plans_there[relative].chunk_shape:
                 continue  # chunks cannot be compared, and that has been said

@@ -125,6 +125,66 @@ def test_a_copy_of_zarr_v2(tmp_path: Path, separator: Any) -> None:
     assert kinds_at(compared(make((2, 3)), LocalStorage(tmp_path))) == {("differs", "g/ct/c/1/2"), ("surplus", "g/ct/c/0/0")}
 
 
+V2_ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "fill_value": 7, "order": "C", "compressor": None, "filters": None}
+V2_GROUP = {"zarr_format": 2}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {".zgroup": V2_GROUP, "x/.zarray": V2_ARRAY},
+        {".zgroup": V2_GROUP, "spatial_ref/.zarray": V2_ARRAY | {"shape": [], "chunks": []}, "spatial_ref/.zattrs": {"crs": "EPSG:4326"}},
+        {".zgroup": V2_GROUP, "g/h/x/.zarray": V2_ARRAY},
+        {"g/h/.zgroup": V2_GROUP},
+        {".zgroup": V2_GROUP, "g/x/.zarray": V2_ARRAY, "g/.zgroup": V2_GROUP, "g/.zattrs": {"a": 1}},
+    ],
+    ids=["all fill values", "0-d", "implicit groups", "implicit groups of a group", "attributes"],
+)
+def test_nodes_of_zarr_v2_without_chunks(files: dict[str, Any], tmp_path: Path) -> None:
+    """What was packed from them is equal; each node that the copy has lost is missing, and chunks where there were none are surplus."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    for key, content in {"y/.zarray": V2_ARRAY, **files}.items():
+        (source / key).parent.mkdir(parents=True, exist_ok=True)
+        (source / key).write_text(json.dumps(content))
+    (source / "y/0").write_bytes(bytes(8))
+    shardstore.pack(source, target, fsync=False)
+    for one, other in ((target, source), (source, target)):
+        assert shardstore.verify(one, against=other).findings == ()
+    nodes = [document.parent for document in target.rglob("zarr.json")]
+    arrays = [node for node in nodes if json.loads((node / "zarr.json").read_text())["node_type"] == "array"]
+    for node in arrays:
+        moved = tmp_path / "moved"
+        node.rename(moved)
+        relative = node.relative_to(target).as_posix()
+        assert kinds_at(shardstore.verify(target, against=source)) == {("missing", f"{relative}/zarr.json")}
+        assert kinds_at(shardstore.verify(source, against=target)) == {("surplus", f"{relative}/zarr.json")}
+        moved.rename(node)
+        if relative != "y":
+            zarr.open_array(shardstore.open(target), path=relative)[...] = 1
+            (finding, *_) = shardstore.verify(target, against=source).findings
+            assert (finding.kind, finding.path) == ("surplus", relative)
+            (finding, *_) = shardstore.verify(source, against=target).findings
+            assert (finding.kind, finding.path) == ("missing", relative)
+            shardstore.pack(source, target, fsync=False, overwrite=True)
+    for node in set(nodes) - set(arrays):
+        document = (node / "zarr.json").read_text()
+        (node / "zarr.json").unlink()
+        relative = node.relative_to(target).as_posix()
+        assert kinds_at(shardstore.verify(target, against=source)) == {("missing", "zarr.json" if relative == "." else f"{relative}/zarr.json")}
+        (node / "zarr.json").write_text(document)
+
+
+def test_chunks_that_metadata_does_not_place_are_not_called_equal() -> None:
+    """A chunk grid that is not known: the documents are equal, more is not claimed."""
+    one, copy = make(None), make(None)
+    for storage in (one, copy):
+        objects = StorageObjects(storage)
+        stored = document(objects, "g/ct/zarr.json")
+        objects.put("g/ct/zarr.json", json.dumps(stored | {"chunk_grid": {"name": "rectilinear", "configuration": {}}}).encode())
+    StorageObjects(copy).delete("g/ct/c/0/0")
+    assert ("not-checked", "g/ct/zarr.json") in kinds_at(compared(one, copy))
+
+
 def test_nodes_at_other_paths(tmp_path: Path) -> None:
     one, copy = make((2, 3)), make((4, 1))
     zarr.open_group(shardstore.open(copy), mode="a")

@@ -9,15 +9,30 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import check_key
 from shardstore.errors import InvalidInput
+from shardstore.maintenance.survey_nodes import SurveyedNodes
+from shardstore.storage.local_versions import may_be_same_bytes
+
+_NAMED = 5  # pins, in one error
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One held object: ``key`` from the root of the store; the token of the version that is held, or ``None`` for whichever is there."""
+    """One held object: ``key`` from the root of the store; the token of the version that is held, or ``None`` for whichever is there.
+
+    A slash in front of the key is left out.
+
+    Raises:
+        InvalidInput: ``key`` cannot be the key of an object.
+    """
 
     key: str
     generation: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", check_key(self.key.removeprefix("/") if isinstance(self.key, str) else self.key))
 
 
 @dataclass(frozen=True)
@@ -36,14 +51,37 @@ class Pins:
             found.setdefault(pin.key, set()).add(pin.generation)
         return cls({key: frozenset(tokens) for key, tokens in found.items()})
 
+    async def check(self, engine: Engine) -> None:
+        """See to it that each pin can hold something: a key that no array has would be a pin that silently holds nothing.
+
+        Raises:
+            InvalidInput: pins name no chunk and no shard of any array.
+            StorageError: a request failed.
+        """
+        nodes = SurveyedNodes(engine)
+        keys = sorted(self.generations)
+        unknown = []
+        for key, (record, coords) in zip(keys, await nodes.owners(keys), strict=True):
+            if coords is None and (record is None or record.grid is not None):
+                unknown.append(key)
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:_NAMED])) + (f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else "")
+            raise InvalidInput(
+                f"{len(unknown):,} of {len(keys):,} pins hold nothing: {shown}: no array in {engine.storage.url} has a chunk or shard of"
+                " such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
+            )
+
     def at(self, key: str) -> frozenset[str | None]:
         """The tokens that are held of one object, to travel with a task."""
         return self.generations.get(key, frozenset())
 
 
 def is_held(tokens: frozenset[str | None], generation: str) -> bool:
-    """Whether pins with these tokens hold this version of their object."""
-    return None in tokens or generation in tokens
+    """Whether pins with these tokens hold this version of their object.
+
+    Those of local files do so after a new mode, owner or hard link too, which change the token but not the bytes.
+    """
+    return None in tokens or any(may_be_same_bytes(token, generation) for token in tokens if token is not None)
 
 
 def parse_pins(text: str) -> list[Pin]:
@@ -57,7 +95,7 @@ def parse_pins(text: str) -> list[Pin]:
 
 def _parse_line(number: int, line: str) -> Pin:
     if not line.startswith("{"):
-        return Pin(line)
+        return _pin(number, line, None)
     try:
         document = json.loads(line)
     except ValueError as exc:
@@ -65,4 +103,11 @@ def _parse_line(number: int, line: str) -> Pin:
     key, generation = document.get("key"), document.get("generation")
     if not isinstance(key, str) or not key or not isinstance(generation, str | None):
         raise InvalidInput(f'line {number} of the pins is not of the form {{"key": "ct/c/0/1", "generation": "…"}}')
-    return Pin(key, generation)
+    return _pin(number, key, generation)
+
+
+def _pin(number: int, key: str, generation: str | None) -> Pin:
+    try:
+        return Pin(key, generation)
+    except InvalidInput as exc:
+        raise InvalidInput(f"line {number} of the pins: {exc}") from exc

@@ -40,6 +40,7 @@ Numbers = tuple[int, ...]
 """Device, inode, size, mtime and ctime of a file, and what else its name is made of."""
 
 _STATUS_NUMBERS = 5
+_CTIME = 4  # the place of ctime among them
 
 # NTFS and SMB keep times in units of 100 ns, which leaves 10,000 of them in the millisecond that is drawn from.
 _KEPT_NS = 100
@@ -95,6 +96,19 @@ class Unsettled(FileGeneration):
     @property
     def digest(self) -> int:
         return 0
+
+
+def may_be_same_bytes(token: str, other: str) -> bool:
+    """Whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be all
+    that has changed in between.
+    """
+    if token == other:
+        return True
+    one, two = (text.removeprefix(_UNSETTLED).split("-") for text in (token, other))
+    if min(len(one), len(two)) < _STATUS_NUMBERS or one[:_CTIME] != two[:_CTIME]:
+        return False
+    is_settled = not (token.startswith(_UNSETTLED) or other.startswith(_UNSETTLED))
+    return not is_settled or one[_STATUS_NUMBERS:] == two[_STATUS_NUMBERS:]
 
 
 def _numbers_of(status: os.stat_result) -> Numbers:

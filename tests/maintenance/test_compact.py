@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import uuid
 import warnings
@@ -221,7 +222,7 @@ def test_pinned_shards_are_left_alone_and_reported(storage: Any) -> None:
     objects = StorageObjects(storage)
     fill(objects)
     before = snapshot(objects)
-    pins = [Pin(LOOSE), Pin("a/c/5", "another version"), Pin(EMPTIED), Pin("nothing/c/0")]
+    pins = [Pin("/" + LOOSE), Pin("a/c/5", "another version"), Pin(EMPTIED), Pin("a/c/77")]
     for dry_run in (True, False):
         report = compact(storage, pins=pins, dry_run=dry_run)
         assert sorted(report.pinned.first) == [LOOSE, EMPTIED]
@@ -239,6 +240,42 @@ def test_a_pin_of_the_version_that_is_there_holds_it(storage: Any) -> None:
     assert compact(storage, pins=[Pin(LOOSE, found.token)]).pinned.first == (LOOSE,)
     assert objects.get(LOOSE) == before
     assert compact(storage).rewritten == 1
+
+
+@pytest.mark.parametrize("key", ["", "a/c/0/", "./a/c/0", "a//c/0", "../a/c/0", "//a/c/0"])
+def test_a_pin_whose_key_no_object_can_have_is_refused(key: str) -> None:
+    with pytest.raises(InvalidInput, match="key"):
+        Pin(key)
+    if key:
+        with pytest.raises(InvalidInput, match="line 1 of the pins"):
+            parse_pins(key)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_pins_that_hold_nothing_are_refused(storage: Any, dry_run: bool) -> None:
+    """A misspelt pin would let the shard be rewritten that it was to hold."""
+    objects = StorageObjects(storage)
+    fill(objects)
+    before = snapshot(objects)
+    with pytest.raises(InvalidInput, match=r"3 of 4 pins hold nothing: 'a', 'a/c', 'nothing/c/0'"):
+        compact(storage, pins=[Pin("a"), Pin("a/c"), Pin("nothing/c/0"), Pin(LOOSE)], dry_run=dry_run)
+    assert snapshot(objects) == before
+
+
+def test_a_pin_of_a_version_holds_it_under_another_name_and_mode(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "store")
+    objects = StorageObjects(storage)
+    fill(objects)
+    before = objects.get(LOOSE)
+    held = [Pin(LOOSE, _generation(storage, LOOSE).token)]
+    file = tmp_path / "store" / LOOSE
+    os.link(file, tmp_path / "another name")
+    file.chmod(0o640)
+    assert _generation(storage, LOOSE).token != held[0].generation
+    assert compact(storage, pins=held).pinned.first == (LOOSE,)
+    assert objects.get(LOOSE) == before
+    file.write_bytes(before or b"")  # by another program: that is another version
+    assert compact(storage, pins=held).rewritten == 1
 
 
 def _generation(storage: Any, key: str) -> Generation:

@@ -125,7 +125,16 @@ def test_a_copy_of_zarr_v2(tmp_path: Path, separator: Any) -> None:
     assert kinds_at(compared(make((2, 3)), LocalStorage(tmp_path))) == {("differs", "g/ct/c/1/2"), ("surplus", "g/ct/c/0/0")}
 
 
-V2_ARRAY = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "fill_value": 7, "order": "C", "compressor": None, "filters": None}
+V2_ARRAY = {
+    "zarr_format": 2,
+    "shape": [4],
+    "chunks": [2],
+    "dtype": "<i4",
+    "fill_value": 7,
+    "order": "C",
+    "compressor": None,
+    "filters": None,
+}
 V2_GROUP = {"zarr_format": 2}
 
 
@@ -170,7 +179,9 @@ def test_nodes_of_zarr_v2_without_chunks(files: dict[str, Any], tmp_path: Path) 
         document = (node / "zarr.json").read_text()
         (node / "zarr.json").unlink()
         relative = node.relative_to(target).as_posix()
-        assert kinds_at(shardstore.verify(target, against=source)) == {("missing", "zarr.json" if relative == "." else f"{relative}/zarr.json")}
+        assert kinds_at(shardstore.verify(target, against=source)) == {
+            ("missing", "zarr.json" if relative == "." else f"{relative}/zarr.json")
+        }
         (node / "zarr.json").write_text(document)
 
 

@@ -26,7 +26,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, ShardStoreError
-from shardstore.storage import local, local_sweep
+from shardstore.storage import local
 from shardstore.storage.base import Storage
 from shardstore.storage.local_mounts import Mount
 from shardstore.storage.local_rules import Locks
@@ -328,9 +328,8 @@ class _Life:
 
 
 def _be_on_a_network() -> None:
-    """In this process, every root lies on a network mount, and what was left there is old."""
+    """In this process, every root lies on a network mount."""
     local.__dict__["mount_of"] = lambda path: Mount("/", "nfs4")
-    local_sweep._NETWORK_AGE_SECONDS = 0.0
 
 
 def create(history: History) -> None:

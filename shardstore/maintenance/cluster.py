@@ -3,20 +3,42 @@
 ``distributed`` has one too, ``Client.get_executor``. Where a worker is lost between the end of a task and the fetching of its result,
 a future of that one fails with a ``TypeError``, or never ends; where the scheduler is lost for good, what is submitted never ends; and
 unless it is told otherwise, what failed is not tried again but answered with the same failure. Tasks of long work meet lost workers, and
-are made to be done twice.
+are made to be done twice. And it waits without a word, and without an end, for a cluster that has no workers, or whose workers keep dying.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from shardstore.errors import InvalidInput, ShardStoreError
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a run waits for the workers of a cluster; seconds. A cluster that has never had a worker is waited for without an end."""
+
+    first_word: float = 5.0
+    """No worker for so long is said; again after twice as long, and so on."""
+    steady: float = 60.0
+    """A worker that has been there for so long is no dying one."""
+    most: float = 600.0
+    """A run is given up whose workers were lost, and no task has ended and no worker been steady for so long."""
+    deaths: int = 8
+    """Or of which so many tasks in a row were given up because of workers that died; of each, the scheduler lets some die first."""
+
+
+PATIENCE = Patience()
 
 
 class ExecutorLost(ShardStoreError, BrokenExecutor):
@@ -36,15 +58,45 @@ class ClusterExecutor(Executor):
         InvalidInput: the client is one for coroutines.
     """
 
-    def __init__(self, client: Any, **options: Any) -> None:
+    def __init__(self, client: Any, *, patience: Patience = PATIENCE, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
         if client.asynchronous:
             raise InvalidInput(f"{client!r} is asynchronous: work that waits for it needs a client without asynchronous=True")
         self._client = client
         self._options = options | {"pure": False}
-        self._open: set[Future[Any]] = set()
+        self._open: dict[Future[Any], Any] = {}
+        self._given_up: ExecutorLost | None = None
+        self._watch = _Watch(patience, clock)
+
+    def look_after(self) -> None:
+        """Called now and then by whoever waits for tasks of which none has ended: says what they wait for. Where no workers are to be
+        expected any more, all that has been submitted fails with ``ExecutorLost``.
+        """
+        try:
+            workers = frozenset(self._client.nthreads())
+        except (OSError, RuntimeError, ValueError):  # the scheduler does not answer, or is lost: which the client finds out
+            return
+        said = self._watch.look(workers)
+        if said is not None:
+            logger.warning("%d tasks wait for the dask cluster at %s, %s", len(self._open), self._where(), said)
+        if self._watch.is_over:
+            self._give_up("its workers were lost, and since then no other has stayed")
+
+    def _where(self) -> str:
+        scheduler = getattr(self._client, "scheduler", None)
+        return str(getattr(scheduler, "address", self._client))
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = ExecutorLost(
+            f"the dask cluster at {self._where()} is given up: {why}. Their logs tell more; too little memory is the usual reason. What "
+            "was done stays: the same call goes on from there"
+        )
+        open_ = dict(self._open)
+        for here in open_:
+            self._settle(here, None, self._given_up)
+        self._client.loop.add_callback(self._client.cancel, list(open_.values()), asynchronous=True)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Raises ``ExecutorLost`` where the scheduler is lost; so do futures that had not ended."""
+        """Raises ``ExecutorLost`` where the scheduler is lost, or its workers keep dying; so do futures that had not ended."""
         if self._is_lost():
             raise self._lost()
         try:
@@ -59,7 +111,7 @@ class ClusterExecutor(Executor):
                 there.cancel()
 
         here: Future[Result] = _Cancellable(lambda: self._is_running(there))
-        self._open.add(here)
+        self._open[here] = there
         here.add_done_callback(cancelled)
         self._client.loop.add_callback(self._fetch, there, here)
         if self._is_lost():  # since a moment ago: then nobody may fetch it any more
@@ -77,12 +129,15 @@ class ClusterExecutor(Executor):
             result = fetching.result()
         except BaseException as exc:  # noqa: BLE001  # whoever waits is told
             self._settle(here, None, self._lost() if self._is_lost() else exc)
+            if self._watch.ended(is_death=type(exc).__name__ == "KilledWorker") and self._given_up is None:
+                self._give_up(f"{self._watch.deaths} tasks in a row were given up because the workers that had them died ({exc})")
         else:
             self._settle(here, result, None)
+            self._watch.ended(is_death=False)
 
     def _settle(self, here: Future[Any], result: object, error: BaseException | None) -> None:
         try:
-            self._open.remove(here)
+            del self._open[here]
         except KeyError:  # it has ended
             return
         if not here.set_running_or_notify_cancel():
@@ -94,7 +149,7 @@ class ClusterExecutor(Executor):
 
     def _is_lost(self) -> bool:
         """Whether the client is closed, as it does itself when the scheduler cannot be reached any more, or hears of nothing any more."""
-        return self._client.status in ("closing", "closed") or any(task.done() for task in self._reports())
+        return self._given_up is not None or self._client.status in ("closing", "closed") or any(task.done() for task in self._reports())
 
     def _reports(self) -> list[asyncio.Future[None]]:
         """The task that listens to the scheduler. An unlucky reconnection may end it, and the client shows that in no other way."""
@@ -109,7 +164,55 @@ class ClusterExecutor(Executor):
             return False
 
     def _lost(self) -> ExecutorLost:
-        return ExecutorLost(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
+        return self._given_up or ExecutorLost(f"the dask scheduler is lost, or its client was closed: {self._client!r}")
+
+
+class _Watch:
+    """What has been seen of a cluster's workers while tasks wait."""
+
+    def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
+        self._patience = patience
+        self._clock = clock
+        self._came: dict[str, float] = {}
+        self._has_had_workers = False
+        self._looked: float | None = None
+        self._well = 0.0  # when a task ended or a worker was steady, the last time
+        self._alone: float | None = None  # since when there is no worker
+        self._next_word = patience.first_word
+        self.deaths = 0
+
+    def ended(self, *, is_death: bool) -> bool:
+        """A task ended; whether too many in a row did because their workers died."""
+        self._well = self._clock()
+        self.deaths = self.deaths + 1 if is_death else 0
+        return self.deaths >= self._patience.deaths
+
+    def look(self, workers: frozenset[str]) -> str | None:
+        """These are there now. What is to be said of that, if anything is."""
+        now = self._clock()
+        if self._looked is None or now - self._looked >= self._patience.steady:  # tasks ended in between, or the driver was busy
+            self._well, self._came = now, {}
+        self._looked = now
+        self._came = {worker: self._came.get(worker, now) for worker in workers}
+        if any(now - came >= self._patience.steady for came in self._came.values()):
+            self._well = now
+        if workers:
+            self._has_had_workers = True
+            self._alone, self._next_word = None, self._patience.first_word
+            return None
+        if self._alone is None:
+            self._alone = now
+        alone = now - self._alone
+        if alone < self._next_word:
+            return None
+        self._next_word = 2 * alone
+        ends = f"the run ends when there was none for {self._patience.most:.0f} s" if self._has_had_workers else "or interrupt the run"
+        return f"which has had no worker for {alone:.0f} s: start workers; {ends}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker is to be expected any more."""
+        return self._has_had_workers and self._clock() - self._well >= self._patience.most
 
 
 class _Cancellable(Future[Result]):

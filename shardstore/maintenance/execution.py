@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from uuid import uuid4
 
 from shardstore.errors import AccessDenied, Conflict, InvalidInput, ShardStoreError, StorageError
-from shardstore.maintenance.cluster import ExecutorLike, ExecutorLost, executor_of
+from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLike, ExecutorLost, executor_of
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.room import is_full
 
@@ -32,6 +32,7 @@ _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _TASKS_A_WORKER = 2  # in flight: one that runs, one that waits
 _DEFAULT_WORKERS = max(4, min(32, 2 * (os.cpu_count() or 1)))
 _UNKNOWN_WORKERS = 32  # of an executor that does not tell
+_SECONDS_UNTIL_LOOKED_AFTER = 1.0  # a cluster, of which no task has ended for so long
 _LEAST_WINDOW = 2**20
 
 DEFAULT_MAX_MEMORY = 256 * 2**20
@@ -239,6 +240,7 @@ class _Run(Generic[Task, Result]):
 
     def to_the_end(self) -> None:
         most = _TASKS_A_WORKER * self._execution.worker_count
+        look_after = self._executor.look_after if isinstance(self._executor, ClusterExecutor) else None
         while True:
             while self._takes_more and len(self._flying) < most:
                 try:
@@ -251,7 +253,9 @@ class _Run(Generic[Task, Result]):
                 if self._lost is not None:
                     raise self._lost
                 return
-            ended, _ = wait(self._flying, return_when=FIRST_COMPLETED)
+            ended, _ = wait(self._flying, _SECONDS_UNTIL_LOOKED_AFTER if look_after else None, FIRST_COMPLETED)
+            if look_after and not ended:
+                look_after()
             for future in ended:
                 self._take(future)
 

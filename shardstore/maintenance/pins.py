@@ -32,7 +32,7 @@ class Pin:
     generation: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", check_key(self.key.removeprefix("/") if isinstance(self.key, str) else self.key))
+        object.__setattr__(self, "key", check_key(str(self.key).removeprefix("/")))
 
 
 @dataclass(frozen=True)

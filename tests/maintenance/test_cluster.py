@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import distributed
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput, StorageError
-from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLost, executor_of
+from shardstore.maintenance.cluster import ClusterExecutor, ExecutorLost, Patience, _Watch, executor_of
 from shardstore.maintenance.execution import Execution, Failure
 from tests.clusters import dask_cluster
 
@@ -269,6 +273,87 @@ def test_an_interruption_waits_for_what_runs(client: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         Execution(client, workers=1).carry_out(interrupts, range(9), done, lambda failure: pytest.fail(str(failure)))
     assert results == {0: 0, 1: 1}
+
+
+@contextmanager
+def without_workers() -> Iterator[Any]:
+    with dask_cluster(0, processes=False) as client:
+        yield client
+
+
+def executed_by(executor: ClusterExecutor, tasks: Iterable[int], function: Callable[[int], int] = double) -> dict[int, int]:
+    results: dict[int, int] = {}
+    Execution(executor, workers=2).carry_out(function, tasks, results.__setitem__, lambda failure: None)
+    return results
+
+
+def test_a_cluster_without_workers_is_said_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with without_workers() as client:
+        executor = ClusterExecutor(client, patience=Patience(first_word=0.0, steady=0.0, most=0.0))
+        said: list[str] = []
+        original = executor.look_after
+
+        def look_after() -> None:
+            original()
+            said.extend(record.getMessage() for record in caplog.records if record.name.startswith("shardstore"))
+            client.cluster.scale(1)  # so it ends
+
+        executor.look_after = look_after  # type: ignore[method-assign]
+        assert executed_by(executor, range(3)) == {n: 2 * n for n in range(3)}
+        address = client.scheduler.address
+    pattern = (
+        f"3 tasks wait for the dask cluster at {re.escape(address)}, which has had no worker for . s: start workers; or interrupt the run"
+    )
+    assert re.fullmatch(pattern, said[0])
+
+
+def test_a_cluster_that_has_lost_its_workers_is_given_up(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _go_on.clear()
+    executor = ClusterExecutor(client, patience=Patience(most=0.0))
+    looks = iter([{"tcp://a": 1}, {}])
+    monkeypatch.setattr(client, "nthreads", lambda: next(looks))
+    failures: list[Failure[int]] = []
+    with pytest.raises(ExecutorLost, match="its workers were lost, and since then no other has stayed"):
+        Execution(executor, workers=2).carry_out(waits, [1, 1, 1], lambda task, result: pytest.fail("done"), failures.append)
+    assert len(failures) == 3
+    with pytest.raises(ExecutorLost, match="its workers were lost"):
+        executor.submit(double, 1)
+    _go_on.set()
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_given_up"),
+    [
+        ([(t, f"w{t // 30}") for t in range(0, 700, 5)], True),  # each lives for 30 s
+        ([(t, f"w{t // 70}") for t in range(0, 700, 5)], False),  # each lives for 70 s: it may get something done
+        ([(t, None) for t in range(0, 9000, 5)], False),  # there never was any
+        ([(0, "w"), *((t, None) for t in range(5, 700, 5))], True),
+        ([(0, "w"), *((t, None) for t in range(5, 500, 5)), *((t, "v") for t in range(500, 1500, 5))], False),
+        ([(0, "w"), (5, None), (900, None), (905, "w"), (910, None)], False),  # the driver did something else meanwhile
+    ],
+)
+def test_when_a_cluster_is_given_up(looks: list[tuple[int, str | None]], is_given_up: bool) -> None:
+    now = 0
+    watch = _Watch(Patience(), lambda: now)
+    over = False
+    for now, worker in looks:  # noqa: B007  # the clock's
+        watch.look(frozenset() if worker is None else frozenset({worker}))
+        over = over or watch.is_over
+    assert over == is_given_up
+    if is_given_up:
+        watch.ended(is_death=False)
+        assert not watch.is_over
+
+
+def dies(task: int) -> int:
+    os._exit(1)
+
+
+def test_tasks_that_kill_their_workers_end_the_run() -> None:
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), dask_cluster() as client:
+        executor = ClusterExecutor(client, patience=Patience(deaths=2))
+        with pytest.raises(ExecutorLost, match=r"2 tasks in a row were given up because the workers that had them died"):
+            executed_by(executor, range(1000), dies)
 
 
 def test_other_options_of_an_executor_are_kept(client: Any) -> None:

@@ -60,7 +60,17 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.installed-test
 	$(PIP) install --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.installed-test
+# Of the filesystems the demo installs only that which URL is on: the first command is not to take minutes.
+comma := ,
+DEMO_EXTRAS = zarr$(if $(filter s3:%,$(URL)),$(comma)s3)$(if $(filter gs:% gcs:%,$(URL)),$(comma)gcs)
+DEMO_STAMP  = $(VENV)/.installed-$(subst $(comma),-,$(DEMO_EXTRAS))
+
+$(DEMO_STAMP): pyproject.toml | $(VENV)/.created
+	@echo "installing shardstore[$(DEMO_EXTRAS)] into $(VENV)"
+	$(PIP) install --editable '.[$(DEMO_EXTRAS)]'
+	@touch $@
+
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py $(if $(URL),"$(URL)") $(DEMOARGS)
 
 # zarr-python 2, which cannot be installed beside zarr-python 3; its tests run it as another process.

@@ -71,7 +71,7 @@ def test_what_failed_is_named_and_done_alone(source: Path, tmp_path: Path) -> No
     victim.write_bytes(data)
     outcome = run("reshard", "-s", "2,2", str(shards), str(new))
     assert outcome.code == 5
-    assert "failed: unit 3 of a: " in outcome.err
+    assert "failed: unit c.1.1 of a: " in outcome.err
     assert "would have become about" in outcome.out
     assert "1 unit still to be done" in outcome.err
     assert "error: 1 of " in outcome.err

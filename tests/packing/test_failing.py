@@ -101,10 +101,10 @@ def test_what_fails_for_good_is_named_and_the_rest_is_done(hierarchy: Path, tmp_
     source = FaultStorage(memory(hierarchy))
     source.plan(*(Fault(n, Fail(), operations=frozenset({"read"}), keys="x/c/9") for n in range(1, 50)))
     target, record = memory(), memory()
-    with pytest.raises(shardstore.Incomplete, match=r"1 of \d+ units could not be done: unit 2 of x: ") as caught:
+    with pytest.raises(shardstore.Incomplete, match=r"1 of \d+ units could not be done: unit c/2 of x: ") as caught:
         pack(source, target, record)
     report: Any = caught.value.report
-    assert [(unit.path, unit.number) for unit in report.failed] == [("x", 2)]
+    assert [(unit.path, unit.name) for unit in report.failed] == [("x", "c/2")]
     assert report.done == report.units - 1
     there = snapshot(StorageObjects(target))
     assert there == {key: data for key, data in wanted.items() if not key.endswith("zarr.json") and key != "x/c/2"}

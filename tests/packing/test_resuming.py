@@ -156,7 +156,7 @@ def test_a_source_that_changes_meanwhile_is_refused(source: Path, tmp_path: Path
     with pytest.raises(shardstore.Incomplete, match=r"'x/c/5'.*was replaced since it was listed") as caught:
         pack(mine, target, progress=change)
     report: Any = caught.value.report
-    assert [(unit.path, unit.number) for unit in report.failed] == [("x", 0)]
+    assert [(unit.path, unit.name) for unit in report.failed] == [("x", "c/0")]
     assert not list(target.rglob("zarr.json"))
     report = pack(mine, target, only_failed=True)
     assert (report.done, report.complete) == (1, True)

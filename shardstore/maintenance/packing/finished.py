@@ -1,97 +1,100 @@
-"""Which recorded units are still what was recorded: made from what is in the source now, and whole at the target."""
+"""Which recorded units are still what was recorded: made from what is in the source now, and at the target as they were made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from shardstore.engine.keys import join
-from shardstore.maintenance.packing.listing import SourceArray, list_objects
-from shardstore.maintenance.packing.object_table import Rows
-from shardstore.maintenance.packing.record import Finished, UnitName
-from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
-from shardstore.maintenance.packing.units import ArrayJob, Unit
-from shardstore.maintenance.packing.writing import OthersUnit, digest_of, others_digest
-from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.maintenance.packing.contents import digest_of_contents
+from shardstore.maintenance.packing.made import Made
+from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.maintenance.packing.record import Finished, Recorded, UnitName
+from shardstore.maintenance.packing.units import Unit
+from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.storage.base import Storage
 
-_INDICES_AT_ONCE = 256
+_KEYS_AT_ONCE = 1000
 
 
-async def intact_units(
-    storage: Storage, nodes: TargetNodes, units: Iterable[Unit | OthersUnit], finished: Mapping[UnitName, Finished]
-) -> set[UnitName]:
-    """The names of units that need not be done: one listing of the target, and one request for the index of each shard.
+def _no_numbers() -> npt.NDArray[np.int64]:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class TargetObjects:
+    """One listing of the target: 24 bytes an object, by the hashes of the keys, and the keys of what is not recorded."""
+
+    hashes: npt.NDArray[np.int64] = field(default_factory=_no_numbers)
+    """Ascending."""
+    nbytes: npt.NDArray[np.uint64] = field(default_factory=lambda: _no_numbers().astype(np.uint64))
+    versions: npt.NDArray[np.uint64] = field(default_factory=lambda: _no_numbers().astype(np.uint64))
+    unknown: list[str] = field(default_factory=list)
+
+    def has(self, made: Made) -> bool:
+        """Whether all these objects are there, of their sizes and, where those are known, versions."""
+        if not len(made):
+            return True
+        hashes = made.hashes()
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        if not len(self.hashes) or (self.hashes[at] != hashes).any() or (self.nbytes[at] != made.sizes).any():
+            return False
+        return not made.tells_versions or bool((self.versions[at] == made.versions).all())
+
+
+async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
+    """Return what is at the target; nothing, without a request, where nothing is recorded.
 
     Raises:
         StorageError: a request failed.
     """
-    if not finished:
-        return set()
-    arrays = {path: _as_listed(array) for path, array in nodes.arrays.items()}
-    listed = await list_objects(storage, arrays.values())
-    there = {path: array.table.rows() for path, array in arrays.items()}
-    others = {found.key: found.nbytes for found in listed.others}
-    intact: set[UnitName] = set()
-    shards: list[tuple[Unit, Finished]] = []
-    for unit in units:
-        name = (unit.job.path if isinstance(unit, Unit) else None), unit.number
-        entry = finished.get(name)
-        if entry is None or entry.fingerprint != unit.fingerprint:
+    if not recorded:
+        return TargetObjects()
+    known = np.unique(np.concatenate([_no_numbers(), *(entry.made.hashes() for entry in (*recorded.units.values(), *recorded.older))]))
+    found = TargetObjects()
+    hashes, nbytes, versions = array("q"), array("Q"), array("Q")
+    page: list[str] = []
+
+    def take() -> None:
+        here = np.array(list(map(hash, page)), dtype=np.int64)
+        hashes.extend(here.tolist())
+        found.unknown += [key for key, is_known in zip(page, np.isin(here, known).tolist(), strict=True) if not is_known]
+        page.clear()
+
+    async for info in storage.list(""):
+        page.append(info.key)
+        nbytes.append(info.nbytes)
+        versions.append(version_digest(info.generation))
+        if len(page) >= _KEYS_AT_ONCE:
+            take()
+    take()
+    found.hashes = np.array(hashes, dtype=np.int64)
+    order = np.argsort(found.hashes)
+    found.hashes = found.hashes[order]
+    found.nbytes, found.versions = np.array(nbytes, dtype=np.uint64)[order], np.array(versions, dtype=np.uint64)[order]
+    return found
+
+
+async def intact_units(
+    storage: Storage, there: TargetObjects, units: Iterable[Unit | OthersUnit], recorded: Recorded
+) -> dict[UnitName, Finished]:
+    """Return what is recorded of those units that need not be done again.
+
+    A unit is done again if an object of the source has changed or tells no version, or an object of the target is not the one that was
+    made. Objects of a target that tells no versions are read again and compared by their bytes.
+
+    Raises:
+        StorageError: a request failed.
+    """
+    intact: dict[UnitName, Finished] = {}
+    for unit in units if recorded.units else ():
+        name = unit.path, unit.name
+        entry = recorded.units.get(name)
+        if entry is None or not unit.is_versioned or entry.fingerprint != unit.fingerprint or not there.has(entry.made):
             continue
-        if isinstance(unit, OthersUnit):
-            if others_digest((found.key, others.get(found.key, -1)) for found in unit.objects) == entry.check:
-                intact.add(name)
-        elif unit.job.target_layout.index_format is None:
-            if _digest_of_objects(unit.job, unit.number, there[unit.job.path]) == entry.check:
-                intact.add(name)
-        elif not entry.check:
-            intact.add(name)  # of no chunk at all: there is no shard
-        elif _is_there(there[unit.job.path], unit.number, entry):
-            shards.append((unit, entry))
-            if len(shards) >= _INDICES_AT_ONCE:
-                intact |= await _with_their_indices(storage, shards)
-                shards = []
-    return intact | await _with_their_indices(storage, shards)
-
-
-def _as_listed(array: TargetArray) -> SourceArray:
-    return SourceArray(array.path, array.document, array.document, array.layout)
-
-
-def _is_there(rows: Rows, number: int, entry: Finished) -> bool:
-    """Whether the listing shows the shard with the size that was recorded, and as the version, where both are known."""
-    at = int(np.searchsorted(rows["number"], number))
-    if at >= len(rows) or rows["number"][at] != number or rows["nbytes"][at] != entry.nbytes:
-        return False
-    listed = int(rows["version"][at])
-    return 0 in (listed, entry.version) or listed == entry.version
-
-
-def _digest_of_objects(job: ArrayJob, number: int, rows: Rows) -> str:
-    """As ``UnitDone.check`` has it, of the objects of one unit that are there."""
-    if not len(rows):
-        return ""
-    if job.unit_grid:
-        at = np.unravel_index(number, job.unit_grid)
-        coords = np.unravel_index(rows["number"], job.target_layout.object_grid)
-        mine = np.ones(len(rows), dtype=np.bool_)
-        for a, n, c in zip(at, job.unit_chunks, coords, strict=True):
-            mine &= c // n == int(a)
-        rows = rows[mine]
-    return digest_of(np.stack([rows["number"], rows["nbytes"]]).astype("<i8").tobytes()) if len(rows) else ""
-
-
-async def _with_their_indices(storage: Storage, shards: list[tuple[Unit, Finished]]) -> set[UnitName]:
-    reads: list[Read] = []
-    for unit, _ in shards:
-        index_format = unit.job.target_layout.index_format
-        assert index_format is not None  # only shards are looked into
-        reads.append(Read(join(unit.job.path, unit.job.target_layout.key(unit.number)), (index_format.request(),)))
-    intact: set[UnitName] = set()
-    for (unit, entry), outcome in zip(shards, await storage.read(reads) if reads else [], strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        if isinstance(outcome, Found) and outcome.nbytes == entry.nbytes and digest_of(outcome.buffers[0]) == entry.check:
-            intact.add((unit.job.path, unit.number))
+        if entry.made.tells_versions or entry.contents == await digest_of_contents(storage, entry.made):
+            intact[name] = entry
     return intact

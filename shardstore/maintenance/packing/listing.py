@@ -112,22 +112,11 @@ async def list_source(storage: Storage, progress: Callable[[int], None] | None =
     return listing.nodes
 
 
-async def list_objects(storage: Storage, arrays: Iterable[SourceArray]) -> SourceNodes:
-    """List everything in ``storage`` with these arrays in it, whatever documents are there."""
-    listing = _Listing(storage, reads_documents=False)
-    listing.nodes.arrays.update((array.path, array) for array in arrays)
-    async for info in storage.list(""):
-        await listing.take([info])
-    await listing.settle()
-    return listing.nodes
-
-
 class _Listing:
     """One listing while it goes on."""
 
-    def __init__(self, storage: Storage, *, reads_documents: bool = True) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.nodes = SourceNodes()
-        self._reads_documents = reads_documents
         self._storage = storage
         self._looked_for: set[str] = set()  # keys of documents that have been read, or found absent
         self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
@@ -283,7 +272,7 @@ class _Listing:
 
     async def _read(self, keys: Iterable[str]) -> None:
         wanted = [key for key in keys if key not in self._looked_for]
-        if not wanted or not self._reads_documents:
+        if not wanted:
             return
         self._looked_for.update(wanted)
         outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in wanted])

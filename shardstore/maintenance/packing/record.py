@@ -3,13 +3,15 @@
 ::
 
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
-        job.json                    {"format": 1, "settings": {…}}: written first, by whoever begins
-        units-<random>.jsonl        ["path/of/array", 17, "<fingerprint>", 1048576, "<check>", <version>, 1], a line for each unit
-                                    that is done; the last number counts the runs, and of a unit that was done again the latest counts
-        failed-1-of-1.jsonl         ["path/of/array", 18, "<error>"], what the last run of a part could not do
+        job.json                    {"format": 2, "settings": {…}}: written first, by whoever begins
+        begun-<random>.jsonl        what a run is about to write (``announced``); it goes when the run has ended, and has recorded all
+        units-<random>.jsonl        ["path/of/array", "c/0/1", "<fingerprint>", "<contents>", 1, ["c/0/1"], [1048576], [<version>]]:
+                                    a unit that is done, its run, and the objects that it has made, with their sizes and versions
+        failed-1-of-1.jsonl         ["path/of/array", "c/0/2", "<error>"], what the last run of a part could not do
 
-Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. A unit that was done and is not
-recorded, because its driver died in between, is done again.
+Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. Of a unit that was done by several
+runs the last one counts; what the others have made besides is removed when all is complete, and only then forgotten. A unit that was done
+and is not recorded, because its driver died in between, is done again.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from shardstore.errors import Conflict, Corruption
 from shardstore.maintenance.execution import Part
+from shardstore.maintenance.packing.announced import Announced
+from shardstore.maintenance.packing.made import Made
 from shardstore.maintenance.packing.report import FailedUnit
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".pack"
 """Behind the name of the target."""
 INSIDE = ".shardstore-pack/"
@@ -38,11 +42,15 @@ INSIDE = ".shardstore-pack/"
 _JOB = "job.json"
 _UNITS = "units-"
 _FAILED = "failed-"
+_BEGUN = "begun-"
 _SECONDS_A_SEGMENT = 2.0
 _UNITS_A_SEGMENT = 1000
 
-UnitName = tuple[str | None, int]
-"""The path of an array, or ``None`` for other objects, and the number of a unit."""
+UnitName = tuple[str | None, str]
+"""The path of an array, or ``None`` for other objects, and the name of a unit."""
+
+DOCUMENTS: UnitName = (None, "")
+"""The documents, which are written when all units are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +58,25 @@ class Finished:
     """A unit as it is recorded; see ``UnitDone``."""
 
     fingerprint: str
-    nbytes: int
-    check: str
-    version: int
-    """``version_digest`` of the object that was written, 0 where that is not known, or it was not one."""
+    contents: str
     run: int
     """By which run it was done, of those that knew of each other: parts at the same time have the same number."""
+    made: Made
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Everything that is recorded."""
+
+    units: dict[UnitName, Finished] = field(default_factory=dict)
+    """Each as it was done last."""
+    older: list[Finished] = field(default_factory=list)
+    """What earlier runs have made of units that were done again since."""
+    announced: Announced = field(default_factory=Announced)
+    """What runs were about to write that have not ended, or not told so."""
+
+    def __bool__(self) -> bool:
+        return bool(self.units or self.announced)
 
 
 class Record:
@@ -70,6 +91,8 @@ class Record:
         self._written: list[tuple[UnitName, Finished]] = []
         self._flushed = clock()
         self._run = 1
+        self._begun: list[str] = []
+        self._announced: str | None = None
 
     @property
     def shown(self) -> str:
@@ -96,7 +119,10 @@ class Record:
         except (ValueError, KeyError, TypeError) as exc:
             raise self._damaged(_JOB) from exc
         if not known:
-            raise Conflict(f"the record at {self.shown} is of format {job['format']!r}, which this version does not know")
+            raise Conflict(
+                f"the record at {self.shown} is of format {job['format']!r}, which this version does not know (it writes {FORMAT}): go on "
+                "with the version that has made it, choose another target, or overwrite this one"
+            )
         return dict(settings)
 
     async def begin(self, settings: dict[str, Any]) -> bool:
@@ -117,36 +143,61 @@ class Record:
 
     # -- units ---------------------------------------------------------------------------------------------------------
 
-    async def finished(self) -> dict[UnitName, Finished]:
-        """Every unit that any driver has recorded, but for those that this one has not written down yet."""
-        keys = await self._segments()
-        found: dict[UnitName, Finished] = {}
-        for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
-            if not isinstance(outcome, Found):
-                continue  # merged into another meanwhile, by its driver
+    async def recorded(self) -> Recorded:
+        """What any driver has written down."""
+        found = Recorded()
+        for key, line in await self._lines(_UNITS):
             try:
-                for line in bytes(outcome.buffers[0]).splitlines():
-                    path, number, *rest = json.loads(line)
-                    entry = Finished(*rest)
-                    if (path, number) not in found or found[path, number].run <= entry.run:
-                        found[path, number] = entry
+                path, name, fingerprint, contents, run, names, sizes, versions = json.loads(line)
+                entry = Finished(fingerprint, contents, run, Made.of(f"{path}/" if path else "", names, sizes, versions))
+            except (ValueError, TypeError, OverflowError) as exc:
+                raise self._damaged(key) from exc
+            last = found.units.setdefault((path, name), entry)
+            if last is not entry:
+                found.older.append(min(last, entry, key=lambda one: one.run))
+                found.units[path, name] = entry if last.run <= entry.run else last
+        for key, line in await self._lines(_BEGUN):
+            try:
+                found.announced.add_line(line)
             except (ValueError, TypeError) as exc:
                 raise self._damaged(key) from exc
         return found
 
-    async def begin_run(self) -> dict[UnitName, Finished]:
-        """``finished``, at the beginning of a run: what this one adds counts more."""
-        found = await self.finished()
-        self._run = 1 + max((entry.run for entry in found.values()), default=0)
+    async def _lines(self, kind: str) -> list[tuple[str, bytes]]:
+        """The lines of all objects of a kind, with the key of the object."""
+        keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
+        lines: list[tuple[str, bytes]] = []
+        for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if isinstance(outcome, Found):  # or else merged into another meanwhile, by its driver
+                lines += [(key, line) for line in bytes(outcome.buffers[0]).splitlines() if line.strip()]
+        return lines
+
+    async def begin_run(self) -> Recorded:
+        """``recorded``, at the beginning of a run: what this one adds counts more."""
+        found = await self.recorded()
+        self._run = 1 + max((entry.run for entry in (*found.units.values(), *found.older)), default=0)
+        self._begun = [info.key async for info in self._storage.list(f"{self._prefix}{_BEGUN}")]
         return found
+
+    async def announce(self, announced: Announced) -> None:
+        """Write down what this run is about to write, before it does."""
+        if announced:
+            self._announced = f"{self._prefix}{_BEGUN}{uuid4().hex}.jsonl"
+            await self._write_lines(self._announced, announced.lines())
+
+    async def end_run(self) -> None:
+        """All that this run has written is recorded: it need not be announced any more."""
+        if self._announced is not None:
+            await self._storage.delete(self._announced, UNCONDITIONAL)
+            self._announced = None
 
     async def _segments(self) -> list[str]:
         return [info.key async for info in self._storage.list(f"{self._prefix}{_UNITS}")]
 
-    def add(self, path: str | None, done: UnitDone) -> None:
-        self._new.append(((path, done.number), Finished(done.fingerprint, done.nbytes, done.check, done.version, self._run)))
+    def add(self, name: UnitName, done: UnitDone) -> None:
+        self._new.append((name, Finished(done.fingerprint, done.contents, self._run, done.made)))
 
     @property
     def is_due(self) -> bool:
@@ -162,7 +213,9 @@ class Record:
             self._new = []
 
     async def merge(self, only: set[UnitName] | None = None) -> None:
-        """Make one object of all that this driver has written; of everything that is recorded, and is in ``only``, where that is given."""
+        """Make one object of all that this driver has written; of everything that is recorded, and is in ``only``, where that is given.
+        With that, nothing is left to be forgotten: what other runs had announced, and did not do, goes too.
+        """
         old = list(self._mine)
         if only is None:
             if len(old) > 1:
@@ -171,11 +224,13 @@ class Record:
                 self._mine = self._mine[-1:]
             return
         keys = await self._segments()
-        finished = await self.finished()
-        kept = [(name, entry) for name, entry in finished.items() if name in only]
-        if len(keys) > 1 or len(kept) != len(finished):
+        recorded = await self.recorded()
+        kept = [(name, entry) for name, entry in recorded.units.items() if name in only]
+        if len(keys) > 1 or len(kept) != len(recorded.units) or recorded.older:
             await self._write(kept)
             await self._storage.delete_many(keys)
+        await self._storage.delete_many(self._begun)
+        self._begun = []
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -185,30 +240,35 @@ class Record:
         if not failed:
             await self._storage.delete(key, UNCONDITIONAL)
             return
-        lines = [json.dumps([unit.path, unit.number, unit.error], ensure_ascii=True) for unit in failed]
-        data = ("\n".join(lines) + "\n").encode()
-        await self._storage.write(key, [data], len(data), UNCONDITIONAL)
+        await self._write_lines(key, [json.dumps([unit.path, unit.name, unit.error]) for unit in failed])
 
     async def failed(self) -> set[UnitName]:
         """What the last runs could not do."""
-        keys = [info.key async for info in self._storage.list(f"{self._prefix}{_FAILED}")]
         names: set[UnitName] = set()
-        for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
+        for key, line in await self._lines(_FAILED):
             try:
-                lines = bytes(outcome.buffers[0]).splitlines() if isinstance(outcome, Found) else []
-                names |= {(path, number) for path, number, _ in map(json.loads, lines)}
+                path, name, _ = json.loads(line)
             except ValueError as exc:
                 raise self._damaged(key) from exc
+            names.add((path, name))
         return names
 
     async def _write(self, entries: list[tuple[UnitName, Finished]]) -> None:
-        lines = [json.dumps([path, number, e.fingerprint, e.nbytes, e.check, e.version, e.run]) for (path, number), e in entries]
-        data = ("\n".join(lines) + "\n").encode()
+        if not entries:
+            return
         key = f"{self._prefix}{_UNITS}{uuid4().hex}.jsonl"
-        await self._storage.write(key, [data], len(data), UNCONDITIONAL)
+        await self._write_lines(key, [_line(name, entry) for name, entry in entries])
         self._mine.append(key)
+
+    async def _write_lines(self, key: str, lines: list[str]) -> None:
+        data = ("\n".join(lines) + "\n").encode()
+        await self._storage.write(key, [data], len(data), UNCONDITIONAL)
 
     def _damaged(self, key: str) -> Corruption:
         return Corruption(f"{key!r} of the record at {self.shown} is damaged: overwrite the target, or remove both and begin again")
+
+
+def _line(name: UnitName, entry: Finished) -> str:
+    made = entry.made
+    said = [*name, entry.fingerprint, entry.contents, entry.run, made.relative(), made.sizes.tolist(), made.versions.tolist()]
+    return json.dumps(said, separators=(",", ":"))

@@ -32,11 +32,12 @@ class FailedUnit:
     """A unit that could not be done, and why. ``path`` is ``None`` for objects that are no array's."""
 
     path: str | None
-    number: int
+    name: str
+    """The key of its shard in the array, or of its first object."""
     error: str
 
     def __str__(self) -> str:
-        return f"unit {self.number} of {'the other objects' if self.path is None else self.path or '(root)'}"
+        return f"unit {self.name} of {'the other objects' if self.path is None else self.path or '(root)'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,20 +50,20 @@ def needed(
     files = len(documents)
     is_any_left = not finished
     for units in arrays:
-        names = [(units.job.path, number) for number in units.numbers.tolist()]
+        names = [(units.job.path, name) for name in units.names]
         left = np.array([is_left(name) for name in names], dtype=np.bool_)
         is_any_left |= bool(left.any())
         nbytes += _nbytes(units, left)
         replaced = [finished[name] for name, is_one in zip(names, left.tolist(), strict=True) if is_one and name in finished]
-        nbytes -= sum(entry.nbytes for entry in replaced)
+        nbytes -= sum(entry.made.nbytes for entry in replaced)
         if units.job.target_layout.index_format is not None:
             files += int(left.sum()) - len(replaced)
         elif not replaced and len(units):
             files += estimated_objects(units) * int(left.sum()) // len(units)
     for unit in others:
-        if is_left((None, unit.number)):
+        if is_left((None, unit.name)):
             is_any_left = True
-            replaced_nbytes = finished[None, unit.number].nbytes if (None, unit.number) in finished else 0
+            replaced_nbytes = finished[None, unit.name].made.nbytes if (None, unit.name) in finished else 0
             nbytes += unit.nbytes - replaced_nbytes
             files += 0 if replaced_nbytes else len(unit.objects)
     # Where all units are done, documents at most are missing, and those of the earlier run are there.

@@ -14,36 +14,39 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.engine.keys import join, metadata_key
+from shardstore.engine.keys import metadata_key
 from shardstore.errors import Conflict, Incomplete, NotFound, ShardStoreError
 from shardstore.format.codecs import codec_configuration
-from shardstore.format.json_text import dumps
+from shardstore.format.json_text import JsonObject, dumps
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.packing.announced import Announced
+from shardstore.maintenance.packing.documents import write_documents
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
-from shardstore.maintenance.packing.finished import intact_units
+from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
+from shardstore.maintenance.packing.leaving import look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.record import Finished, UnitName
-from shardstore.maintenance.packing.renewing import kept_shards
+from shardstore.maintenance.packing.planned_keys import PlannedKeys
+from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
+from shardstore.maintenance.packing.renewing import before_writing, kept_shards
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
 from shardstore.maintenance.packing.room import Need, check_room, needed, room_of, shown
 from shardstore.maintenance.packing.translation import Wanted, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
-from shardstore.model.generation import UNCONDITIONAL
-from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.commits import ChunkOrder
-from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.object_requests import PROBE_PREFIX
 from shardstore.storage.room import is_full
 
 _OTHERS_A_UNIT = 256
+_OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
 _OTHER_BYTES_A_UNIT = 64 << 20
 _DELETED_AT_ONCE = 1000
 _NAMED = 5  # arrays, in one line of the report
@@ -141,7 +144,8 @@ class PackingRun:
         held: list[OtherObject] = []
         number = 0
         for found in sorted(self._included_others(), key=lambda found: found.key):
-            if held and (len(held) >= _OTHERS_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _OTHER_BYTES_A_UNIT):
+            is_full = len(held) >= _OTHERS_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _OTHER_BYTES_A_UNIT
+            if held and (is_full or crc32(found.key.encode(errors="surrogatepass")) % _OTHERS_ON_AVERAGE == 0):
                 yield OthersUnit(job, number, tuple(held))
                 number, held = number + 1, []
             held.append(found)
@@ -183,37 +187,40 @@ class PackingRun:
             Conflict: there is something else at the target, or another run with other settings.
             NoSpace: with ``check_space``, what is to be written does not fit; nothing was.
         """
-        names: set[UnitName] = {(units.job.path, int(n)) for units in self._arrays for n in units.numbers.tolist()}
-        names |= {(None, unit.number) for unit in self._others}
-        record = self._places.record
-        finished: dict[UnitName, Finished] = {}
+        record, storage = self._places.record, self._places.target.storage
+        earlier = Recorded()
         if self._only_failed:
             self._only = set()
         if not overwrite:
             self._only = run_sync(record.failed()) if self._only_failed else None
-            finished = run_sync(record.begin_run())
-        if finished:
-            self._progress(Progress("checking", 0, len(finished)))
-        mine = (unit for unit in self._units() if self._is_mine(name_of(unit)))
-        self._intact = run_sync(intact_units(self._places.target.storage, self._target, mine, finished))
+            earlier = run_sync(record.begin_run())
+        if earlier:
+            self._progress(Progress("checking", 0, len(earlier.units)))
+        there = run_sync(list_target(storage, earlier))
+        self._intact = run_sync(intact_units(storage, there, self._units(), earlier))
         self._totals = self._sums()
         if check_space and (room := room_of(self._places.stored_target)) is not None:
-            check_room(room, self._need(finished), run_sync(self._nbytes_at_target()) if overwrite else 0)
+            check_room(room, self._need(earlier.units), run_sync(self._nbytes_at_target()) if overwrite else 0)
         self._progress(Progress("packing", *self._so_far()))
         run_sync(self._begin(overwrite))
+        run_sync(self._clear_the_way(earlier, there))
+        self._write_down(record.announce(Announced.of(self._left(), self._documents)))
         try:
             with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
-                self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
+                if self._full is None:
+                    self._execution.carry_out(do_unit, self._to_do(), self._note, self._note_failure)
         finally:
             self._write_down(record.flush())
         self._write_down(record.note_failed(self._execution.part, self._failed))
         self._write_down(record.merge())
-        recorded = run_sync(record.finished())
-        self._missing = sum(_is_missing(unit, recorded) for unit in self._units())
+        recorded = run_sync(record.recorded())
+        self._missing = sum(self._is_missing(unit, earlier, recorded) for unit in self._units())
         if not self._missing:
             self._progress(Progress("finishing", *self._so_far()))
-            run_sync(self._finish(names, recorded.keys()))
+            run_sync(self._finish(recorded, there.unknown))
             self._is_complete = True
+        if self._full is None and not self._failed:
+            run_sync(record.end_run())
 
     async def _begin(self, overwrite: bool) -> None:
         """See to it that the target is free, or an earlier run of the same has made what is there."""
@@ -279,30 +286,50 @@ class PackingRun:
                 return True
         return False
 
-    def _is_mine(self, name: UnitName) -> bool:
-        """Whether the unit belongs to this part."""
-        return self._execution.part.has(name[0] or "", name[1])
+    def _is_mine(self, unit: AnyUnit) -> bool:
+        """Whether the unit belongs to this part, and is asked for."""
+        is_mine = self._execution.part.has(unit.path or "", unit.number)
+        return is_mine and (self._only is None or name_of(unit) in self._only)
+
+    def _left(self) -> Iterator[AnyUnit]:
+        """The units of this part that are not done; made as they are needed."""
+        return (unit for unit in self._units() if self._is_mine(unit) and name_of(unit) not in self._intact)
 
     def _to_do(self) -> Iterator[AnyUnit]:
-        """The units of this part that are not done; made as they are needed."""
-        for unit in self._units():
-            name = name_of(unit)
-            if not self._is_mine(name) or (self._only is not None and name not in self._only):
-                continue
-            if name in self._intact:
+        """As ``_left``; the others are counted."""
+        for unit in filter(self._is_mine, self._units()):
+            if name_of(unit) in self._intact:
                 self._skipped += 1
                 self._count(unit)
             else:
                 yield unit
 
+    def _is_missing(self, unit: AnyUnit, earlier: Recorded, recorded: Recorded) -> bool:
+        """Whether the unit is still to be done: neither intact at the beginning, nor done since, by this part or another."""
+        name = name_of(unit)
+        entry = recorded.units.get(name)
+        if entry is None or entry.fingerprint != unit.fingerprint:
+            return True
+        return name not in self._intact and entry == earlier.units.get(name)
+
+    async def _clear_the_way(self, earlier: Recorded, there: TargetObjects) -> None:
+        """What would misread new chunks, or lies where a directory will be, goes before anything is written."""
+        if not earlier:
+            return
+        storage = self._places.target.storage
+        planned = PlannedKeys(self._target, (found.key for unit in self._others for found in unit.objects))
+        candidates = superseded(earlier, self._planned_names(), self._documents, there.unknown)
+        written = {unit.path for unit in self._left() if unit.path is not None}
+        leaving = await before_writing(storage, self._target, planned, candidates, earlier, written)
+        leaving.check(self._places.shown_target)
+        await remove(storage, leaving)
+
     def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
         """What this run has yet to write."""
 
-        def is_left(name: UnitName) -> bool:
-            return self._is_mine(name) and name not in self._intact and (self._only is None or name in self._only)
-
+        left = {name_of(unit) for unit in self._left()}
         documents = [dumps(document) for document in self._target.documents.values()]
-        return needed(self._arrays, self._others, documents, is_left, finished)
+        return needed(self._arrays, self._others, documents, left.__contains__, finished)
 
     async def _nbytes_at_target(self) -> int:
         return sum([info.nbytes async for info in self._places.stored_target.list("")])
@@ -320,8 +347,8 @@ class PackingRun:
         self._done += 1
         self._chunks += done.chunks
         self._chunk_nbytes += done.chunk_nbytes
-        self._written_nbytes += done.nbytes
-        self._places.record.add(name_of(unit)[0], done)
+        self._written_nbytes += done.made.nbytes
+        self._places.record.add(name_of(unit), done)
         self._count(unit)
         if self._places.record.is_due and self._full is None:
             self._write_down(self._places.record.flush())
@@ -329,7 +356,7 @@ class PackingRun:
                 raise _Full
 
     def _note_failure(self, failure: Failure[AnyUnit]) -> None:
-        path, number = name_of(failure.task)
+        path, name = name_of(failure.task)
         error = failure.error
         if self._first_error is None:
             self._first_error = error
@@ -337,7 +364,7 @@ class PackingRun:
         if is_full(error):
             self._full = self._full or error
         self._failed.append(
-            FailedUnit(path, number, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
+            FailedUnit(path, name, str(error) if isinstance(error, ShardStoreError) else f"{type(error).__name__}: {error}")
         )
         self._progress(Progress("packing", *self._so_far()))
         if self._full is not None and not was_full:
@@ -366,28 +393,27 @@ class PackingRun:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, planned: set[UnitName], recorded: Iterable[UnitName]) -> None:
-        """What an earlier run has made of objects that are gone goes too; then the documents, the deepest first."""
-        storage = self._places.target.storage
-        stale = [name for name in recorded if name not in planned]
-        keys = [
-            join(path, self._target.arrays[path].layout.key(number))
-            for path, number in stale
-            if path in self._target.arrays and self._target.arrays[path].layout.index_format is not None
-        ]
-        for start in range(0, len(keys), _DELETED_AT_ONCE):
-            await storage.delete_many(keys[start : start + _DELETED_AT_ONCE])
+    async def _finish(self, recorded: Recorded, unknown: Iterable[str]) -> None:
+        """The documents, the deepest first; then what runs have made of things that are gone goes too."""
+        storage, record = self._places.target.storage, self._places.record
+        names, documents = self._planned_names(), self._documents
+        leaving = await look_at(storage, superseded(recorded, names, documents, unknown), recorded, self._target.arrays)
+        leaving.check(self._places.shown_target)
         if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
             await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
-        documents = {metadata_key(path): dumps(document) for path, document in self._target.documents.items()}
-        order = sorted(documents, key=lambda key: (-key.count("/"), key))
-        outcomes = await storage.read([Read(key, (EVERYTHING,)) for key in order])
-        for key, outcome in zip(order, outcomes, strict=True):
-            if isinstance(outcome, Failed):
-                raise outcome.error
-            if not isinstance(outcome, Found) or bytes(outcome.buffers[0]) != documents[key]:
-                await storage.write(key, [documents[key]], len(documents[key]), UNCONDITIONAL)
-        await self._places.record.merge(planned)
+        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, documents), 0, 0))
+        await record.flush()
+        await remove(storage, leaving)
+        await record.merge({*names, DOCUMENTS})
+
+    @property
+    def _documents(self) -> dict[str, JsonObject]:
+        """By key."""
+        return {metadata_key(path): document for path, document in self._target.documents.items()}
+
+    def _planned_names(self) -> set[UnitName]:
+        names: set[UnitName] = {(units.job.path, name) for units in self._arrays for name in units.names}
+        return names | {(None, unit.name) for unit in self._others}
 
     def report(self, *, dry_run: bool, prices: Mapping[str, float] | None) -> PackReport:
         """What has come of it, or would."""
@@ -404,7 +430,7 @@ class PackingRun:
             named = ", ".join(plain[:_NAMED]) + (f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else "")
             notes.append(f"not sharded, and stays so: {named}. To have shards of its chunks, pack it")
         if dry_run and (room := room_of(self._places.stored_target)) is not None:
-            self._intact = set()
+            self._intact = {}
             nbytes = self._need({}).on(room)
             fits = "" if nbytes <= room.nbytes else ": it does not fit"
             notes.append(f"about {shown(nbytes)} are needed, and {shown(room.nbytes)} are free in {room.path}{fits}")
@@ -471,12 +497,7 @@ class PackingRun:
 
 
 def name_of(unit: AnyUnit) -> UnitName:
-    return (unit.job.path if isinstance(unit, Unit) else None), unit.number
-
-
-def _is_missing(unit: AnyUnit, recorded: Mapping[UnitName, Any]) -> bool:
-    entry = recorded.get(name_of(unit))
-    return entry is None or entry.fingerprint != unit.fingerprint
+    return unit.path, unit.name
 
 
 def _jsonable(policy: Any) -> Any:

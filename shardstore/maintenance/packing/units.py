@@ -1,7 +1,8 @@
 """What is done at once: a *unit* makes one shard of the target, or a group of its chunks that are objects each.
 
-A unit knows by numbers from which objects of the source it is made. It is named by its array and a number, and recognised again by its
-*fingerprint*: of the layouts, and of the number, size and version of each of those objects.
+A unit knows by numbers from which objects of the source it is made. Numbers mean other places when an array is resized, so nothing is
+remembered by them: a unit is *named* by the key of its shard, or that of its first chunk and the shape of the group, ``c/0/16*4x16``.
+It is recognised again by its *fingerprint*: of that, of the layouts, and of the position, size and version of each of its objects.
 """
 
 from __future__ import annotations
@@ -54,9 +55,31 @@ class ArrayJob:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of all that decides, beside the source's objects, what the units' bytes are."""
-        said = (self.path, self.source_layout, self.target_layout, self.adds_checksums, self.order)
+        """Of all that decides, beside the source's objects and the array's extent, what the units' bytes are."""
+        layouts = [(layout.key_encoding, layout.index_format) for layout in (self.source_layout, self.target_layout)]
+        said = (self.path, layouts, self.unit_chunks, self.adds_checksums, self.order)
         return hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=16).digest()
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """How many objects of the target a unit makes along each dimension, at most."""
+        return self.unit_chunks if self.target_layout.index_format is None else (1,) * self.target_layout.ndim
+
+    def names(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """What the units ``numbers`` are called: the same for the same keys, whatever extent the array has."""
+        if self.target_layout.index_format is not None:
+            return self.target_layout.keys(numbers)
+        shape = "*" + "x".join(map(str, self.unit_chunks))
+        encoding = self.target_layout.key_encoding
+        if not self.unit_grid:
+            return [encoding.encode(()) + shape for _ in range(len(numbers))]
+        axes = [at * n for at, n in zip(np.unravel_index(numbers, self.unit_grid), self.unit_chunks, strict=True)]
+        return [key + shape for key in encoding.encode_all([axis.tolist() for axis in axes])]
+
+    def extent(self, number: int) -> tuple[int, ...]:
+        """How many chunks of the unit lie in the array's grid, along each dimension."""
+        at = np.unravel_index(number, self.unit_grid) if self.unit_grid else ()
+        return tuple(min(n, g - int(a) * n) for a, n, g in zip(at, self.unit_chunks, self.source_layout.chunk_grid, strict=True))
 
 
 def _group(chunk_grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,12 +98,30 @@ class Unit:
 
     job: ArrayJob
     number: int
+    name: str
     rows: Rows
 
     @property
+    def path(self) -> str:
+        return self.job.path
+
+    @property
     def fingerprint(self) -> str:
-        """Equal for units that are made from the same versions of the same objects into the same."""
-        return hashlib.blake2b(self.job.digest + self.rows.tobytes(), digest_size=16).hexdigest()
+        """Equal for units that are made from the same versions of the same objects into the same; see ``is_versioned``."""
+        job, layout = self.job, self.job.source_layout
+        digest = hashlib.blake2b(job.digest, digest_size=16)
+        digest.update(self.name.encode(errors="surrogatepass"))
+        if layout.index_format is not None:  # chunks of its shards that lie outside of the grid are left out
+            digest.update(repr(job.extent(self.number)).encode())
+        if layout.ndim:
+            digest.update(np.stack(np.unravel_index(self.rows["number"], layout.object_grid)).astype("<i8").tobytes())
+        digest.update(self.rows["nbytes"].tobytes() + self.rows["version"].tobytes())
+        return digest.hexdigest()
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
+        return bool(self.rows["version"].all())
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +129,7 @@ class Unit:
         return int(self.rows["nbytes"].sum())
 
     def __str__(self) -> str:
-        return f"{self.job.path or '(root)'} {self.number}"
+        return f"{self.job.path or '(root)'} {self.name}"
 
 
 class ArrayUnits:
@@ -118,9 +159,14 @@ class ArrayUnits:
         sums = np.append(0, np.cumsum(self._rows["nbytes"]))
         return np.asarray(sums[self._bounds[1:]] - sums[self._bounds[:-1]], dtype=np.int64)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """Of the units, in their order."""
+        return self.job.names(self.numbers)
+
     def __iter__(self) -> Iterator[Unit]:
-        for i, number in enumerate(self.numbers.tolist()):
-            yield Unit(self.job, number, self._rows[self._bounds[i] : self._bounds[i + 1]])
+        for i, (number, name) in enumerate(zip(self.numbers.tolist(), self.names, strict=True)):
+            yield Unit(self.job, number, name, self._rows[self._bounds[i] : self._bounds[i + 1]])
 
     def of(self, part: Part) -> Iterator[Unit]:
         """The units of one share."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import google_crc32c
@@ -21,7 +21,9 @@ from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.packing.contents import digest_of_contents
 from shardstore.maintenance.packing.listing import OtherObject
+from shardstore.maintenance.packing.made import NOTHING, Made
 from shardstore.maintenance.packing.object_table import Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
 from shardstore.maintenance.packing.units import ArrayJob, Unit
@@ -44,17 +46,14 @@ _OF_WRITERS = 0.6  # the share of the memory that is granted to what is being wr
 class UnitDone:
     """What has become of a unit."""
 
-    number: int
     fingerprint: str
-    nbytes: int
-    """Of the objects that were written."""
+    made: Made
+    """The objects that were written, and their versions."""
     chunks: int
     chunk_nbytes: int
     """Of the chunks as they were read."""
-    check: str
-    """By which the result is recognised: of the shard's index, or of the numbers and sizes of the chunks' objects."""
-    version: int = 0
-    """``version_digest`` of the shard."""
+    contents: str = ""
+    """``digest_of_contents`` of what was written, where the target does not tell all versions."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,24 @@ class OthersJob:
 
 @dataclass(frozen=True)
 class OthersUnit:
-    """Some of them."""
+    """Some of them, in the order of their keys."""
 
     job: OthersJob
     number: int
     objects: tuple[OtherObject, ...]
+
+    @property
+    def path(self) -> None:
+        return None
+
+    @property
+    def name(self) -> str:
+        return self.objects[0].key
+
+    @property
+    def is_versioned(self) -> bool:
+        """As of ``Unit``."""
+        return all(found.version for found in self.objects)
 
     @property
     def fingerprint(self) -> str:
@@ -85,7 +97,7 @@ class OthersUnit:
         return sum(found.nbytes for found in self.objects)
 
     def __str__(self) -> str:
-        return f"other objects {self.number}"
+        return f"other objects from {self.name!r}"
 
 
 def do_unit(unit: Unit | OthersUnit) -> UnitDone:
@@ -96,6 +108,13 @@ def do_unit(unit: Unit | OthersUnit) -> UnitDone:
         Corruption: an index of the source is damaged.
         StorageError: a request failed.
     """
+    done = _done(unit)
+    if not done.made.tells_versions:
+        done = replace(done, contents=run_sync(digest_of_contents(unit.job.target.storage, done.made)))
+    return done
+
+
+def _done(unit: Unit | OthersUnit) -> UnitDone:
     if isinstance(unit, Unit) and unit.job.target_layout.index_format is not None:
         source, target = unit.job.source.storage, unit.job.target.storage
         if isinstance(source, LocalStorage) and isinstance(target, LocalStorage):
@@ -147,7 +166,6 @@ class _Shard:
     """A shard that is to be written."""
 
     key: str
-    index: bytes
     before: tuple[bytes, ...]
     """What comes before the chunks, and ``after`` them: the index is one of both."""
     after: tuple[bytes, ...]
@@ -166,18 +184,24 @@ class _Shard:
         entries[slots, 0] = (index_format.nbytes if is_first else 0) + begins
         entries[slots, 1] = sizes
         index = index_format.encode(index_format.index(entries))
-        key = join(unit.job.path, unit.job.target_layout.key(unit.number))
+        key = join(unit.path, unit.name)
         nbytes = int(moved.nbytes.sum()) + CRC32C_NBYTES * len(moved) * unit.job.adds_checksums + len(index)
-        return cls(key, index, (index,) if is_first else (), () if is_first else (index,), nbytes, moved)
+        return cls(key, (index,) if is_first else (), () if is_first else (index,), nbytes, moved)
 
     def done(self, unit: Unit, chunks: Chunks, stored: Generation) -> UnitDone:
-        check, version = digest_of(self.index), version_digest(stored)
-        return UnitDone(unit.number, unit.fingerprint, self.nbytes, len(chunks), int(chunks.nbytes.sum()), check, version)
+        made = _made(unit, [unit.name], [self.nbytes], [stored])
+        return UnitDone(unit.fingerprint, made, len(chunks), int(chunks.nbytes.sum()))
 
 
 def _nothing(unit: Unit) -> UnitDone:
     """A shard without chunks is none."""
-    return UnitDone(unit.number, unit.fingerprint, 0, 0, 0, "")
+    return UnitDone(unit.fingerprint, NOTHING, 0, 0)
+
+
+def _made(unit: Unit, names: Sequence[str], sizes: Sequence[int], stored: Sequence[Generation | None]) -> Made:
+    # The 2022 draft renames the chunk of a 0-d array when it gets the document: it is recognised by its bytes.
+    versions = [version_digest(generation) if unit.job.unit_chunks else 0 for generation in stored]
+    return Made.of(f"{unit.path}/" if unit.path else "", names, sizes, versions)
 
 
 def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, target: LocalStorage) -> UnitDone:
@@ -271,11 +295,6 @@ class _Checksums:
         return [buffers[0], self._crc.to_bytes(CRC32C_NBYTES, "little")] if is_end else buffers
 
 
-def digest_of(data: BytesLike) -> str:
-    """By which an index is recognised."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
 # -- objects that are a chunk each -------------------------------------------------------------------------------------
 
 
@@ -283,14 +302,15 @@ async def _write_objects(unit: Unit, slots: npt.NDArray[np.int64], chunks: Chunk
     job = unit.job
     storage = job.target.storage
     numbers = _chunk_numbers(job, unit.number, slots)
-    keys = [join(job.path, key) for key in job.target_layout.keys(numbers)]
+    names = job.target_layout.keys(numbers)
+    stored: list[Generation | None] = [None] * len(names)
     sizes = chunks.nbytes + CRC32C_NBYTES * job.adds_checksums
     memory = _memory(job.max_memory)
     free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
-    async def write(key: str, body: list[BytesLike], nbytes: int) -> None:
+    async def write(i: int, body: list[BytesLike]) -> None:
         async with free:
-            await storage.write(key, body, nbytes, UNCONDITIONAL)
+            stored[i] = await storage.write(join(job.path, names[i]), body, int(sizes[i]), UNCONDITIONAL)
 
     long = np.flatnonzero(chunks.nbytes > memory.window_bytes).tolist()
     short = np.flatnonzero(chunks.nbytes <= memory.window_bytes)
@@ -300,14 +320,14 @@ async def _write_objects(unit: Unit, slots: npt.NDArray[np.int64], chunks: Chunk
         async with asyncio.TaskGroup() as writes:
             for start in range(0, len(pieces), per_chunk):
                 i = int(short[at])
-                writes.create_task(write(keys[i], list(pieces[start : start + per_chunk]), int(sizes[i])))
+                writes.create_task(write(i, list(pieces[start : start + per_chunk])))
                 at += 1
     for i in long:
         async with memory.writers.hold(min(_COPIES_HELD * int(sizes[i]), _UPLOAD_BYTES)):
             alone = _some(chunks, np.array([i]))
-            await storage.write(keys[i], _joined([], _pieces(job, alone, memory), []), int(sizes[i]), UNCONDITIONAL)
-    check = digest_of(np.stack([numbers, sizes]).astype("<i8").tobytes()) if len(numbers) else ""
-    return UnitDone(unit.number, unit.fingerprint, int(sizes.sum()), len(chunks), int(chunks.nbytes.sum()), check)
+            body = _joined([], _pieces(job, alone, memory), [])
+            stored[i] = await storage.write(join(job.path, names[i]), body, int(sizes[i]), UNCONDITIONAL)
+    return UnitDone(unit.fingerprint, _made(unit, names, sizes.tolist(), stored), len(chunks), int(chunks.nbytes.sum()))
 
 
 def _some(chunks: Chunks, which: npt.NDArray[np.intp]) -> Chunks:
@@ -430,24 +450,19 @@ async def _do_others(unit: OthersUnit) -> UnitDone:
     memory = _memory(job.max_memory)
     free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
-    async def copy(found: OtherObject) -> None:
+    async def copy(found: OtherObject) -> Generation:
         start = np.zeros(1, dtype=np.int64)
         whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
         fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
         stream = ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
         async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
-            await job.target.storage.write(found.key, _of_stream(stream), found.nbytes, UNCONDITIONAL)
+            return await job.target.storage.write(found.key, _of_stream(stream), found.nbytes, UNCONDITIONAL)
 
-    async with asyncio.TaskGroup() as copies:
-        for found in unit.objects:
-            copies.create_task(copy(found))
-    check = others_digest((found.key, found.nbytes) for found in unit.objects)
-    return UnitDone(unit.number, unit.fingerprint, unit.nbytes, 0, unit.nbytes, check)
-
-
-def others_digest(objects: Iterable[tuple[str, int]]) -> str:
-    """By which objects that were copied are recognised: their keys and sizes."""
-    return digest_of(repr(list(objects)).encode(errors="surrogatepass"))
+    async with asyncio.TaskGroup() as group:
+        copies = [group.create_task(copy(found)) for found in unit.objects]
+    versions = [version_digest(task.result()) for task in copies]
+    made = Made.of("", [found.key for found in unit.objects], [found.nbytes for found in unit.objects], versions)
+    return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
 async def _of_stream(stream: ChunkStream) -> AsyncIterator[BytesLike]:

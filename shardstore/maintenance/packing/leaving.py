@@ -1,0 +1,136 @@
+"""What is at the target and has to go: what runs have made of chunks, arrays and other objects that the source has no more.
+
+Nothing else is touched. An object goes if the record says that a run has made it, or was about to, and it still is that version. Where
+an object of somebody else is in the way, so that the target would not show what the source is, that is an error which names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.engine.keys import ancestors, metadata_path
+from shardstore.errors import Conflict
+from shardstore.maintenance.packing.made import MadeObject
+from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.maintenance.packing.record import Recorded, UnitName
+from shardstore.maintenance.packing.translation import TargetArray
+from shardstore.model.generation import IfGeneration
+from shardstore.storage.base import ConditionFailed, ObjectInfo, Storage
+
+_AT_ONCE = 64
+_DELETED_AT_ONCE = 1000
+_NAMED = 20
+
+Candidates = Mapping[str, Sequence[MadeObject]]
+"""Keys that are not to be there, with what is recorded of each."""
+
+
+@dataclass(slots=True)
+class Leaving:
+    """What has to go, documents first, and what is in the way."""
+
+    objects: list[ObjectInfo] = field(default_factory=list)
+    altered: list[str] = field(default_factory=list)
+
+    def check(self, shown_target: str) -> None:
+        """Raise ``Conflict`` where something is in the way."""
+        if not self.altered:
+            return
+        named = ", ".join(map(repr, sorted(self.altered)[:_NAMED]))
+        more = f" and {len(self.altered) - _NAMED} more" if len(self.altered) > _NAMED else ""
+        raise Conflict(
+            f"at {shown_target} the source has nothing for {named}{more}, but somebody else has written them since, so they are not "
+            "removed: remove them, and the same call goes on from there; or overwrite the target"
+        )
+
+
+def superseded(recorded: Recorded, planned: Iterable[UnitName], documents: Iterable[str], more: Iterable[str]) -> Candidates:
+    """Return what was made by units that are not ``planned``, or were done again with other results; and keys that are not recorded.
+
+    ``planned`` units count as they were done last: their objects are never among those that are returned, nor are ``documents``.
+    """
+    kept = [entry for name in planned if (entry := recorded.units.get(name)) is not None]
+    is_kept = set(map(id, kept))
+    others = [entry.made for entry in (*recorded.units.values(), *recorded.older) if id(entry) not in is_kept]
+    more = list(more)
+    present = np.concatenate([_hashes(documents), *(entry.made.hashes() for entry in kept)])
+    gone = ~np.isin(np.concatenate([_hashes(more), *(made.hashes() for made in others)]), present)
+    found: dict[str, list[MadeObject]] = {more[i]: [] for i in np.flatnonzero(gone[: len(more)]).tolist()}
+    start = len(more)
+    for made in others:
+        end = start + len(made)
+        if gone[start:end].any():
+            for one, is_gone in zip(made, gone[start:end].tolist(), strict=True):
+                if is_gone:
+                    found.setdefault(one.key, []).append(one)
+        start = end
+    return found
+
+
+def _hashes(keys: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.array(list(map(hash, keys)), dtype=np.int64)
+
+
+async def look_at(storage: Storage, candidates: Candidates, recorded: Recorded, arrays: Mapping[str, TargetArray]) -> Leaving:
+    """Return which of the candidates are there, and are the runs' own. What is nobody's concern, as it lies in none of the ``arrays``, is
+    left out.
+
+    Raises:
+        StorageError: a request failed.
+    """
+    leaving = Leaving()
+    keys = list(candidates)
+    for start in range(0, len(keys), _AT_ONCE):
+        some = keys[start : start + _AT_ONCE]
+        for key, info in zip(some, await asyncio.gather(*map(storage.stat, some)), strict=True):
+            if info is None:
+                continue
+            if any(_is_made(made, info) for made in candidates[key]) or key in recorded.announced:
+                leaving.objects.append(info)
+            elif candidates[key] or _is_chunk(key, arrays):
+                leaving.altered.append(key)
+    # A reader has to find the array gone, not empty.
+    leaving.objects.sort(key=lambda info: (metadata_path(info.key) is None, info.key.count("/"), info.key))
+    return leaving
+
+
+def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
+    version = version_digest(info.generation)
+    return version == made.version if version and made.version else info.nbytes == made.nbytes
+
+
+def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:
+    """Whether readers of the target take it for a chunk, or a shard."""
+    for path, rest in ancestors(key):
+        array = arrays.get(path)
+        if array is not None:
+            coords = array.layout.key_encoding.decode(rest, array.layout.ndim)
+            if coords is not None and array.layout.number_of(coords) is not None:
+                return True
+    return False
+
+
+async def remove(storage: Storage, leaving: Leaving) -> None:
+    """Remove ``leaving.objects`` as they were looked at, the documents before the others.
+
+    Raises:
+        Conflict: one was replaced just now.
+        StorageError: a request failed.
+    """
+    documents = [info for info in leaving.objects if metadata_path(info.key) is not None]
+    can_condition = storage.capabilities.conditional_delete
+    for infos in (documents, leaving.objects[len(documents) :]):
+        blind = [info.key for info in infos if not can_condition or info.generation is None]
+        for start in range(0, len(blind), _DELETED_AT_ONCE):
+            await storage.delete_many(blind[start : start + _DELETED_AT_ONCE])
+        pinned = [(info.key, info.generation) for info in infos if can_condition and info.generation is not None]
+        for start in range(0, len(pinned), _AT_ONCE):
+            try:
+                await asyncio.gather(*(storage.delete(key, IfGeneration(version)) for key, version in pinned[start : start + _AT_ONCE]))
+            except ConditionFailed as exc:
+                raise Conflict(f"an object at {storage.url} was replaced while it was to be removed: run it again ({exc})") from exc

@@ -1,0 +1,59 @@
+"""Every key that the target will have, so that others can be compared with them: documents, chunks or shards, and other objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from shardstore.engine.keys import ancestors, metadata_key
+from shardstore.maintenance.packing.object_table import ObjectLayout
+from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
+
+
+class PlannedKeys:
+    """The keys of one plan. Of arrays every chunk of the grid counts, whether it is there or not: it can be written later."""
+
+    def __init__(self, target: TargetNodes, others: Iterable[str]) -> None:
+        self._arrays = target.arrays
+        self._objects = dict.fromkeys(others, "another object") | {
+            metadata_key(path): f"the document of {path or '(root)'}" for path in target.documents
+        }
+        self._directories: dict[str, str] = {}
+        for key in self._objects:
+            for above in _above(key):
+                self._directories.setdefault(above, key)
+
+    def chunk(self, key: str, *, anywhere: bool = False) -> str | None:
+        """The path of the array of which readers take ``key`` for a chunk, or a shard; ``anywhere`` also outside of its grid."""
+        return next((array.path for array, rest in self._owners(key) if _is_chunk(array.layout, rest, anywhere)), None)
+
+    def in_the_way(self, key: str, *, anywhere: bool = False) -> str | None:
+        """What of the plan could not be stored beside ``key`` in a file system: where one of two keys would have to be a directory."""
+        if key in self._directories:
+            return repr(self._directories[key])
+        for above in _above(key):
+            if above in self._objects:
+                return repr(above)
+        for array, rest in self._owners(key):
+            ndim = array.layout.ndim
+            shorter = (above for above in _above(rest))
+            longer = (rest + "/0" * n for n in range(1, ndim + 1))
+            if any(_is_chunk(array.layout, name, anywhere) for name in (*shorter, *longer)):
+                return f"chunks of {array.path or '(root)'}"
+        return None
+
+    def _owners(self, key: str) -> Iterator[tuple[TargetArray, str]]:
+        for path, rest in ancestors(key):
+            array = self._arrays.get(path)
+            if array is not None:
+                yield array, rest
+
+
+def _is_chunk(layout: ObjectLayout, rest: str, anywhere: bool) -> bool:
+    coords = layout.key_encoding.decode(rest, layout.ndim)
+    return coords is not None and (anywhere or layout.number_of(coords) is not None)
+
+
+def _above(key: str) -> Iterator[str]:
+    while "/" in key:
+        key = key.rpartition("/")[0]
+        yield key

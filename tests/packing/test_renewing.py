@@ -1,0 +1,360 @@
+"""Packing again after the source has changed: the target is what the source is now, whatever is gone, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.errors import Conflict, Corruption
+from shardstore.maintenance.packing.announced import Announced
+from shardstore.maintenance.packing.made import Made
+from tests.packing.sources import read_by_zarr, stored
+
+Change = Callable[[Path], None]
+
+
+class Died(Exception):
+    """Stands for a driver that was killed."""
+
+
+def array(root: Path, path: str = "a", shape: tuple[int, ...] = (8, 8), value: int | None = None, **options: Any) -> zarr.Array[Any]:
+    group = zarr.open_group(root, mode="a", zarr_format=3)
+    made = group.create_array(path, shape=shape, chunks=(1,) * len(shape), dtype="<i4", fill_value=0, compressors=None, **options)
+    made[...] = np.arange(1, np.prod(shape) + 1).reshape(shape) if value is None else value
+    return made
+
+
+def source(root: Path, **options: Any) -> Path:
+    array(root, **options)
+    array(root, "g/b", (6,), 3)
+    (root / "README").write_text("read me")
+    (root / "a/notes.txt").write_text("notes")
+    return root
+
+
+def opened(root: Path, path: str = "a") -> zarr.Array[Any]:
+    return zarr.open_array(root, path=path, mode="r+")
+
+
+def erase(*keys: str) -> Change:
+    def change(root: Path) -> None:
+        for key in keys:
+            shutil.rmtree(root / key) if (root / key).is_dir() else (root / key).unlink()
+
+    return change
+
+
+def append(root: Path) -> None:
+    opened(root).resize((8, 10))
+    opened(root)[:, 8:] = 7
+    erase(*(f"a/c/{i}/{j}" for i in (6, 7) for j in (2, 3)))(root)
+
+
+def created_anew(**options: Any) -> Change:
+    def change(root: Path) -> None:
+        erase("a")(root)
+        array(root, **({"value": 5} | options))
+
+    return change
+
+
+def renamed(root: Path) -> None:
+    os.rename(root / "a", root / "z")
+
+
+def an_array_becomes_a_group(root: Path) -> None:
+    erase("a")(root)
+    array(root, "a/c", (4, 4))
+
+
+def an_object_becomes_a_group(root: Path) -> None:
+    erase("README")(root)
+    array(root, "README/x", (4,))
+
+
+def another_object(root: Path) -> None:
+    (root / "A").write_text("first")
+
+
+CHANGES: dict[str, Change] = {
+    "chunks erased": erase("a/c/0/0", "a/c/1/1", "a/c/5"),
+    "all chunks erased": erase("a/c"),
+    "appended, and a block erased": append,
+    "shrunk": lambda root: opened(root).resize((4, 4)),
+    "array deleted": erase("g/b"),
+    "group deleted": erase("g"),
+    "renamed": renamed,
+    "other objects deleted": erase("README", "a/notes.txt"),
+    "another other object": another_object,
+    "created anew, of another shape": created_anew(shape=(4, 16)),
+    "created anew, of another rank": created_anew(shape=(5,), chunk_key_encoding={"name": "v2", "separator": "/"}),
+    "created anew, with other keys": created_anew(chunk_key_encoding={"name": "default", "separator": "."}),
+    "an array becomes a group": an_array_becomes_a_group,
+    "an object becomes a group": an_object_becomes_a_group,
+    "restored times": lambda root: replaced_in_place(root / "a/c/3/3"),
+}
+
+
+def replaced_in_place(path: Path) -> None:
+    """Other bytes of the same size, and the times that it had."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def packed(root: Path, target: Path, **options: Any) -> Any:
+    return shardstore.pack(root, target, fsync=False, **({"chunks_per_shard": {"a": (2, 2), "*": None}} | options))
+
+
+def run(how: str, root: Path, target: Path) -> Any:
+    if how == "unpacked":
+        return shardstore.unpack(root, target, fsync=False)
+    policies: Any = {"sharded": lambda info: (2,) * len(info.shape), "plain": None}
+    return packed(root, target, chunks_per_shard=policies[how])
+
+
+OF_SHARDS: dict[str, Change] = {
+    "chunks inside of a shard erased": lambda root: opened(root).__setitem__((slice(4, 8), 3), 0),
+    "shrunk": CHANGES["shrunk"],
+    "restored times": lambda root: replaced_in_place(root / "a/c/1/1"),
+}
+OF_PLAIN = ("chunks erased", "appended, and a block erased", "shrunk", "created anew, of another rank")
+CASES = [("sharded", name, change) for name, change in CHANGES.items()]
+CASES += [("plain", name, CHANGES[name]) for name in OF_PLAIN]
+CASES += [("unpacked", name, change) for name, change in OF_SHARDS.items()]
+
+
+@pytest.mark.parametrize(("how", "change"), [pytest.param(how, change, id=f"{how}, {name}") for how, name, change in CASES])
+def test_the_target_is_what_a_fresh_one_would_be(how: str, change: Change, tmp_path: Path) -> None:
+    mine = source(tmp_path / "s.zarr", **({"shards": (4, 4)} if how == "unpacked" else {}))
+    run(how, mine, tmp_path / "t.zarr")
+    change(mine)
+    report = run(how, mine, tmp_path / "t.zarr")
+    assert report.complete
+    run(how, mine, tmp_path / "fresh.zarr")
+    assert stored(tmp_path / "t.zarr") == stored(tmp_path / "fresh.zarr")
+    again = run(how, mine, tmp_path / "t.zarr")
+    assert (again.done, again.complete) == (0, True)
+
+
+def test_what_is_appended_is_all_that_is_done(tmp_path: Path) -> None:
+    """Along an axis that is not the first, all numbers of chunks change; their keys do not."""
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    first = packed(mine, target)
+    opened(mine).resize((8, 10))
+    opened(mine)[:, 8:] = 7
+    report = packed(mine, target)
+    assert (report.done, report.skipped) == (4, first.units)
+    assert (read_by_zarr(target, "a") == opened(mine)[...]).all()
+
+
+def test_one_more_other_object_is_all_that_is_copied(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    for number in range(600):
+        (mine / f"file-{number:03}").write_bytes(b"x")
+    first = packed(mine, target)
+    (mine / "file-000a").write_bytes(b"y")
+    report = packed(mine, target)
+    assert report.done <= 2 < first.units
+    assert (target / "file-000a").read_bytes() == b"y"
+
+
+def test_a_policy_whose_shards_grow(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    counts = [2]
+
+    def policy(info: Any) -> tuple[int, ...]:
+        return tuple(counts * len(info.shape))
+
+    packed(mine, target, chunks_per_shard=policy)
+    counts[0] = 4
+    erase(*(f"a/c/{i}" for i in range(4, 8)))(mine)
+    assert packed(mine, target, chunks_per_shard=policy).complete
+    assert packed(mine, tmp_path / "fresh.zarr", chunks_per_shard=policy).complete
+    assert stored(target) == stored(tmp_path / "fresh.zarr")
+
+
+@pytest.mark.parametrize("key", ["a/c/0/0", "g/b/c/3", "README"])
+def test_a_replaced_object_of_the_target_is_written_again(key: str, tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    wanted = stored(target)
+    replaced_in_place(target / key)
+    assert stored(target) != wanted
+    report = packed(mine, target)
+    assert (report.done, report.complete) == (1, True)
+    assert stored(target) == wanted
+
+
+# -- what is somebody else's ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["g/b/c/3", "g/b/zarr.json", "README"])
+def test_what_was_replaced_since_is_not_removed(key: str, tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    erase("g/b", "README")(mine)
+    (target / key).write_bytes(b"mine")
+    before = stored(target)
+    with pytest.raises(Conflict, match=f"nothing for '{key}', but somebody else has written them") as caught:
+        packed(mine, target)
+    assert "overwrite" in str(caught.value)
+    assert stored(target) == before
+    (target / key).unlink()
+    assert packed(mine, target).complete
+    assert not (target / "g/b").exists()
+    assert not (target / "README").exists()
+
+
+def test_a_shard_that_somebody_has_added_is_an_error_and_notes_are_not(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    erase(*(f"a/c/{i}/{j}" for i in (0, 1) for j in (0, 1)))(mine)
+    packed(mine, target)
+    shutil.copy(target / "a/c/1/1", target / "a/c/0/0")
+    (target / "g/remarks.txt").write_text("theirs")
+    with pytest.raises(Conflict, match="nothing for 'a/c/0/0'"):
+        packed(mine, target)
+    (target / "a/c/0/0").unlink()
+    assert packed(mine, target).complete
+    assert (target / "g/remarks.txt").read_text() == "theirs"
+
+
+# -- the order -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")
+def test_no_reader_finds_new_chunks_under_an_old_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The array gets other shards at the same keys: its document goes before they come, and that of the group which repeats it."""
+    from shardstore.maintenance.execution import Execution
+
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    zarr.consolidate_metadata(mine)
+    counts = [2]
+    packed(mine, target, chunks_per_shard=lambda info: tuple(counts * len(info.shape)))
+    counts[0] = 4
+
+    def die(*_: Any) -> Any:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "carry_out", die)
+        with pytest.raises(Died):
+            packed(mine, target, chunks_per_shard=lambda info: tuple(counts * len(info.shape)))
+    documents = {key for key in stored(target) if key.endswith("zarr.json")}
+    assert documents == {"g/zarr.json"}
+
+
+def test_a_removed_array_loses_its_document_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardstore.storage.local import LocalStorage
+
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    erase("g")(mine)
+    removed: list[str] = []
+    delete = LocalStorage.delete
+
+    async def noted(self: LocalStorage, key: str, condition: Any) -> bool:
+        if self.root == str(target):
+            assert key.endswith("zarr.json") or not list(target.glob("g/**/zarr.json"))
+            removed.append(key)
+        return await delete(self, key, condition)
+
+    monkeypatch.setattr(LocalStorage, "delete", noted)
+    assert packed(mine, target).complete
+    assert sorted(removed) == sorted(["g/zarr.json", "g/b/zarr.json", *(f"g/b/c/{i}" for i in range(6))])
+
+
+# -- runs that died ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["pack", "unpack"])
+def test_what_a_run_that_died_has_written_goes_with_its_chunks(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had told what it was about to write, and died before it could record what it had."""
+    from shardstore.maintenance.packing.record import Record
+
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+
+    def again() -> Any:
+        return packed(mine, target) if mode == "pack" else shardstore.unpack(mine, target, fsync=False)
+
+    again()
+    array(mine, "new", (3,), 4)
+    opened(mine)[0, 0] = 77
+    (mine / "more").write_text("more")
+
+    async def die(self: Record) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "flush", die)
+        with pytest.raises(Died):
+            again()
+    assert (target / "new/c/0").exists()
+    assert (target / "more").exists()
+    erase("new", "more", "a/c/0/0")(mine)
+    report = again()
+    assert report.complete
+    keys = stored(target)
+    assert not [key for key in keys if key.startswith("new/") or key == "more"]
+    assert (read_by_zarr(target, "a") == opened(mine)[...]).all()
+    assert not list(Path(f"{target}.pack").glob("begun-*"))
+
+
+def test_a_complete_run_leaves_one_segment_and_no_announcement(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    for name in (None, "chunks erased", "other objects deleted", "array deleted"):
+        if name is not None:
+            CHANGES[name](mine)
+        packed(mine, target)
+        assert sorted(path.name.partition("-")[0] for path in Path(f"{target}.pack").iterdir()) == ["job.json", "units"]
+
+
+# -- the record ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_of_the_first_format_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    job = Path(f"{target}.pack/job.json")
+    job.write_text(json.dumps(json.loads(job.read_text()) | {"format": 1}))
+    with pytest.raises(Conflict, match=r"of format 1, which this version does not know .*overwrite"):
+        packed(mine, target)
+
+
+def test_segments_without_entries_are_no_damage_and_others_are(tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    segment = Path(f"{target}.pack/units-empty.jsonl")
+    for text in ("", "\n", "\n\n"):
+        segment.write_text(text)
+        assert packed(mine, target).done == 0
+    segment.write_text('["a", "c/0/0"]\n')
+    with pytest.raises(Corruption, match="units-empty"):
+        packed(mine, target)
+
+
+def test_made_and_announced_objects_are_what_was_said() -> None:
+    made = Made.of("a/", ["c/0", "c/1"], [5, 2**40], [0, 2**64 - 1])
+    assert [tuple(one) for one in made] == [("a/c/0", 5, 0), ("a/c/1", 2**40, 2**64 - 1)]
+    assert (made.nbytes, made.tells_versions, len(made)) == (5 + 2**40, False, 2)
+    assert Made.of("", [], [], []).keys() == []
+    announced = Announced({"x", "a/zarr.json"})
+    for line in (b'["a", "default", "/", [2, 3], [0, 0, 4, 1]]', b'["s", "v2", ".", [], []]'):
+        announced.add_line(line)
+    read = Announced()
+    for text in announced.lines():
+        read.add_line(text.encode())
+    for found in (announced, read):
+        assert all(key in found for key in ("x", "a/zarr.json", "a/c/0/0", "a/c/1/2", "a/c/8/3", "a/c/9/5", "s/0"))
+        assert not any(key in found for key in ("y", "a/c/2/0", "a/c/8/2", "a/c/8", "a/0/0", "s/0/0", "b/c/0/0"))

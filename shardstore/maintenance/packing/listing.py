@@ -355,5 +355,5 @@ class _Listing:
         for path in [path for path, documents in self._v2.items() if {ARRAY_NAME, GROUP_NAME} & set(documents)]:
             while path:
                 path = path.rpartition("/")[0]
-                if path not in self.nodes.groups and path not in self.nodes.refused:
+                if not any(path in known for known in (self.nodes.groups, self.nodes.refused, self.nodes.arrays, self.nodes.passed)):
                     self.nodes.groups[path] = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))

@@ -26,6 +26,7 @@ from shardstore.format.json_text import JsonObject, dumps
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.packing.announced import Announced
+from shardstore.maintenance.packing.collisions import Names
 from shardstore.maintenance.packing.documents import write_documents
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
@@ -38,12 +39,14 @@ from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded,
 from shardstore.maintenance.packing.renewing import before_writing, kept_shards
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
 from shardstore.maintenance.packing.room import Need, check_room, needed, room_of, shown
-from shardstore.maintenance.packing.translation import Wanted, translate
+from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
 from shardstore.plan.commits import ChunkOrder
+from shardstore.storage.local import LocalStorage
 from shardstore.storage.object_requests import PROBE_PREFIX
 from shardstore.storage.room import is_full
+from shardstore.storage.wrapper import innermost
 
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
@@ -109,6 +112,13 @@ class PackingRun:
         self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
         kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
         self._target = translate(self._nodes, self._wanted, kept)
+        self._found_others = sorted(self._included_others())
+        names = Names(
+            as_files=isinstance(innermost(self._places.stored_target), LocalStorage),
+            as_draft=self._wanted.as_draft,
+            inside=self._places.record_inside,
+        )
+        raise_refused(self._target.refused | names.refused(self._target, [found.key for found in self._found_others]))
         self._note_ome()
         if not self._target.documents:
             raise NotFound(
@@ -143,7 +153,7 @@ class PackingRun:
         job = OthersJob(self._execution.run, self._places.source, self._places.target, self._max_memory)
         held: list[OtherObject] = []
         number = 0
-        for found in sorted(self._included_others(), key=lambda found: found.key):
+        for found in self._found_others:
             is_full = len(held) >= _OTHERS_A_UNIT or sum(f.nbytes for f in held) + found.nbytes > _OTHER_BYTES_A_UNIT
             if held and (is_full or crc32(found.key.encode(errors="surrogatepass")) % _OTHERS_ON_AVERAGE == 0):
                 yield OthersUnit(job, number, tuple(held))
@@ -157,7 +167,7 @@ class PackingRun:
         left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
         for found in self._nodes.others:
             path = found.key
-            if not self._wanted.includes(path.rpartition("/")[0]):
+            if not self._wanted.includes(path.rpartition("/")[0]) or self._wanted.excludes(path):
                 continue
             while path:
                 path = path.rpartition("/")[0]
@@ -317,7 +327,7 @@ class PackingRun:
         if not earlier:
             return
         storage = self._places.target.storage
-        planned = PlannedKeys(self._target, (found.key for unit in self._others for found in unit.objects))
+        planned = PlannedKeys(self._target, (found.key for found in self._found_others))
         candidates = superseded(earlier, self._planned_names(), self._documents, there.unknown)
         written = {unit.path for unit in self._left() if unit.path is not None}
         leaving = await before_writing(storage, self._target, planned, candidates, earlier, written)

@@ -65,7 +65,11 @@ class Wanted:
 
     def includes(self, path: str) -> bool:
         """Whether the node at ``path`` is to be in the target."""
-        return (not self.include or _matches(path, self.include)) and not _matches(path, self.exclude)
+        return (not self.include or _matches(path, self.include)) and not self.excludes(path)
+
+    def excludes(self, key: str) -> bool:
+        """Whether the node or object at ``key`` is left out, by its own name or that of a node above it."""
+        return _matches(key, self.exclude)
 
 
 def _matches(path: str, patterns: Iterable[str]) -> bool:
@@ -102,6 +106,8 @@ class TargetNodes:
     """Arrays that go over as they are stored, all their objects unchanged."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why, by path."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Nodes that cannot be expressed, with the reason: see ``raise_refused``."""
 
     @property
     def documents(self) -> dict[str, JsonObject]:
@@ -116,11 +122,11 @@ def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None
     """Return what every included node becomes. For arrays in ``kept``, ``"auto"`` means what they have.
 
     Raises:
-        Unsupported: nodes that cannot be expressed, all of them named with their reasons.
+        Unsupported: the consolidated metadata of a group cannot be expressed.
         InvalidInput: the policy does not fit an array.
     """
-    target = TargetNodes()
-    refused = {path: reason for path, reason in nodes.refused.items() if wanted.includes(path)}
+    target = TargetNodes(refused={path: reason for path, reason in nodes.refused.items() if wanted.includes(path)})
+    refused = target.refused
     for path, source in nodes.arrays.items():
         if not wanted.includes(path):
             continue
@@ -144,13 +150,17 @@ def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None
                 array_from_v3(array.document, None)
             except ShardStoreError as exc:
                 refused[path] = str(exc)
+    return target
+
+
+def raise_refused(refused: Mapping[str, str]) -> None:
+    """Raise ``Unsupported`` where there are any: all nodes and objects that cannot be expressed, with their reasons."""
     if refused:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
-        count = "1 node" if len(refused) == 1 else f"{len(refused)} nodes"
+        count = "1 node or object" if len(refused) == 1 else f"{len(refused)} nodes or objects"
         raise Unsupported(
             f"{count} cannot be expressed exactly, and nothing was written: {listed}. Leave them out by exclude, or mend them"
         )
-    return target
 
 
 def _check_rank(target: TargetNodes, wanted: Wanted) -> None:

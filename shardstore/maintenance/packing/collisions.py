@@ -1,0 +1,89 @@
+"""What cannot be in the target under the keys that it would get: found before anything is written, all of it at once.
+
+Objects that belong to no array go over under their own keys. Chunks get those of the target's encoding, and documents are called
+``zarr.json``: so a key that meant nothing in the source may be that of a shard, or of a document, in the target.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from shardstore.engine.keys import check_key, metadata_key
+from shardstore.errors import InvalidInput
+from shardstore.format.draft2022_keys import data_key, unwritable_name
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.maintenance.packing.planned_keys import PlannedKeys
+from shardstore.maintenance.packing.translation import TargetNodes
+from shardstore.storage.local_names import is_reserved
+from shardstore.storage.object_requests import PROBE_PREFIX
+
+_MOST_NAME_BYTES = 255  # of file systems
+_PERIODS = re.compile(r"(?:.*/)?\.+(?:/.*)?", re.DOTALL)
+
+
+class Names:
+    """Which names a target can hold. ``inside`` is the prefix of the record, where that lies in the target."""
+
+    def __init__(self, *, as_files: bool, as_draft: bool, inside: str | None) -> None:
+        self._as_files = as_files
+        self._as_draft = as_draft
+        self._reserved = tuple(filter(None, (PROBE_PREFIX, inside)))
+
+    def refused(self, target: TargetNodes, others: Sequence[str]) -> dict[str, str]:
+        """Return the paths of nodes, and keys of other objects, that cannot be in the target, with the reasons."""
+        refused: dict[str, str] = {}
+        for path in target.documents:
+            if (reason := self._of_node(path, target)) is not None:
+                refused[path] = reason
+        planned = PlannedKeys(target, others)
+        for key in others:
+            if (reason := self._of_other(key, planned)) is not None:
+                refused[key] = reason
+        return refused
+
+    def _of_node(self, path: str, target: TargetNodes) -> str | None:
+        above = [path[:at] for at in (i for i, c in enumerate(path) if c == "/")]
+        for array in ("", *above) if path else ():
+            if array in target.arrays or array in target.passed:
+                return f"it lies in the array {array or '(root)'!r}, and no node can be in an array"
+        if METADATA_NAME in path.split("/"):
+            return f"{METADATA_NAME!r} is the name of documents, and can be that of no node"
+        if self._as_draft:
+            return unwritable_name(path)
+        return self._of_key(metadata_key(path))
+
+    def _of_other(self, key: str, planned: PlannedKeys) -> str | None:
+        array = planned.chunk(key, anywhere=True)
+        if array is not None:
+            return f"it is no chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
+        beside = planned.in_the_way(key, anywhere=True)
+        if beside is not None:
+            return f"it cannot be beside {beside}, where one of the two would be a directory"
+        if self._as_draft and data_key(key) is None:
+            return "it has no counterpart in a hierarchy of the 2022 draft, where it would be taken for another key"
+        return self._of_key(key)
+
+    def _of_key(self, key: str) -> str | None:
+        try:
+            check_key(key)
+            key.encode()
+        except (InvalidInput, UnicodeEncodeError) as exc:
+            return f"its name cannot be that of an object: {exc}"
+        if _PERIODS.fullmatch(key):
+            return "a name of periods alone is none in Zarr v3"
+        if key.startswith(self._reserved):
+            return "its name is one that a run uses for objects of its own"
+        if self._as_files:
+            return _of_file(key.split("/"))
+        return None
+
+
+def _of_file(names: Iterable[str]) -> str | None:
+    for name in names:
+        if len(os.fsencode(name)) > _MOST_NAME_BYTES:
+            return f"a file can have no name of more than {_MOST_NAME_BYTES} bytes"
+        if is_reserved(name):
+            return f"{name!r} is the name of a lock or temporary file, which is never an object"
+    return None

@@ -107,6 +107,10 @@ class GenericStorage:
         fs, path, url, concurrency, _ = self._given
         return GenericStorage(fs, path, url, concurrency, static)
 
+    def with_filesystem(self, fs: AbstractFileSystem) -> GenericStorage:
+        """The same place in another filesystem of the same kind."""
+        return GenericStorage(fs, *self._given[1:])
+
     def __reduce__(self) -> tuple[type[GenericStorage], tuple[AbstractFileSystem, str, str | None, int, bool | None]]:
         return type(self), self._given
 

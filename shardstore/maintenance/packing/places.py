@@ -16,6 +16,7 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.place import Place
 from shardstore.storage.address import Address
 from shardstore.storage.base import Storage
+from shardstore.storage.fingerprints import with_versions
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.location import location_of, overlap
 from shardstore.storage.mapping import MappingStorage
@@ -70,7 +71,7 @@ def open_places(
     written = open_storage(target, target_options, fsync=fsync)
     if overlap(location_of(inner), location_of(written)):
         raise InvalidInput(f"{redacted(inner.url)} and {redacted(written.url)} overlap: the target has to be another place than the source")
-    settled = run_sync(DetectedStorage(_checked(inner), lost_transformers or {}).settled())
+    settled = run_sync(DetectedStorage(_checked(with_versions(inner)), lost_transformers or {}).settled())
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     kept, prefix = _record(target, record, written, target_options, fsync)
     return Places(Place(settled), Place(shown), _checked(written), Record(_checked(kept), prefix), prefix if kept is written else None)

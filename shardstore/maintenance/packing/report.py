@@ -88,6 +88,8 @@ class PackReport:
     missing: int
     """Units that are still to be done, by other parts or because they failed."""
     requests: Requests
+    unversioned: tuple[str | None, ...] = ()
+    """Arrays, by path, and ``None`` for other objects, of which the source tells no versions: each run does their units again."""
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
 

@@ -11,7 +11,7 @@ lists the source anew, and does what is not recorded, or was made from other ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from zlib import crc32
@@ -20,11 +20,11 @@ import numpy as np
 
 from shardstore._sync import run_sync
 from shardstore.engine.keys import metadata_key
-from shardstore.errors import Conflict, Incomplete, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.maintenance.cluster import ExecutorLost
-from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.packing.announced import Announced
 from shardstore.maintenance.packing.collisions import Names
 from shardstore.maintenance.packing.documents import write_documents
@@ -138,6 +138,18 @@ class PackingRun:
         }
         self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
         self._others = list(self._other_units())
+        if self._execution.part != WHOLE and (unversioned := self._unversioned()):
+            named = _some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
+            raise InvalidInput(
+                f"{self._places.shown_source} cannot be packed in parts: it tells no versions of {named}, so no part can know whether what "
+                "others have done is of what is there now. Leave part out (files that were just written on a file system of whole seconds "
+                "have versions two seconds later)"
+            )
+
+    def _unversioned(self) -> tuple[str | None, ...]:
+        """Arrays, and ``None`` for other objects, that are made from something without a version."""
+        arrays = (units.job.path for units in self._arrays if not units.is_versioned)
+        return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
 
     def _note_ome(self) -> None:
         """Rewrite the metadata of OME-Zarr 0.4, or point them out; of another hierarchy than final Zarr v3 they are nobody's business."""
@@ -435,10 +447,12 @@ class PackingRun:
         requests = estimated_requests(self._arrays, others, self._nodes.objects, self._nodes.documents, len(documents))
         notes = [*self._notes]
         notes += [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
+        if unversioned := self._unversioned():
+            named = _some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
+            notes.append(f"the source tells no versions of what {named} are made from: every run does that again")
         plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
         if self._wanted.mode == "reshard" and plain:
-            named = ", ".join(plain[:_NAMED]) + (f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else "")
-            notes.append(f"not sharded, and stays so: {named}. To have shards of its chunks, pack it")
+            notes.append(f"not sharded, and stays so: {_some_of(plain)}. To have shards of its chunks, pack it")
         if dry_run and (room := room_of(self._places.stored_target)) is not None:
             self._intact = {}
             nbytes = self._need({}).on(room)
@@ -468,6 +482,7 @@ class PackingRun:
             complete=self._is_complete,
             missing=self._total_units if dry_run else self._missing,
             requests=requests,
+            unversioned=self._unversioned(),
             price=None if prices is None else requests.price(prices),
             notes=tuple(notes),
         )
@@ -504,6 +519,10 @@ class PackingRun:
             f"{first.error}{more}. What was done stays: the same call goes on from there",
             report,
         ) from self._first_error
+
+
+def _some_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def name_of(unit: AnyUnit) -> UnitName:

@@ -150,6 +150,11 @@ class ArrayUnits:
     def nbytes(self) -> int:
         return int(self._rows["nbytes"].sum())
 
+    @property
+    def is_versioned(self) -> bool:
+        """Whether all their objects have versions."""
+        return bool(self._rows["version"].all())
+
     def counts(self) -> npt.NDArray[np.int64]:
         """``(units,)``: from how many objects of the source each is made."""
         return np.diff(self._bounds)

@@ -320,6 +320,18 @@ def test_a_complete_run_leaves_one_segment_and_no_announcement(tmp_path: Path) -
         assert sorted(path.name.partition("-")[0] for path in Path(f"{target}.pack").iterdir()) == ["job.json", "units"]
 
 
+def test_the_chunk_of_a_scalar_goes_from_a_target_of_the_draft(tmp_path: Path) -> None:
+    """It is called c0 there, which is a chunk of an array of one dimension where no document says otherwise."""
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    zarr.open_group(mine, mode="a").create_array("scalar", shape=(), dtype="<i4", fill_value=0, compressors=None)[...] = 7
+    packed(mine, target, stored="transformer")
+    assert (target / "data/root/scalar/c0").exists()
+    assert packed(mine, target, stored="transformer").done == 0
+    erase("scalar")(mine)
+    assert packed(mine, target, stored="transformer").complete
+    assert not [key for key in stored(target) if "scalar" in key]
+
+
 # -- the record ----------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardstore.engine.keys import ancestors
+from shardstore.engine.keys import ancestors, join
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.maintenance.packing.units import Unit
 from shardstore.maintenance.packing.writing import OthersUnit
@@ -37,7 +37,7 @@ class Announced:
     _groups: dict[str, dict[_Grouping, set[ChunkCoords]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, units: Iterable[Unit | OthersUnit], keys: Iterable[str]) -> Announced:
+    def of(cls, units: Iterable[Unit | OthersUnit], keys: Iterable[str], *, as_draft: bool) -> Announced:
         announced = cls(set(keys))
         for unit in units:
             if isinstance(unit, OthersUnit):
@@ -45,6 +45,8 @@ class Announced:
                 continue
             grid = unit.job.unit_grid
             at = tuple(int(c) for c in np.unravel_index(unit.number, grid)) if grid else ()
+            if as_draft and not grid:  # the key that its chunk has there without a document
+                announced._keys.add(join(unit.path, "c/0"))
             announced._add(unit.path, _Grouping(unit.job.target_layout.key_encoding, unit.job.group), {at})
         return announced
 

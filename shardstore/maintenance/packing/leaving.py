@@ -49,18 +49,24 @@ class Leaving:
         )
 
 
-def superseded(recorded: Recorded, planned: Iterable[UnitName], documents: Iterable[str], more: Iterable[str]) -> Candidates:
-    """Return what was made by units that are not ``planned``, or were done again with other results; and keys that are not recorded.
+def superseded(
+    recorded: Recorded, planned: Iterable[UnitName], documents: Iterable[str], more: Iterable[str], *, as_draft: bool
+) -> Candidates:
+    """Return what was made by units that are not ``planned``, or were done again with other results; and ``more`` keys, which are not
+    recorded.
 
     ``planned`` units count as they were done last: their objects are never among those that are returned, nor are ``documents``.
     """
     kept = [entry for name in planned if (entry := recorded.units.get(name)) is not None]
     is_kept = set(map(id, kept))
     others = [entry.made for entry in (*recorded.units.values(), *recorded.older) if id(entry) not in is_kept]
-    more = list(more)
+    # The chunk of a 0-d array of the 2022 draft has another key as soon as its document is gone.
+    renamed = {f"{one.key}/0": one for made in others if as_draft for one in made if one.key == "c" or one.key.endswith("/c")}
+    more = list(dict.fromkeys((*more, *renamed)))
     present = np.concatenate([_hashes(documents), *(entry.made.hashes() for entry in kept)])
     gone = ~np.isin(np.concatenate([_hashes(more), *(made.hashes() for made in others)]), present)
-    found: dict[str, list[MadeObject]] = {more[i]: [] for i in np.flatnonzero(gone[: len(more)]).tolist()}
+    left = [more[i] for i in np.flatnonzero(gone[: len(more)]).tolist()]
+    found: dict[str, list[MadeObject]] = {key: [renamed[key]] if key in renamed else [] for key in left}
     start = len(more)
     for made in others:
         end = start + len(made)

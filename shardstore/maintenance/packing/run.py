@@ -30,7 +30,7 @@ from shardstore.maintenance.packing.collisions import Names
 from shardstore.maintenance.packing.documents import write_documents
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
-from shardstore.maintenance.packing.leaving import look_at, remove, superseded
+from shardstore.maintenance.packing.leaving import Candidates, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.places import Places
@@ -226,7 +226,7 @@ class PackingRun:
         self._progress(Progress("packing", *self._so_far()))
         run_sync(self._begin(overwrite))
         run_sync(self._clear_the_way(earlier, there))
-        self._write_down(record.announce(Announced.of(self._left(), self._documents)))
+        self._write_down(record.announce(Announced.of(self._left(), self._documents, as_draft=self._wanted.as_draft)))
         try:
             with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
                 if self._full is None:
@@ -340,7 +340,7 @@ class PackingRun:
             return
         storage = self._places.target.storage
         planned = PlannedKeys(self._target, (found.key for found in self._found_others))
-        candidates = superseded(earlier, self._planned_names(), self._documents, there.unknown)
+        candidates = self._superseded(earlier, there.unknown)
         written = {unit.path for unit in self._left() if unit.path is not None}
         leaving = await before_writing(storage, self._target, planned, candidates, earlier, written)
         leaving.check(self._places.shown_target)
@@ -418,15 +418,17 @@ class PackingRun:
     async def _finish(self, recorded: Recorded, unknown: Iterable[str]) -> None:
         """The documents, the deepest first; then what runs have made of things that are gone goes too."""
         storage, record = self._places.target.storage, self._places.record
-        names, documents = self._planned_names(), self._documents
-        leaving = await look_at(storage, superseded(recorded, names, documents, unknown), recorded, self._target.arrays)
+        leaving = await look_at(storage, self._superseded(recorded, unknown), recorded, self._target.arrays)
         leaving.check(self._places.shown_target)
         if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
             await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
-        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, documents), 0, 0))
+        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, self._documents), 0, 0))
         await record.flush()
         await remove(storage, leaving)
-        await record.merge({*names, DOCUMENTS})
+        await record.merge({*self._planned_names(), DOCUMENTS})
+
+    def _superseded(self, recorded: Recorded, unknown: Iterable[str]) -> Candidates:
+        return superseded(recorded, self._planned_names(), self._documents, unknown, as_draft=self._wanted.as_draft)
 
     @property
     def _documents(self) -> dict[str, JsonObject]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -195,6 +196,32 @@ def test_a_replaced_object_of_the_target_is_written_again(key: str, tmp_path: Pa
     report = packed(mine, target)
     assert (report.done, report.complete) == (1, True)
     assert stored(target) == wanted
+
+
+@pytest.mark.parametrize("place", ["s3", "s3 by obstore", "gcs", "memory"])
+def test_listings_tell_the_versions_that_were_written(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Of shards, chunks that are objects, other objects, and documents: or all would be written again and again, or never be removed."""
+    mine = source(tmp_path / "s.zarr")
+    url, options = f"memory://{tmp_path}/t.zarr", {}
+    if place != "memory":
+        url, options = request.getfixturevalue("gcs_url" if place == "gcs" else "s3_url")
+    if place == "s3 by obstore":
+        pytest.importorskip("obstore")
+        options = {**options, "transport": "obstore"}
+
+    def again() -> Any:
+        return shardstore.pack(mine, url, chunks_per_shard={"a": (2, 2), "*": None}, target_options=options)
+
+    first = again()
+    assert first.complete
+    assert again().skipped == first.units
+    erase("g", "a/c/0", "a/c/1", "README")(mine)
+    report = again()
+    assert (report.done, report.complete) == (1, True)  # the other objects, which are a unit
+    fs, root = fsspec.url_to_fs(url, **{name: value for name, value in options.items() if name != "transport"})
+    fs.invalidate_cache()
+    keys = {name.removeprefix(root).strip("/") for name in fs.find(root)}
+    assert keys == {"zarr.json", "a/zarr.json", "a/notes.txt", *(f"a/c/{i}/{j}" for i in (1, 2, 3) for j in range(4))}
 
 
 # -- what is somebody else's ---------------------------------------------------------------------------------------------

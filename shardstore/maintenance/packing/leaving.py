@@ -63,6 +63,8 @@ def superseded(
     # The chunk of a 0-d array of the 2022 draft has another key as soon as its document is gone.
     renamed = {f"{one.key}/0": one for made in others if as_draft for one in made if one.key == "c" or one.key.endswith("/c")}
     more = list(dict.fromkeys((*more, *renamed)))
+    if not others and not more:  # as of a first run: there may be very many objects
+        return {}
     present = np.concatenate([_hashes(documents), *(entry.made.hashes() for entry in kept)])
     gone = ~np.isin(np.concatenate([_hashes(more), *(made.hashes() for made in others)]), present)
     left = [more[i] for i in np.flatnonzero(gone[: len(more)]).tolist()]

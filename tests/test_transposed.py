@@ -23,7 +23,7 @@ import shardstore
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from tests import view
-from tests.cli.running import succeed
+from tests.cli.running import run, succeed
 
 # As zarr-python warns of every codec before the sharding.
 pytestmark = pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
@@ -379,7 +379,10 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, order: str) -> None:
     shard.write_bytes(data)
     with pytest.raises(Corruption):
         opened(tmp_path)[...]
-    succeed("repair", str(tmp_path), "--yes")
+    outcome = run("repair", str(tmp_path), "--yes", "--json")
+    (finding,) = outcome.json["findings"]["shards"]
+    assert (outcome.code, finding["lost"]["count"]) == (5, 0)
+    assert 1 <= finding["uncertain"]["count"] < finding["kept"]  # those whose place only the order tells
     np.testing.assert_array_equal(read_by_tensorstore(tmp_path), expected)
 
 

@@ -32,11 +32,19 @@ from shardstore.maintenance.repair import Finding, RepairReport
 from shardstore.maintenance.repair import repair as repair_store
 
 _ACTIONS = {"looking": "looking at indices", "working": "repairing"}
+_MOST_SHOWN = 20  # chunks by name, of one shard
 
 
 def repair(
     url: Url,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it. Without, nothing is changed.")] = False,
+    allow_reverting: Annotated[
+        bool,
+        typer.Option(
+            "--allow-reverting",
+            help="Go back to the older index of a shard whose newest one cannot be proved: acknowledged writes may be undone.",
+        ),
+    ] = False,
     quarantine: Annotated[
         str | None,
         typer.Option(
@@ -62,9 +70,11 @@ def repair(
 ) -> None:
     """Say what would be done about damaged shards, and with --yes do it.
 
-    What can be proved comes back: torn appends are cut, wrong bytes of indices put right, entries that cannot be right taken out. The
-    rest is removed. Before anything is replaced or removed, the object is copied to a quarantine, with a note. Metadata is never guessed.
-    Without --yes the exit code is 5 where something is damaged; with it, where chunks were lost.
+    What can be proved comes back: wrong bytes of indices are put right, entries that cannot be right taken out. The rest is removed.
+    Where only an older index of a shard is found, the shard is left, or with --allow-reverting cut behind that index. Chunks that are
+    lost, that may be old (reverted), and whose place is not proved (uncertain) are named. Before anything is replaced or removed,
+    the object is copied to a quarantine, with a note. Metadata is never guessed. Without --yes the exit code is 5 where something is
+    damaged; with it, where chunks were lost, are reverted or uncertain, or a shard was left.
 
     Examples:
 
@@ -83,6 +93,7 @@ def repair(
             target.handle.recipe.target,
             path=target.path,
             yes=yes,
+            allow_reverting=allow_reverting,
             quarantine=quarantine,
             older_than_hours=older_than,
             exclusive=exclusive,
@@ -100,7 +111,11 @@ def repair(
         complain("warning", f"{path or 'the root'} has metadata that cannot be read, which is never guessed: restore it")
     if report.damaged_count and report.is_dry_run:
         complain("warning", "nothing was changed: --yes does it")
-    end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else report.lost_count))
+    elif report.left_count:
+        what = plural(report.left_count, "damaged shard")
+        complain("warning", f"{what} left: restore from a copy, or say --allow-reverting to go back to an older index")
+    doubtful = report.lost_count + report.reverted_count + report.uncertain_count + report.left_count
+    end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else doubtful))
 
 
 def _show(report: RepairReport) -> None:
@@ -120,8 +135,23 @@ def _show(report: RepairReport) -> None:
 
 
 def _in_words(finding: Finding) -> str:
-    kept = f"{plural(finding.kept, 'chunk')} kept" + (f", {finding.lost_count:,} lost" if finding.lost_count else "")
-    return f"{finding.key}: {finding.what}; {finding.how}" + ("" if finding.remedy == "emptied" else f": {kept}")
+    words = f"{finding.key}: {finding.what}; {finding.how}"
+    if finding.remedy == "emptied":
+        return words
+    if finding.remedy == "left":
+        return f"{words}: {plural(finding.kept, 'chunk')} in it; may be old: {_named(finding.reverted, finding.reverted_count)}"
+    words += f": {plural(finding.kept, 'chunk')} kept" + (f", {finding.lost_count:,} lost" if finding.lost_count else "")
+    for name, keys, count in (
+        ("reverted, may be old", finding.reverted, finding.reverted_count),
+        ("uncertain", finding.uncertain, finding.uncertain_count),
+    ):
+        words += f"; {name}: {_named(keys, count)}" if count else ""
+    return words
+
+
+def _named(keys: tuple[str, ...], count: int) -> str:
+    shown = keys[:_MOST_SHOWN]
+    return ", ".join(shown) + (f" and {count - len(shown):,} more (--json)" if count > len(shown) else "")
 
 
 def _document(target: Target, report: RepairReport) -> dict[str, Any]:
@@ -140,6 +170,8 @@ def _document(target: Target, report: RepairReport) -> dict[str, Any]:
                     "how": finding.how,
                     "kept": finding.kept,
                     "lost": {"count": finding.lost_count, "chunks": list(finding.lost)},
+                    "reverted": {"count": finding.reverted_count, "chunks": list(finding.reverted)},
+                    "uncertain": {"count": finding.uncertain_count, "chunks": list(finding.uncertain)},
                     "quarantined": finding.quarantined,
                 }
                 for finding in report.findings.first

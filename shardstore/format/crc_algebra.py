@@ -98,6 +98,22 @@ def _registers(data: npt.NDArray[np.uint8]) -> Words:
     return np.append(found[:-1].T.reshape(-1), found[-1, -1])[: len(data) + 1]
 
 
+# -- bytes that end with their own checksum ----------------------------------------------------------------------------
+
+_RESIDUE = _step(_step(_step(_step(np.array([_ONES], dtype=np.uint32)))))[0]
+"""The register behind bytes and their checksum, whatever the bytes are."""
+
+
+def first_checked_end(data: npt.NDArray[np.uint8]) -> int | None:
+    """The least ``n`` for which ``data[:n]`` is at least one byte and the checksum of what precedes it; ``None``: there is none."""
+    if len(data) <= 4:
+        return None
+    begun = data.copy()
+    begun[:4] ^= 0xFF  # as if the register began with ones
+    ends = np.flatnonzero(_registers(begun)[5:] == _RESIDUE)
+    return int(ends[0]) + 5 if len(ends) else None
+
+
 # -- one wrong byte ----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 Each function gives an index or ``None``; none of them guesses:
 
 - ``corrected``: one byte is wrong, and the checksum tells which and what it was: exactly one correction makes sense.
+- ``restored``: several bytes are wrong; where the chunks lie is known, what is left of the index tells which is which, and its
+  checksum says that this was the index.
 - ``contiguous``: all chunks are there, of one known size, so that only their order is open, and what is left of the index tells that.
 - ``agreeing``: entries that stand in an older index of the same object as well, whose checksum is right.
 - ``claims``: entries that name bytes of their own; whether those are a chunk is for the chunk's own checksum to prove.
@@ -20,7 +22,9 @@ from shardstore.format.checksums import CRC32C_NBYTES, crc32c
 from shardstore.format.crc_algebra import single_corrections
 from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
 
-_MOST_CORRECTED_BYTES = 2**20  # more would take seconds, and the more bytes, the more corrections fit by chance
+_MOST_CORRECTED_BYTES = 2**16  # 4,096 entries: the more bytes, the more corrections fit by chance, 255 of 2**32 for each byte
+_MOST_ASSIGNED = 2**24  # entries times chunks that are assigned to them: bytes of memory, and a second or two
+_ENOUGH_CHECKSUM_BYTES = 3  # that agree: another index has them with a probability of 4 * 2**-24
 
 
 def without_checksum(index_format: IndexFormat, encoded: bytes) -> ShardIndex:
@@ -66,6 +70,73 @@ def _flipped(body: bytes, position: int, bits: int) -> bytes:
     changed = bytearray(body)
     changed[position] ^= bits
     return bytes(changed)
+
+
+def restored(
+    index_format: IndexFormat,
+    left: bytes,
+    ranges: npt.NDArray[np.uint64],
+    older: ShardIndex | None,
+    slot_orders: list[npt.NDArray[np.intp]],
+) -> ShardIndex | None:
+    """The index whose damaged bytes are ``left``, from its beginning on, where its checksum proves it.
+
+    ``ranges``, ``(k, 2)``: where chunks lie that the index names and ``older`` does not, in the order of their bytes; they belong to slots
+    in one of ``slot_orders``. The other slots are as ``older`` has them, or empty. Of all such indices that one is taken that agrees
+    with most of the bytes. It is proved where 3 of the 4 bytes of the checksum are those that ``left`` has.
+    """
+    if not index_format.codecs.checksum or len(ranges) > prod(index_format.chunks_per_shard):
+        return None
+    stored = left[index_format.nbytes - CRC32C_NBYTES :]
+    if len(stored) < _ENOUGH_CHECKSUM_BYTES or len(ranges) * prod(index_format.chunks_per_shard) > _MOST_ASSIGNED:
+        return None
+    damaged = without_checksum(index_format, left.ljust(index_format.nbytes, b"\0"))
+    for order in slot_orders:
+        index = _assigned(index_format, damaged.flat, ranges, None if older is None else older.flat, order)
+        checksum = index_format.encode(index)[-CRC32C_NBYTES:]
+        if sum(a == b for a, b in zip(checksum, stored, strict=False)) >= _ENOUGH_CHECKSUM_BYTES:
+            return index
+    return None
+
+
+def _assigned(
+    index_format: IndexFormat,
+    damaged: npt.NDArray[np.uint64],
+    ranges: npt.NDArray[np.uint64],
+    older: npt.NDArray[np.uint64] | None,
+    order: npt.NDArray[np.intp],
+) -> ShardIndex:
+    """Every range to one slot, in this order of slots, so that as many bytes as can be are those of ``damaged``.
+
+    The best score of the first slots with the first ``j`` ranges follows from that of one slot less: its slot has range ``j``, or none.
+    """
+    entries = np.full_like(damaged, EMPTY)
+    if older is not None:
+        is_older = _equal_bytes(older, damaged) >= _equal_bytes(entries, damaged)
+        entries[is_older] = older[is_older]
+    otherwise = _equal_bytes(entries, damaged)
+    count = len(ranges)
+    scores = np.full(count + 1, -np.inf)
+    scores[0] = 0
+    takes = np.zeros((len(order), count + 1), dtype=np.bool_)
+    for row, slot in enumerate(order.tolist()):
+        without = scores + otherwise[slot]
+        with_one = np.full(count + 1, -np.inf)
+        with_one[1:] = scores[:-1] + _equal_bytes(ranges, damaged[slot])
+        takes[row] = with_one > without
+        scores = np.maximum(with_one, without)
+    at = count
+    for row in reversed(range(len(order))):
+        if takes[row, at]:
+            at -= 1
+            entries[order[row]] = ranges[at]
+    return index_format.index(entries)
+
+
+def _equal_bytes(some: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """``(n,)``: how many bytes of each entry, ``(n, 2)``, are those of the other."""
+    differences = np.ascontiguousarray(some ^ others).view(np.uint8).reshape(len(some), ENTRY_NBYTES)
+    return np.asarray((differences == 0).sum(axis=1), dtype=np.int64)
 
 
 def contiguous(index_format: IndexFormat, chunk_nbytes: int, left: bytes, slot_orders: list[npt.NDArray[np.intp]]) -> ShardIndex | None:

@@ -59,8 +59,16 @@ class Finding:
     kept: int
     """Chunks that the shard holds afterwards."""
     lost: tuple[str, ...]
-    """Keys of chunks that its index named, and that it does not hold afterwards: at most 1,000."""
+    """Keys of chunks that it held, or may have held, and does not hold afterwards: at most 1,000, as of the other lists."""
     lost_count: int
+    reverted: tuple[str, ...]
+    """Keys of chunks that are, or with the remedy ``left`` would be, as an older index of the shard has them, there or not: they may have
+    been written or erased since."""
+    reverted_count: int
+    uncertain: tuple[str, ...]
+    """Keys of chunks of which it is not proved that what the shard has of them afterwards, or that it has nothing, is right. A chunk's
+    checksum proves that it is a chunk, not which."""
+    uncertain_count: int
     quarantined: str | None
     """Where the object is kept as it was, from the root of the quarantine; ``None``: nothing of it was left out."""
 
@@ -81,6 +89,12 @@ class RepairReport:
     """Of the findings, those that are no mere empty shards."""
     lost_count: int
     """Chunks that could not be saved, of all findings."""
+    reverted_count: int
+    """Chunks that were set back to an older index, of all findings."""
+    uncertain_count: int
+    """Chunks whose place, or absence, is not proved, of all findings."""
+    left_count: int
+    """Of the findings, damaged shards that stay as they are, since what could be done was not allowed."""
     leftovers: Leftovers
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]
@@ -106,6 +120,7 @@ class MendTask:
     shard: StoredShard
     quarantine: Place | None
     window_bytes: int
+    allow_reverting: bool = False
 
 
 def _halves(task: LookTask) -> list[LookTask]:
@@ -138,10 +153,12 @@ def mend(task: MendTask) -> Finding | None:
             return None
         shard, codecs = found
         try:
-            diagnosis = Diagnosing(plans, shard, codecs, seen).diagnose(can_delete=can_delete_emptied(capabilities))
+            can_delete = can_delete_emptied(capabilities)
+            looking = Diagnosing(plans, shard, codecs, seen, can_delete=can_delete, allow_reverting=task.allow_reverting)
+            diagnosis = looking.diagnose()
             if diagnosis is None:
                 return None
-            if task.quarantine is None:
+            if task.quarantine is None or diagnosis.plan is None:
                 return _finding(shard, diagnosis, None)
             kept = None
             if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes:
@@ -175,7 +192,6 @@ async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCode
 
 
 def _finding(shard: Shard, diagnosis: Diagnosis, kept: str | None) -> Finding:
-    lost = tuple(shard.chunk_key(slot) for slot in diagnosis.lost[:_MOST_NAMED])
     return Finding(
         path=shard.node.path,
         key=shard.key,
@@ -183,23 +199,36 @@ def _finding(shard: Shard, diagnosis: Diagnosis, kept: str | None) -> Finding:
         remedy=diagnosis.remedy,
         how=diagnosis.how,
         kept=diagnosis.kept,
-        lost=lost,
+        lost=_keys(shard, diagnosis.lost[:_MOST_NAMED]),
         lost_count=len(diagnosis.lost),
+        reverted=_keys(shard, diagnosis.reverted[:_MOST_NAMED]),
+        reverted_count=len(diagnosis.reverted),
+        uncertain=_keys(shard, diagnosis.uncertain[:_MOST_NAMED]),
+        uncertain_count=len(diagnosis.uncertain),
         quarantined=kept,
     )
 
 
+def _keys(shard: Shard, slots: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(shard.chunk_key(slot) for slot in slots)
+
+
 def _note(shard: Shard, diagnosis: Diagnosis, url: str) -> dict[str, Any]:
-    finding = _finding(shard, diagnosis, None)
-    return {
+    """All of the chunks by name. The values of reverted ones, older and newer, lie in the object that the note is about."""
+    note: dict[str, Any] = {
         "store": url,
-        "array": finding.path,
-        "what": finding.what,
-        "done": finding.how,
-        "chunks_kept": finding.kept,
-        "chunks_lost": finding.lost_count,
-        "lost": list(finding.lost),
+        "array": shard.node.path,
+        "what": diagnosis.what,
+        "done": diagnosis.how,
+        "chunks_kept": diagnosis.kept,
+        "chunks_lost": len(diagnosis.lost),
+        "lost": list(_keys(shard, diagnosis.lost)),
+        "reverted": list(_keys(shard, diagnosis.reverted)),
+        "uncertain": list(_keys(shard, diagnosis.uncertain)),
     }
+    if diagnosis.last_index_end is not None:
+        note["last_index_end"] = diagnosis.last_index_end
+    return note
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -210,6 +239,7 @@ def repair(
     *,
     path: str = "",
     yes: bool = False,
+    allow_reverting: bool = False,
     quarantine: Any = None,
     older_than_hours: float = 24.0,
     executor: ExecutorLike | None = None,
@@ -233,6 +263,8 @@ def repair(
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group that is looked at; all by default.
         yes: do it. Without, nothing is changed anywhere.
+        allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All chunks
+            of such a shard are named as ``reverted``: acknowledged writes may be undone. Without, such a shard stays as it is.
         quarantine: where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the store, under
             its name with ``.quarantine`` behind.
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives keeps
@@ -256,7 +288,7 @@ def repair(
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
     """
-    check_flags(yes=yes, exclusive=exclusive)
+    check_flags(yes=yes, exclusive=exclusive, allow_reverting=allow_reverting)
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
@@ -265,7 +297,7 @@ def repair(
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
     if yes:
         run_sync(check_can_swap(engine.storage, exclusive))
-    run = _Run(engine, place, kept_in if yes else None, execution, progress)
+    run = _Run(engine, place, kept_in if yes else None, allow_reverting, execution, progress)
     run.look(path)
     run.mend()
     leftovers = Leftovers()
@@ -281,6 +313,9 @@ def repair(
         findings=Listed.of(run.findings),
         damaged_count=sum(finding.remedy != "emptied" for finding in run.findings),
         lost_count=sum(finding.lost_count for finding in run.findings),
+        reverted_count=sum(finding.reverted_count for finding in run.findings if finding.remedy != "left"),
+        uncertain_count=sum(finding.uncertain_count for finding in run.findings),
+        left_count=sum(finding.remedy == "left" for finding in run.findings),
         leftovers=leftovers,
         failed=Listed.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
@@ -299,10 +334,19 @@ def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict
 class _Run:
     """One run while it goes on."""
 
-    def __init__(self, engine: Engine, place: Place, quarantine: Place | None, execution: Execution, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        place: Place,
+        quarantine: Place | None,
+        allow_reverting: bool,
+        execution: Execution,
+        progress: Progress | None,
+    ) -> None:
         self._engine = engine
         self._place = place
         self._quarantine = quarantine
+        self._allow_reverting = allow_reverting
         self._execution = execution
         self._progress = progress
         self._suspects: list[StoredShard] = []
@@ -329,7 +373,7 @@ class _Run:
 
     def mend(self) -> None:
         window = self._execution.window_bytes
-        tasks = (MendTask(self._place, shard, self._quarantine, window) for shard in self._suspects)
+        tasks = (MendTask(self._place, shard, self._quarantine, window, self._allow_reverting) for shard in self._suspects)
         self._execution.carry_out(mend, tasks, self._mended, self._mend_failed)
         self.findings.sort(key=lambda finding: finding.key)
 

@@ -16,25 +16,33 @@ from shardstore.engine.committer import Shard
 from shardstore.engine.plan_writer import PlanWriter
 from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
-from shardstore.format.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, without_checksum
+from shardstore.format.crc_algebra import first_checked_end
+from shardstore.format.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, restored, without_checksum
 from shardstore.format.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.stored_shards import LookedAt
+from shardstore.maintenance.survey_shards import slots_inside
 from shardstore.model.ranges import ByteRange
+from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, WriteShard, slot_order
+from shardstore.storage.base import APPEND_ROOM_NBYTES
 
 _WINDOW_BYTES = 2**20
+_FIRST_WINDOW_BYTES = 2**16  # in which the end of a chunk is looked for, then in four times as many
+_LONGEST_CHUNK_BYTES = 2**24  # of those whose end is looked for: some 30 times as much memory
 
-Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied"]
+Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
 """What mends a shard:
 
-- ``cut``: the bytes behind its last valid index are taken off, which an append left that was never finished.
-- ``corrected``: the one wrong byte of its index is put right.
+- ``cut``: the bytes behind its last valid index are taken off. Its chunks are what they were under that index: reverted, unless the
+  newest index is the same. Only where that was allowed.
+- ``corrected``: the wrong bytes of its index are put right, as the checksum of the index proves.
 - ``dropped``: entries that cannot be right are taken out of its index.
 - ``rebuilt``: a new index of the chunks that can be proved; the rest is left out.
 - ``deleted``: nothing can be proved, so the shard is removed.
 - ``emptied``: it holds no chunk, and is removed.
+- ``left``: nothing is done: it could be cut, but that was not allowed.
 """
 
 
@@ -55,27 +63,56 @@ class Diagnosis:
     what: str
     remedy: Remedy
     how: str
-    plan: WriteShard | DeleteShard
+    plan: WriteShard | DeleteShard | None
+    """``None``: nothing is done."""
     kept: int
     """Chunks that are there afterwards."""
-    lost: tuple[int, ...]
-    """Slots whose entries said something, and have no chunk afterwards."""
+    lost: tuple[int, ...] = ()
+    """Slots that held a chunk, or where nothing tells whether they did, and that have none afterwards."""
+    reverted: tuple[int, ...] = ()
+    """Slots that are as an older index has them, with a chunk or without, and may have been written or erased since."""
+    uncertain: tuple[int, ...] = ()
+    """Slots of which it is not proved that the chunk which they have afterwards, or that they have none, is right."""
+    last_index_end: int | None = None
+    """Where the last valid index of the object ends, to which the shard is cut, or could be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """Chunks that lie behind each other."""
+
+    ranges: npt.NDArray[np.uint64]
+    """``(k, 2)``: offset and length of each."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Restored:
+    """An index that is proved, and how many bytes of the object are its chunks'."""
+
+    index: ShardIndex
+    body_nbytes: int
 
 
 class Diagnosing:
     """One version of one shard while it is looked at."""
 
-    def __init__(self, plans: PlanWriter, shard: Shard, codecs: InnerCodecs, seen: LookedAt) -> None:
+    def __init__(
+        self, plans: PlanWriter, shard: Shard, codecs: InnerCodecs, seen: LookedAt, *, can_delete: bool, allow_reverting: bool
+    ) -> None:
         self._plans = plans
         self._key = shard.key
         self._layout = shard.layout
         self._format: IndexFormat = shard.layout.index_format
+        self._inside = slots_inside(shard.layout, shard.coords)
         self._codecs = codecs
         self._seen = seen
         self._nbytes = seen.nbytes
+        self._can_delete = can_delete
+        self._allow_reverting = allow_reverting
 
-    def diagnose(self, *, can_delete: bool) -> Diagnosis | None:
-        """``None`` where nothing is wrong. ``can_delete``: whether a shard without chunks is to be removed.
+    def diagnose(self) -> Diagnosis | None:
+        """``None`` where nothing is wrong.
 
         Raises:
             ConditionFailed: the shard is another version now.
@@ -85,15 +122,20 @@ class Diagnosing:
         if isinstance(index, Corruption):
             return self._without_index(str(index))
         present, wrong = index.present(), index.invalid(self._nbytes)
+        if not present.any() and not self._format.codecs.checksum and self._nbytes > self._format.nbytes:
+            return self._without_index("it names no chunk of an object that has more bytes, and no checksum says that it is an index")
         if not present.any():
-            return Diagnosis("it holds no chunk", "emptied", "it is removed", DeleteShard(), 0, ()) if can_delete else None
+            return Diagnosis("it holds no chunk", "emptied", "it is removed", DeleteShard(), 0) if self._can_delete else None
         if not wrong.any():
             return None
         what = f"{int(wrong.sum())} of the {int(present.sum())} entries of its index cannot be right"
         rest = only(index, ~wrong)
+        how = "these entries are taken out of the index"
+        if self._format.codecs.checksum:
+            return self._with_index(what, "dropped", how, rest, index, self._everything())
         # Where no checksum says that the index is one, most of it has to make sense, and to name bytes that no other entry names.
-        if self._format.codecs.checksum or (2 * int(wrong.sum()) < int(present.sum()) and is_sound(self._format, rest, self._nbytes)):
-            return self._with_index(what, "dropped", "these entries are taken out of the index", rest, index)
+        if 2 * int(wrong.sum()) < int(present.sum()) and is_sound(self._format, rest, self._nbytes):
+            return self._with_index(what, "dropped", how, rest, index, self._nothing())
         return self._without_index(f"{what}, and no checksum says that it is an index")
 
     # -- an index that cannot be believed ------------------------------------------------------------------------------
@@ -103,26 +145,53 @@ class Diagnosing:
         encoded = self._encoded()
         damaged = without_checksum(self._format, encoded) if len(encoded) == self._format.nbytes else None
         if damaged is not None and (right := corrected(self._format, encoded, self._nbytes)) is not None:
-            return self._with_index(
-                what, "corrected", "the one wrong byte of its index is put right, as the checksum tells it", right, right
-            )
-        older = self._last_index()
-        if older is not None:
-            end = older[0] + self._format.nbytes
-            if damaged is None or not continues(damaged, older[1], end, self._nbytes - self._format.nbytes):
-                what = f"behind its last valid index there are {self._nbytes - end} bytes, as of an append that was never finished"
-                plan = WriteShard((CopyOld(0, end),), end, older[1])
-                how = "it is cut behind that index, with which all chunks come back that were there then"
-                return Diagnosis(what, "cut", how, plan, int(older[1].present().sum()), ())
+            how = "the one wrong byte of its index is put right, as the checksum tells it"
+            return self._with_index(what, "corrected", how, right, right, self._everything())
+        last = self._last_index()
+        if (found := self._restored(last)) is not None:
+            how = "the wrong bytes of its index are put right: it has the checksum that the index had"
+            plan = self._planned(found.index, found.body_nbytes)
+            doubtful = self._nothing()
+            if plan.nbytes > self._nbytes:
+                how += ", of which the end is missing: that nothing followed on it is not proved"
+                doubtful = self._inside | found.index.present()
+            return Diagnosis(what, "corrected", how, plan, int(found.index.present().sum()), uncertain=_slots(doubtful))
+        if last is not None:
+            return self._behind(what, damaged, *last)
         if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
-            return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged)
-        if (found := self._contiguous()) is not None:
-            return self._full(what, found)
-        if damaged is not None and older is not None and (same := agreeing(damaged, older[1])).present().any():
+            return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
+        if (full := self._contiguous()) is not None:
+            return self._full(what, full, damaged)
+        how = "nothing of it can be proved, so it is removed"
+        said = self._nothing() if damaged is None else damaged.present() & ~damaged.invalid(self._nbytes)
+        return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
+
+    def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
+        """Of a shard with a valid index before the end: an append that was finished and is damaged, or one that never was.
+
+        The bytes do not tell the two apart: what a dying writer leaves is the beginning of what a finished one leaves. (Where the
+        storage knows that an append was not finished, it shows the shard as it was before, and nothing is damaged.)
+        """
+        end = last_at + self._format.nbytes
+        if damaged is not None and continues(damaged, last, end, self._nbytes - self._format.nbytes):
+            same = agreeing(damaged, last)
             how = "chunks stay whose entries stand in an older index of the same object too"
-            return self._with_index(what, "rebuilt", how, same, damaged)
-        lost = () if damaged is None else _slots(damaged.present() & ~damaged.invalid(self._nbytes))
-        return Diagnosis(what, "deleted", "nothing of it can be proved, so it is removed", DeleteShard(), 0, lost)
+            kept = same
+            if self._codecs.ends_with_checksum:
+                kept, how = self._proved(damaged), "chunks whose own checksums are right stay"
+            if kept.present().any():
+                return self._with_index(what, "rebuilt", how, kept, damaged, same.present())
+        what = f"behind its last valid index there are {self._nbytes - end} bytes, of an append that was not finished, or that is damaged"
+        reverted = _slots(self._inside | last.present())
+        count = int(last.present().sum())
+        if not self._allow_reverting:
+            how = (
+                "nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting (allow_reverting=True)"
+            )
+            return Diagnosis(what, "left", how, None, count, reverted=reverted, last_index_end=end)
+        how = "it is cut behind that index: its chunks are as they were then, those that were written since are not in it"
+        plan = WriteShard((CopyOld(0, end),), end, last)
+        return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
 
     def _encoded(self) -> bytes:
         """The bytes in the place of the index; fewer where the object is too short."""
@@ -148,6 +217,61 @@ class Diagnosing:
             if not start:
                 break
             end = start + self._format.nbytes - 1
+        return None
+
+    def _restored(self, last: tuple[int, ShardIndex] | None) -> _Restored | None:
+        """The newest index, where the places of its chunks can be found and its own checksum proves it."""
+        if not self._format.codecs.checksum or self._codecs.is_sharded:
+            return None
+        if self._format.location == "start":
+            left, places = self._encoded(), self._chunks_from(self._format.nbytes, is_in_place=False)
+            index = restored(self._format, left, places.ranges, None, self._orders())
+            return None if index is None else _Restored(index, self._nbytes - self._format.nbytes)
+        at, older = (0, None) if last is None else (last[0] + self._format.nbytes, last[1])
+        orders = self._orders() if older is None else self._orders()[:1]
+        for places in (self._chunks_from(at, is_in_place=False), self._chunks_from(at + APPEND_ROOM_NBYTES, is_in_place=True)):
+            for end in {places.end, self._nbytes - self._format.nbytes}:
+                if end < places.end or end + self._format.nbytes < self._nbytes:
+                    continue  # there is more behind it than an index
+                left = self._bytes(end, min(end + self._format.nbytes, self._nbytes))
+                index = restored(self._format, left, places.ranges, older, orders)
+                if index is not None and not index.invalid(end).any():
+                    return _Restored(index, end)
+        return None
+
+    def _chunks_from(self, start: int, *, is_in_place: bool) -> _Chain:
+        """Where chunks lie behind each other from ``start`` on, as far as their lengths or their checksums tell.
+
+        ``is_in_place``: as a local file is appended to, where no chunk but a longer one by a byte ends with a page.
+        """
+        limit = self._nbytes if self._format.location == "start" or self._codecs.ends_with_checksum else self._nbytes - self._format.nbytes
+        found: list[tuple[int, int]] = []
+        position = start
+        while len(found) < self._layout.grid.nslots and (nbytes := self._chunk_nbytes_at(position, limit)) is not None:
+            found.append((position, nbytes))
+            position += nbytes
+            if is_in_place and position % PAGE_BYTES == 0:
+                position += 1
+        return _Chain(np.array(found, dtype=np.uint64).reshape(-1, 2), position)
+
+    def _chunk_nbytes_at(self, position: int, limit: int) -> int | None:
+        """The length of the chunk that begins there, and ends before ``limit``."""
+        nbytes = self._layout.encoded_chunk_nbytes
+        if nbytes is not None:
+            if position + nbytes > limit:
+                return None
+            is_chunk = not self._codecs.ends_with_checksum or self._is_chunk(memoryview(self._bytes(position, position + nbytes)))
+            return nbytes if is_chunk else None
+        if not self._codecs.ends_with_checksum:
+            return None
+        window = _FIRST_WINDOW_BYTES
+        while position < limit:
+            data = np.frombuffer(self._bytes(position, min(position + window, limit)), dtype=np.uint8)
+            if (end := first_checked_end(data)) is not None:
+                return end
+            if position + window >= limit or window >= _LONGEST_CHUNK_BYTES:
+                break
+            window *= 4
         return None
 
     def _proved(self, damaged: ShardIndex) -> ShardIndex:
@@ -177,28 +301,45 @@ class Diagnosing:
         if not (is_exact or (self._format.location == "end" and body < self._nbytes < body + self._format.nbytes)):
             return None
         left = self._encoded() if is_exact else self._bytes(body, self._nbytes)
-        everything = np.ones(nslots, dtype=np.bool_)
+        return contiguous(self._format, chunk_nbytes, left, self._orders())
+
+    def _orders(self) -> list[npt.NDArray[np.intp]]:
+        """Orders of slots in which chunks lie behind each other in a shard that was written at once."""
+        everything = np.ones(self._layout.grid.nslots, dtype=np.bool_)
         orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
         if self._format.axes is not None:
             orders.append(self._format.stored_slots)  # as others write them
-        return contiguous(self._format, chunk_nbytes, left, orders)
+        return orders
 
     # -- what takes its place ------------------------------------------------------------------------------------------
 
-    def _with_index(self, what: str, remedy: Remedy, how: str, index: ShardIndex, said: ShardIndex) -> Diagnosis:
-        """The object as it is but for its index; ``said`` is what the old one says."""
-        lost = _slots(said.present() & ~index.present())
+    def _with_index(
+        self, what: str, remedy: Remedy, how: str, index: ShardIndex, said: ShardIndex, certain: npt.NDArray[np.bool_]
+    ) -> Diagnosis:
+        """The object as it is but for its index; ``said`` is what the old one says, ``certain`` the slots, ``(nslots,)``, that are
+        proved."""
+        is_lost = said.present() & ~index.present()
         if not index.present().any():
-            return Diagnosis(what, "deleted", f"{how}, and none is left, so it is removed", DeleteShard(), 0, lost)
+            is_lost |= self._inside & ~certain
+            return Diagnosis(what, "deleted", f"{how}, and none is left, so it is removed", DeleteShard(), 0, lost=_slots(is_lost))
         plan = self._planned(index, self._nbytes - self._format.nbytes)
-        return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost)
+        uncertain = (self._inside | index.present()) & ~is_lost & ~certain
+        return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
 
-    def _full(self, what: str, index: ShardIndex) -> Diagnosis:
-        """All chunks of one size behind each other, and their index."""
+    def _full(self, what: str, index: ShardIndex, damaged: ShardIndex | None) -> Diagnosis:
+        """All chunks of one size behind each other, and their index; ``damaged``: the old one, if the object was not cut."""
         how = "all chunks are there, of one size and behind each other, and the index is made anew"
         assert self._layout.encoded_chunk_nbytes is not None
         plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
-        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, ())
+        is_exact = damaged is not None and plan.nbytes == self._nbytes
+        told = (damaged.flat == index.flat).all(axis=1) if is_exact and damaged is not None else self._nothing()
+        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(~told))
+
+    def _everything(self) -> npt.NDArray[np.bool_]:
+        return np.ones(self._layout.grid.nslots, dtype=np.bool_)
+
+    def _nothing(self) -> npt.NDArray[np.bool_]:
+        return np.zeros(self._layout.grid.nslots, dtype=np.bool_)
 
     def _planned(self, index: ShardIndex, body_nbytes: int) -> WriteShard:
         """``index``, and so many bytes of the object where they are."""

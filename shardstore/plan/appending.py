@@ -36,7 +36,7 @@ from shardstore.plan.commits import (
 )
 from shardstore.plan.pieces import covered_nbytes
 
-_PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
+PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
 _DEAD_BYTES_ALWAYS_KEPT = 1 << 20
 """Of fewer dead bytes nobody is rid by writing the rest again."""
 
@@ -83,7 +83,7 @@ def plan_append(
             segments.append(NewBytes(value))
             position += len(value)
             live_nbytes += len(value)
-            if room_nbytes is not None and position % _PAGE_BYTES == 0:
+            if room_nbytes is not None and position % PAGE_BYTES == 0:
                 segments.append(Unused(1))
                 position += 1
     nbytes = position + index_format.nbytes

@@ -33,15 +33,25 @@ def test_it_says_what_it_would_do_and_does_it(place: Place, torn: str) -> None:
     before = snapshot(place.objects)
     outcome = run("repair", place.url, *place.options)
     assert outcome.code == 5
-    told = (
-        f"{torn}: behind its last valid index there are 71 bytes, as of an append that was never finished; it is cut behind that "
-        "index, with which all chunks come back that were there then: 6 chunks kept"
+    what = f"{torn}: behind its last valid index there are 71 bytes, of an append that was not finished, or that is damaged; "
+    named = "ct/c/0/3, ct/c/0/4, ct/c/0/5, ct/c/1/3, ct/c/1/4, ct/c/1/5"
+    left = (
+        f"{what}nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting "
+        f"(allow_reverting=True): 6 chunks in it; may be old: {named}"
     )
-    assert outcome.lines == [told, "9 shards looked at, 1 would be dealt with"]
+    assert outcome.lines == [left, "9 shards looked at, 1 would be dealt with"]
     assert outcome.err == "warning: nothing was changed: --yes does it\n"
+    outcome = run("repair", place.url, "--yes", *place.options)
+    assert (outcome.code, outcome.lines[0]) == (5, left)
+    assert outcome.err == "warning: 1 damaged shard left: restore from a copy, or say --allow-reverting to go back to an older index\n"
     assert snapshot(place.objects) == before
     assert snapshot(quarantine_of(place)) == {}
-    outcome = succeed("repair", "--yes", f"{place.url}/ct", *place.options)
+    outcome = run("repair", "--yes", "--allow-reverting", f"{place.url}/ct", *place.options)
+    assert outcome.code == 5
+    told = (
+        f"{what}it is cut behind that index: its chunks are as they were then, those that were written since are not in it: 6 chunks kept; "
+        f"reverted, may be old: {named}"
+    )
     assert outcome.lines[:2] == [told, "6 shards looked at, 1 dealt with"]
     assert outcome.lines[2].startswith("damaged objects are kept in ")
     assert outcome.lines[2].endswith("data.zarr.quarantine")
@@ -63,6 +73,7 @@ def test_lost_chunks_are_told_by_the_exit_code(local: Place, tmp_path: Path) -> 
     assert outcome.code == 5
     (finding,) = outcome.json["findings"]["shards"]
     assert (finding["remedy"], finding["kept"], finding["lost"]) == ("dropped", 5, {"count": 1, "chunks": ["ct/c/1/1"]})
+    assert (finding["reverted"], finding["uncertain"]) == ({"count": 0, "chunks": []}, {"count": 0, "chunks": []})
     kept = tmp_path / "kept" / finding["quarantined"]
     assert kept.is_file()
     assert kept.with_name(kept.name + ".json").is_file()

@@ -64,7 +64,7 @@ class Damaged:
         return {key: data for key, data in presented(self.objects).items() if "/c/" in key}
 
     def repair(self, **options: Any) -> RepairReport:
-        options = {"yes": True, "quarantine": self.quarantine, "workers": 2, **options}
+        options = {"yes": True, "allow_reverting": True, "quarantine": self.quarantine, "workers": 2, **options}
         return shardstore.repair(self.storage, **options)
 
     def mended(self, shard: bytes) -> Finding:
@@ -155,10 +155,8 @@ def test_what_is_kept_and_told_of_a_torn_append() -> None:
     place = Damaged()
     first, second, _ = history(place.layout)
     finding = place.mended(second[:-9])
-    assert (
-        finding.what
-        == f"behind its last valid index there are {len(second) - len(first) - 9} bytes, as of an append that was never finished"
-    )
+    behind = len(second) - len(first) - 9
+    assert finding.what == f"behind its last valid index there are {behind} bytes, of an append that was not finished, or that is damaged"
     assert (finding.path, finding.key, finding.remedy, finding.kept, finding.lost_count) == ("a", SHARD, "cut", 5, 0)
 
 
@@ -185,7 +183,7 @@ def test_a_real_array_after_a_torn_append() -> None:
     whole = snapshot(objects)
     for number, key in enumerate(sorted(key for key in whole if "/c/" in key)):
         objects.put(key, whole[key] + whole[key][: 100 * (number + 1)])
-    report = shardstore.repair(storage, yes=True, quarantine=fresh_memory())
+    report = shardstore.repair(storage, yes=True, allow_reverting=True, quarantine=fresh_memory())
     assert [finding.remedy for finding in report.findings.first] == ["cut"] * 4
     assert snapshot(objects) == whole
     assert np.array_equal(zarr.open_array(shardstore.open(storage), path="x", mode="r")[...], values)
@@ -356,7 +354,8 @@ def test_the_index_of_an_append_that_was_finished_is_not_taken_for_a_torn_one() 
     assert place.values() == {key: data for key, data in values.items() if key not in finding.lost}
     assert place.values()["a/c/0"] == chunk(0)
     everything = appended(place.layout, first, index_entries(place.layout, first), {n: chunk(80 + n) for n in range(8)})
-    assert place.mended(everything[:-4] + bytes(4)).remedy == "deleted"
+    finding = place.mended(everything[:-4] + bytes(4))
+    assert (finding.remedy, finding.reverted) == ("cut", tuple(f"a/c/{n}" for n in range(8)))
 
 
 def test_what_cannot_be_proved_is_removed_and_kept_elsewhere() -> None:
@@ -412,14 +411,14 @@ def test_without_yes_nothing_changes_anywhere(kind: str, tmp_path: Path, request
     saved = many(place)
     before = snapshot(place.objects)
     beside = StorageObjects(open_storage(f"{url}.quarantine", options or None))
-    told = shardstore.repair(url, storage_options=options or None)
+    told = shardstore.repair(url, allow_reverting=True, storage_options=options or None)
     assert told.is_dry_run
     assert sorted({finding.remedy for finding in told.findings.first} - {"emptied"}) == ["cut", "deleted", "dropped"]
     assert snapshot(place.objects) == before
     assert snapshot(beside) == {}
     if kind == "local":
         assert not (tmp_path / "x.zarr.quarantine").exists()
-    report = shardstore.repair(url, yes=True, storage_options=options or None)
+    report = shardstore.repair(url, yes=True, allow_reverting=True, storage_options=options or None)
     assert report.quarantine == f"{place.storage.url}.quarantine"
     assert {f.key: f.remedy for f in report.findings.first if f.remedy != "emptied"} == {
         f.key: f.remedy for f in told.findings.first if f.remedy != "emptied"
@@ -506,7 +505,7 @@ def test_processes_do_the_work_too(tmp_path: Path) -> None:
     place = Damaged(LocalStorage(tmp_path / "x", fsync=False))
     saved = many(place)
     with ProcessPoolExecutor(2) as executor:
-        report = shardstore.repair(str(tmp_path / "x"), yes=True, executor=executor)
+        report = shardstore.repair(str(tmp_path / "x"), yes=True, allow_reverting=True, executor=executor)
     assert report.findings.count == 4
     assert place.values() == saved
 
@@ -675,7 +674,7 @@ def test_at_every_request_old_or_mended_and_never_without_a_copy(effect: Any, wh
         faulty = FaultStorage(hooked if which == "store" else place.quarantine, [fault])
         targets = {"store": (faulty, place.quarantine), "quarantine": (hooked, faulty)}[which]
         try:
-            assert shardstore.repair(targets[0], yes=True, quarantine=targets[1], workers=1).failed.count <= 1
+            assert shardstore.repair(targets[0], yes=True, allow_reverting=True, quarantine=targets[1], workers=1).failed.count <= 1
         except (ShardStoreError, CancelledError):
             raised = True
         else:

@@ -1,0 +1,266 @@
+"""Random histories of shards of every strategy, random damages of them, and what a repair may make of those.
+
+A shard is laid out by the planners of the package itself, and kept as bytes: all its commits are acknowledged. Then it is damaged once.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import shardstore
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.maintenance.repair import Finding
+from shardstore.plan.appending import plan_append
+from shardstore.plan.commits import ChunkOrder, CopyOld, DeleteShard, NewBytes, Unused, WriteShard, plan_rewrite
+from shardstore.storage.base import APPEND_ROOM_NBYTES
+from tests.engine.hooked import fresh_memory
+from tests.maintenance.laid_out import ANY_LENGTH, array_document, put_array
+from tests.shards import crc32c
+from tests.stored import StorageObjects
+
+CHUNKS = 16
+SHARDS_A_STORE = 50
+Strategy = Literal["rewrite", "append in place", "append elsewhere"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How shards are laid out and written, and their chunks encoded."""
+
+    strategy: Strategy
+    has_chunk_checksums: bool
+    has_one_length: bool
+    index_location: Literal["end", "start"] = "end"
+    has_index_checksum: bool = True
+    order: ChunkOrder = "C"
+
+    def document(self) -> dict[str, Any]:
+        codecs: list[Any] = [{"name": "bytes"}] if self.has_one_length else list(ANY_LENGTH)
+        if self.has_chunk_checksums:
+            codecs.append({"name": "crc32c"})
+        how: dict[str, Any] = {"index_location": self.index_location, "checksum": self.has_index_checksum, "codecs": codecs}
+        return array_document((4 * SHARDS_A_STORE, 16 * 4), (1, 16), (4, 4), **how)
+
+    def index_format(self) -> IndexFormat:
+        index_format = IndexFormat((4, 4), location=self.index_location)
+        if not self.has_index_checksum:
+            index_format = replace(index_format, codecs=replace(index_format.codecs, checksum=False))
+        return index_format
+
+    def chunk(self, rng: random.Random) -> bytes:
+        body = rng.randbytes(16 if self.has_one_length else rng.randint(5, 300))
+        return with_checksum(body) if self.has_chunk_checksums else body
+
+
+def kinds() -> list[Kind]:
+    found: list[Kind] = []
+    for has_chunk_checksums in (True, False):
+        for has_one_length in (True, False):
+            of_chunks = (has_chunk_checksums, has_one_length)
+            found += [Kind("append in place", *of_chunks), Kind("append elsewhere", *of_chunks)]
+            for checksum in (True, False):
+                found += [Kind("rewrite", *of_chunks, "end", checksum), Kind("rewrite", *of_chunks, "start", checksum)]
+            found.append(Kind("rewrite", *of_chunks, order="morton"))
+    return found
+
+
+def with_checksum(data: bytes) -> bytes:
+    return data + struct.pack("<I", crc32c(data))
+
+
+# -- histories -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a shard came to by some commits."""
+
+    data: bytes
+    index: ShardIndex
+    values: dict[int, bytes]
+    """The latest acknowledged ones, by slot."""
+
+
+def history(kind: Kind, rng: random.Random) -> History:
+    index_format = kind.index_format()
+    data, index = b"", None
+    values: dict[int, bytes] = {}
+    for commit in range(rng.randint(1, 4)):
+        few = rng.random() < 0.7 and commit
+        slots = rng.sample(range(CHUNKS), rng.randint(1, 4)) if few else range(CHUNKS)
+        updates = {slot: kind.chunk(rng) if commit == 0 or rng.random() < 0.8 else None for slot in slots}
+        if kind.strategy == "rewrite" or index is None:
+            plan = plan_rewrite(index_format, index, len(data), updates, kind.order)
+        else:
+            room = APPEND_ROOM_NBYTES if kind.strategy == "append in place" else None
+            plan = plan_append(index_format, index, len(data), updates, kind.order, 0.9, room)
+        if isinstance(plan, DeleteShard):
+            continue  # the shard stays as it was, and so do the values
+        if isinstance(plan, WriteShard):
+            data, index = _carried_out(plan, data, rng), plan.index
+        values |= {slot: value for slot, value in updates.items() if value is not None}
+        for slot in [slot for slot, value in updates.items() if value is None]:
+            values.pop(slot, None)
+    assert index is not None
+    return History(data, index, values)
+
+
+def _carried_out(plan: WriteShard, old: bytes, rng: random.Random) -> bytes:
+    parts: list[bytes] = []
+    for segment in plan.segments:
+        match segment:
+            case CopyOld(offset, nbytes):
+                parts.append(old[offset : offset + nbytes])
+            case NewBytes(data):
+                parts.append(bytes(data))
+            case Unused(nbytes):
+                parts.append(rng.randbytes(nbytes) if nbytes > 1 else bytes(nbytes))
+    return b"".join(parts)
+
+
+# -- damages ---------------------------------------------------------------------------------------------------------------
+
+Damage = Callable[[bytes, int, random.Random], bytes]
+"""Of a shard whose index begins at this byte."""
+
+
+def _wrong_bytes(data: bytes, begin: int, end: int, count: int, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for position in rng.sample(range(begin, end), min(count, end - begin)):
+        changed[position] ^= rng.randrange(1, 256)
+    return bytes(changed)
+
+
+def _index_end(data: bytes, index_at: int) -> int:
+    return len(data) if index_at else min(len(data), 16 * CHUNKS + 4)
+
+
+def wrong_index_bytes(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    return _wrong_bytes(data, index_at, _index_end(data, index_at), rng.choice([1, 2, 3, 4, 16, 64]), rng)
+
+
+def wrong_low_bytes(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """Entries that name other bytes of the shard."""
+    changed = bytearray(data)
+    for slot in rng.sample(range(CHUNKS), rng.randint(1, 4)):
+        changed[index_at + 16 * slot + rng.choice([0, 1, 8])] = rng.randrange(256)
+    return bytes(changed)
+
+
+def wrong_bytes_anywhere(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    return _wrong_bytes(data, 0, len(data), rng.choice([1, 5, 50, 500]), rng)
+
+
+def filled(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """A range of zeros, of ones, or of anything; often with the index in it."""
+    begin = rng.choice([index_at, rng.randrange(len(data))])
+    nbytes = min(rng.choice([16, 64, 260, 512]), len(data) - begin)
+    filling = rng.choice([bytes(nbytes), b"\xff" * nbytes, rng.randbytes(nbytes)])
+    return data[:begin] + filling + data[begin + nbytes :]
+
+
+def cut(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    return data[: -rng.choice([1, 2, 3, 4, 16, 32, 260, rng.randrange(1, len(data))])]
+
+
+def lengthened(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    nbytes = rng.choice([1, 4, 16, 64, 260, 1000])
+    return data + rng.choice([bytes(nbytes), rng.randbytes(nbytes), data[:nbytes]])
+
+
+def shifted(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    at, nbytes = rng.choice([index_at, rng.randrange(len(data))]), rng.choice([1, 8, 16, 48])
+    return data[:at] + (data[at + nbytes :] if rng.random() < 0.5 else rng.randbytes(nbytes) + data[at:])
+
+
+def exchanged(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """Two entries at each other's place."""
+    one, other = (index_at + 16 * slot for slot in rng.sample(range(CHUNKS), 2))
+    changed = bytearray(data)
+    changed[one : one + 16], changed[other : other + 16] = data[other : other + 16], data[one : one + 16]
+    if rng.random() < 0.5:
+        changed[index_at + 16 * CHUNKS :][:4] = rng.randbytes(4)
+        return _wrong_bytes(bytes(changed), index_at, _index_end(data, index_at), 4, rng)
+    return bytes(changed)
+
+
+DAMAGES: list[Damage] = [
+    wrong_index_bytes,
+    wrong_low_bytes,
+    wrong_bytes_anywhere,
+    filled,
+    cut,
+    lengthened,
+    shifted,
+    exchanged,
+]
+
+
+# -- what comes of them ----------------------------------------------------------------------------------------------------
+
+
+def repaired(count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Damage so many shards and repair them: what was done, and every chunk that is wrong without being named."""
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    rng = random.Random(seed)
+    of_kind = _forever(kinds())
+    while counts["damages"] < count:
+        kind = next(of_kind)
+        storage = fresh_memory()
+        objects = StorageObjects(storage)
+        put_array(objects, "a", kind.document())
+        before: dict[str, tuple[History, bytes]] = {}
+        for number in range(min(SHARDS_A_STORE, count - counts["damages"])):
+            made = history(kind, rng)
+            index_at = 0 if kind.index_location == "start" else len(made.data) - kind.index_format().nbytes
+            damage = rng.choice(DAMAGES)
+            damaged = damage(made.data, index_at, rng)
+            before[f"a/c/{number}/0"] = made, damaged
+            objects.put(f"a/c/{number}/0", damaged)
+            counts["damages"] += 1
+        allows = rng.random() < 0.5
+        report = shardstore.repair(storage, yes=True, allow_reverting=allows, quarantine=fresh_memory(), workers=1)
+        assert report.failed.count == 0
+        view = shardstore.get_mapper(storage)
+        for finding in report.findings.first:
+            counts[finding.remedy] += 1
+            assert allows or finding.remedy != "cut"
+            if finding.remedy == "left":
+                assert objects.get(finding.key) == before[finding.key][1]
+                continue
+            wrong += _wrong(kind, *before[finding.key], finding, view, counts)
+    return counts, wrong
+
+
+def _forever(some: list[Kind]) -> Iterator[Kind]:
+    while True:
+        yield from some
+
+
+def _wrong(kind: Kind, made: History, damaged: bytes, finding: Finding, view: Any, counts: Counter[str]) -> list[str]:
+    number = int(finding.key.split("/")[2])
+    named = {*finding.lost, *finding.reverted, *finding.uncertain}
+    assert len(named) == finding.lost_count + finding.reverted_count + finding.uncertain_count  # each under one name
+    found: list[str] = []
+    for slot in range(CHUNKS):
+        key = f"a/c/{4 * number + slot // 4}/{slot % 4}"
+        given: bytes | None = view.get(key)
+        counts["chunks named" if key in named else "chunks vouched for"] += 1
+        if given == made.values.get(slot):
+            counts["chunks as they were acknowledged"] += 1
+            continue
+        if given is not None and slot in made.values:
+            offset, nbytes = (int(v) for v in made.index.flat[slot])
+            if given == damaged[offset : offset + nbytes] and not kind.has_chunk_checksums:
+                continue  # the right bytes, damaged themselves: nothing can tell
+        if given is not None and kind.has_chunk_checksums and given != with_checksum(given[:-4]):
+            continue  # an error for whoever decodes it
+        if key not in named:
+            found.append(f"{kind} {finding.remedy}: slot {slot}")
+    return found

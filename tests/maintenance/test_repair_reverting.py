@@ -1,0 +1,215 @@
+"""Repair of shards with a damaged newest index: proved by checksum, or left, or set back with every chunk named."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import Crc32cCodec
+
+import shardstore
+from shardstore.maintenance.repair import Finding, RepairReport
+from shardstore.storage.local_append_record import HAS_ATTRIBUTES, encode_record, set_under_way
+from tests.engine.hooked import fresh_memory
+from tests.maintenance.laid_out import ANY_LENGTH, appended, array_document, laid_out, put_array
+from tests.maintenance.shard_damages import with_checksum
+from tests.shards import encode_index, index_entries
+from tests.stored import StorageObjects
+
+INDEX_NBYTES = 16 * 16 + 4
+SHARD = "a/c/0"
+CHUNKS = tuple(f"a/c/{n}" for n in range(16))
+
+
+def store_of(root: Path, count: int) -> Path:
+    """16 chunks with ``crc32c``, all written as 1, then ``count`` of them as 2; the file of their shard."""
+    store = shardstore.open(str(root), chunks_per_shard=(16,), strategy="append", fsync=False)
+    array = zarr.create_array(store, name="a", shape=(64,), chunks=(4,), dtype="u2", compressors=[Crc32cCodec()], fill_value=0)
+    array[...] = 1
+    array[: 4 * count] = 2
+    return root / SHARD
+
+
+def spoil(file: Path, damaged: bytes) -> None:
+    """Another file: nothing of what the storage keeps beside the bytes of the first."""
+    file.unlink()
+    file.write_bytes(damaged)
+
+
+def mend(root: Path, **options: Any) -> Finding:
+    report: RepairReport = shardstore.repair(str(root), yes=True, **options)
+    (finding,) = report.findings.first
+    return finding
+
+
+def values(root: Path) -> list[int]:
+    array = zarr.open_array(shardstore.open(str(root), metadata_ttl=0), path="a", mode="r")
+    return [int(value) for value in np.asarray(array[::4])]
+
+
+def wrong_bytes(data: bytes, count: int, seed: int) -> bytes:
+    rng = random.Random(seed)
+    changed = bytearray(data)
+    for position in rng.sample(range(len(data) - INDEX_NBYTES, len(data) - 4), count):
+        changed[position] ^= rng.randrange(1, 256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.parametrize("wrong", [2, 16, 64])
+def test_the_newest_index_is_restored_where_its_checksum_proves_it(tmp_path: Path, count: int, wrong: int) -> None:
+    file = store_of(tmp_path / "x", count)
+    sound = file.read_bytes()
+    for seed in range(3):
+        spoil(file, wrong_bytes(sound, wrong, seed))
+        finding = mend(tmp_path / "x")
+        assert (finding.remedy, finding.lost, finding.reverted, finding.uncertain) == ("corrected", (), (), ())
+        assert file.read_bytes() == sound
+        assert values(tmp_path / "x") == [2] * count + [1] * (16 - count)
+
+
+def test_an_index_without_its_last_byte_is_restored_and_says_that_more_may_be_missing(tmp_path: Path) -> None:
+    file = store_of(tmp_path / "x", 3)
+    sound = file.read_bytes()
+    spoil(file, sound[:-1])
+    finding = mend(tmp_path / "x")
+    assert (finding.remedy, finding.uncertain, finding.reverted) == ("corrected", CHUNKS, ())
+    assert file.read_bytes() == sound
+
+
+UNPROVABLE: dict[str, Callable[[bytes], bytes]] = {
+    "zeroed": lambda data: data[:-INDEX_NBYTES] + bytes(INDEX_NBYTES),
+    "cut by the index": lambda data: data[:-INDEX_NBYTES],
+    "cut in a chunk": lambda data: data[: -INDEX_NBYTES - 5],
+    "longer": lambda data: data + b"something",
+}
+
+
+@pytest.mark.parametrize("damage", UNPROVABLE.values(), ids=UNPROVABLE)
+def test_going_back_to_an_older_index_has_to_be_allowed_and_names_every_chunk(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    root = tmp_path / "x"
+    file = store_of(root, 3)
+    damaged = damage(file.read_bytes())
+    spoil(file, damaged)
+    report = shardstore.repair(str(root), yes=True)
+    (left,) = report.findings.first
+    assert (left.remedy, left.reverted, left.lost, left.quarantined) == ("left", CHUNKS, (), None)
+    assert "--allow-reverting" in left.how
+    assert (report.left_count, report.reverted_count, report.damaged_count) == (1, 0, 1)
+    assert file.read_bytes() == damaged
+    assert not (tmp_path / "x.quarantine").exists()
+
+    told = shardstore.repair(str(root), allow_reverting=True)
+    assert (told.reverted_count, told.left_count, file.read_bytes()) == (16, 0, damaged)
+    cut = mend(root, allow_reverting=True)
+    assert (cut.remedy, cut.reverted, cut.reverted_count, cut.lost) == ("cut", CHUNKS, 16, ())
+    assert cut.quarantined is not None
+    kept = tmp_path / "x.quarantine" / cut.quarantined
+    assert kept.read_bytes() == damaged  # the older values and the newer ones
+    note = json.loads(kept.with_name(kept.name + ".json").read_text())
+    assert (note["reverted"], note["last_index_end"]) == (list(CHUNKS), file.stat().st_size)
+    assert values(root) in ([1] * 16, [2] * 3 + [1] * 13)
+    assert shardstore.repair(str(root)).findings.count == 0
+
+
+def test_the_tail_of_an_append_that_the_file_says_was_not_finished_needs_no_permission(tmp_path: Path) -> None:
+    """There it is known: no finished index ever followed, and every reader of shardstore sees the shard as it was before."""
+    file = store_of(tmp_path / "x", 3)
+    before = file.read_bytes()
+    if not HAS_ATTRIBUTES:
+        pytest.skip("appends are not made in place without extended attributes")
+    with file.open("r+b") as stream:
+        record = encode_record(file.stat())
+        try:
+            set_under_way(stream.fileno(), record)
+        except OSError:
+            pytest.skip("the file system has no extended attributes")
+        stream.seek(0, 2)
+        stream.write(record + b"the beginning of a chunk")
+    report = shardstore.repair(str(tmp_path / "x"), yes=True, older_than_hours=0)
+    assert (report.findings.count, report.leftovers.files) == (0, 1)
+    assert file.read_bytes() == before
+    assert values(tmp_path / "x") == [2] * 3 + [1] * 13
+
+
+def test_an_index_that_more_followed_on_is_not_taken_for_the_newest() -> None:
+    """The one before it is damaged, and could be proved; what was written after it is not in it."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[*ANY_LENGTH, {"name": "crc32c"}]))
+    first = laid_out(layout, [(n, with_checksum(bytes([n]) * 30)) for n in range(8)])
+    second = appended(layout, first, index_entries(layout, first), {1: with_checksum(b"second" * 5)})
+    third = appended(layout, second, index_entries(layout, second), {2: with_checksum(b"third" * 5)})
+    damaged = bytearray(third[: -layout.index_nbytes] + bytes(layout.index_nbytes))
+    damaged[len(second) - 20] ^= 1
+    damaged[len(second) - 60] ^= 1
+    objects.put(SHARD, bytes(damaged))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, objects.get(SHARD)) == ("left", bytes(damaged))
+
+
+# -- places ----------------------------------------------------------------------------------------------------------------
+
+
+def test_exchanged_entries_are_told_by_the_checksum_of_the_index_or_named() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[*ANY_LENGTH, {"name": "crc32c"}]))
+    chunks = {f"a/c/{n}": with_checksum(bytes([n]) * (20 + n)) for n in range(8)}
+    sound = laid_out(layout, list(enumerate(chunks.values())))
+    entries = index_entries(layout, sound)
+    entries[0], entries[1] = entries[1], entries[0]
+    index = encode_index(layout, entries)[:-4]
+    body, checksum = sound[: -layout.index_nbytes], sound[-4:]
+
+    objects.put(SHARD, body + index + checksum)
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("corrected", (), sound)
+
+    objects.put(SHARD, body + index + bytes(4))
+    report = shardstore.repair(storage, yes=True, quarantine=fresh_memory())
+    (finding,) = report.findings.first
+    assert (finding.remedy, finding.kept, finding.lost, finding.uncertain) == ("rebuilt", 8, (), tuple(chunks))
+    assert report.uncertain_count == finding.uncertain_count == 8
+
+
+def test_places_that_only_the_order_tells_are_uncertain() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[{"name": "bytes"}]))
+    sound = laid_out(layout, [(n, bytes([n]) * 4) for n in range(8)])
+    index = bytearray(sound[-layout.index_nbytes :])
+    index[16 * 2 : 16 * 4] = b"\x07" * 32
+    index[-4:] = bytes(4)
+    objects.put(SHARD, sound[: -len(index)] + index)
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("rebuilt", ("a/c/2", "a/c/3"), sound)
+
+
+def test_what_is_removed_names_all_that_it_may_have_held() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(shape=(22,)))  # 6 chunks of the 8 that a shard has room for
+    objects.put(SHARD, bytes(50) + b"\xff" * layout.index_nbytes)
+    shard = objects.get(SHARD)
+    assert shard is not None
+    objects.put(SHARD, shard[:-9] + bytes(9))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.lost) == ("deleted", tuple(f"a/c/{n}" for n in range(6)))
+
+
+def test_an_empty_index_without_checksum_does_not_say_that_the_shard_is_empty() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(checksum=False))
+    sound = laid_out(layout, [(n, bytes([n]) * 40) for n in range(8)])
+    objects.put(SHARD, sound[: -layout.index_nbytes] + b"\xff" * layout.index_nbytes)
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.lost_count) == ("deleted", 8)
+    assert finding.quarantined is not None

@@ -125,9 +125,16 @@ def run(how: str, root: Path, target: Path) -> Any:
     return packed(root, target, chunks_per_shard=policies[how])
 
 
+def cut_within_a_shard(root: Path) -> None:
+    """The shards keep their chunks outside of the grid."""
+    path = root / "a/zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"shape": [6, 7]}))
+
+
 OF_SHARDS: dict[str, Change] = {
     "chunks inside of a shard erased": lambda root: opened(root).__setitem__((slice(4, 8), 3), 0),
     "shrunk": CHANGES["shrunk"],
+    "shrunk within a shard": cut_within_a_shard,
     "restored times": lambda root: replaced_in_place(root / "a/c/1/1"),
 }
 OF_PLAIN = ("chunks erased", "appended, and a block erased", "shrunk", "created anew, of another rank")

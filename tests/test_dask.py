@@ -23,6 +23,8 @@ from shardstore.storage.open import open_storage
 from shardstore.storage.wrap_trace import TraceStorage
 from tests.clusters import dask_cluster
 
+pytestmark = pytest.mark.zarr
+
 dask_array: Any = importlib.import_module("dask.array")  # half of it has no types
 
 # Each process that dask starts imports xarray and zarr: a second of this machine's time, so they are few and started once.

@@ -19,6 +19,8 @@ import zarr
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
+pytestmark = pytest.mark.zarr
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from shardstore.extras import EXTRAS, how_to_install
 
+pytestmark = pytest.mark.zarr
+
 ROOT = Path(__file__).parent.parent
 
 

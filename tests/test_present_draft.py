@@ -15,6 +15,8 @@ import shardstore
 from shardstore import ShardedMap, ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 
+pytestmark = pytest.mark.zarr
+
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())
 HANDMADE = FIXTURES / "handmade_transformer/layout2022"

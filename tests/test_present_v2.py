@@ -22,6 +22,8 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.v2 import V2Engine
 from tests.engine.hooked import HookedStorage, fresh_memory
 
+pytestmark = pytest.mark.zarr
+
 VALUES = np.arange(100, dtype="<i4").reshape(10, 10)
 RESERVED = "_shardstore_v2"
 

@@ -16,6 +16,8 @@ import zarr
 import shardstore
 from tests.stored import LocalObjects, document
 
+pytestmark = pytest.mark.zarr
+
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs/guide/readers.md"

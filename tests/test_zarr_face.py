@@ -26,6 +26,8 @@ from shardstore.storage.wrap_trace import TraceStorage
 from tests import view
 from tests.stored import StorageObjects
 
+pytestmark = pytest.mark.zarr
+
 VALUES = np.arange(1, 65, dtype="i4")
 
 

@@ -21,6 +21,8 @@ from shardstore.testing.storage_suite import on_io_loop
 from tests.shards import index_entries, sharding
 from tests.storage.test_s3 import Calls, S3Url, honour_on_completion, unfinished_uploads
 
+pytestmark = pytest.mark.zarr
+
 INDEX_NBYTES = 16 * 64 + 4
 CHUNK_NBYTES = 4096
 

@@ -13,6 +13,8 @@ import pytest
 from shardstore.adapters import codec_threads
 from shardstore.adapters.codec_threads import INLINE_BYTES, in_threads, run_in_threads
 
+pytestmark = pytest.mark.zarr
+
 LARGE = INLINE_BYTES + 1
 
 

@@ -38,9 +38,12 @@ from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.test_differential import Values, agree, selections
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning", "ignore::FutureWarning"
-)
+pytestmark = [
+    pytest.mark.zarr,
+    pytest.mark.filterwarnings(
+        "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning", "ignore::FutureWarning"
+    ),
+]
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

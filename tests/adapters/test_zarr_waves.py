@@ -18,6 +18,8 @@ from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 
+pytestmark = pytest.mark.zarr
+
 PER_SHARD = 4
 CHUNK = 8
 SHARD_NBYTES = PER_SHARD * CHUNK * 4

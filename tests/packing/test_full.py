@@ -28,6 +28,8 @@ from shardstore.storage.wrap_trace import TraceStorage
 from tests.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, copy_tree
 
+pytestmark = pytest.mark.zarr
+
 CHUNKS, CHUNK_NBYTES, A_SHARD = 400, 2048, 4
 SHARD_NBYTES = A_SHARD * (CHUNK_NBYTES + 16) + 4
 

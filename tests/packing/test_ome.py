@@ -18,6 +18,8 @@ from tests.cli.running import run, succeed
 from tests.golden import FIXTURES
 from tests.packing.sources import read_by_zarr
 
+pytestmark = pytest.mark.zarr
+
 GOLDEN = json.loads((FIXTURES / "ome_zarr/golden.json").read_text())
 HIERARCHIES = ["image.zarr", "plate.zarr"]
 

@@ -30,7 +30,10 @@ from tests.packing.sources import cases, expected, read_by_zarr, references, sto
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of data types and codecs that zarr-python 3 knows and no specification does
+pytestmark = [
+    pytest.mark.zarr,
+    pytest.mark.filterwarnings("ignore"),
+]  # of data types and codecs that zarr-python 3 knows and no specification does
 
 GOLDEN = golden_cases()
 DRAFTS = cases("transformer2022")

@@ -26,6 +26,8 @@ from shardstore.adapters.filesystem import ShardedFileSystem
 from tests.xarray_suite import places
 from tests.xarray_suite.exclusions import EXCLUDED
 
+pytestmark = pytest.mark.zarr
+
 # Fixtures of theirs, by the names that their tests ask for.
 default_zarr_format = suite.default_zarr_format
 use_dask = xarray_fixtures.use_dask

@@ -34,7 +34,7 @@ from shardstore.format.presentation import sharded_otherwise
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
-from shardstore.storage.location import location_of, overlap
+from shardstore.storage.location import Location, location_of
 from shardstore.storage.wrapper import innermost
 from shardstore.stored.detect import is_draft
 
@@ -78,7 +78,7 @@ class _Place:
         return join(self.path, "")
 
     @property
-    def location(self) -> str:
+    def location(self) -> Location:
         return location_of(self.storage, self.path)
 
     def __str__(self) -> str:
@@ -132,8 +132,8 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
     """Refuse what cannot be done, before anything is changed; then clear the target, if that was asked for.
 
     Raises:
-        InvalidInput: a path is none, the places overlap, one of them lies among the chunk keys of a sharded array, or a
-            transaction is open.
+        InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
+            of them lies among the chunk keys of a sharded array, or a transaction is open.
         NotFound: there is nothing at the source.
         Conflict: there is something at the target, and it is not to be overwritten.
     """
@@ -143,7 +143,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
     for engine in {source.engine, target.engine}:
         await engine.no_transaction()
     one, other = source.location, target.location
-    if overlap(one, other):
+    if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):
         if (owner := await _chunk_owner(place)) is not None:
@@ -159,6 +159,11 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
     if not await target.is_free():
         if not overwrite:
             raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+        if not (one.is_known and other.is_known):
+            raise InvalidInput(
+                f"{source if not one.is_known else target} cannot be traced to where its bytes are, so nobody knows that {target} is not "
+                "what is still to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
+            )
         await _clear(target, found)
     return found
 
@@ -251,6 +256,8 @@ class _Copying:
                 steps.setdefault((-found.key.count("/"), not found.key.endswith(".zattrs")), []).append(found)
             for step in sorted(steps):
                 await self._copy_all(_given(steps[step]))
+            if not self.copied:
+                raise Conflict(f"there was something at {self.source}, and then nothing could be read there: nothing was copied")
         except Exception as exc:
             exc.add_note(
                 f"{self.copied} objects of {self.source} had been copied to {self.target}, and no node is there yet that would miss any: "

@@ -190,6 +190,7 @@ def _run(
         lost_transformers=options.lost_transformers,
         as_draft=wanted.as_draft,
         fsync=options.fsync,
+        overwrite=options.overwrite,
     )
     run = PackingRun(
         places,

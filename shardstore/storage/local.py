@@ -490,6 +490,10 @@ class LocalStorage:
         if self._is_prefix(prefix):
             await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self._rules, prefix))
 
+    async def linked_directories(self) -> list[str]:
+        """The keys of links to directories: what they lead to is not the store's."""
+        return await self._read_hop("", "listing", lambda: local_walk.linked_directories(self.root))
+
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))

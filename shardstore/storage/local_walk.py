@@ -69,6 +69,14 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(entry.path, key_prefix + name, "", below)
 
 
+def linked_directories(root: str) -> list[str]:
+    """The keys of links to directories below ``root``, which itself may be one, in key order; what they lead to is not looked into."""
+    found = []
+    for directory, names, _ in os.walk(root):
+        found += [os.path.relpath(path, root) for name in names if os.path.islink(path := os.path.join(directory, name))]
+    return sorted(path.replace(os.sep, "/") for path in found)
+
+
 def cut_links(rules: WriteRules, prefix: str) -> None:
     """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``): themselves, not what they lead to.
 

@@ -23,14 +23,14 @@ class MappingStorage(ReadsAndWrites):
     """The values of ``mapping``, which nobody may change meanwhile: it tells no versions, and no sizes before a value was read."""
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
-        self._mapping = mapping
+        self.mapping = mapping
 
     def __reduce__(self) -> tuple[type[MappingStorage], tuple[Mapping[str, Any]]]:
-        return type(self), (self._mapping,)
+        return type(self), (self.mapping,)
 
     @property
     def url(self) -> str:
-        return f"mapping://{type(self._mapping).__name__}"
+        return f"mapping://{type(self.mapping).__name__}"
 
     @property
     def kind(self) -> str:
@@ -48,20 +48,20 @@ class MappingStorage(ReadsAndWrites):
 
     def _read_one(self, read: Read) -> ReadOutcome:
         try:
-            value = memoryview(self._mapping[read.key]).cast("B")
+            value = memoryview(self.mapping[read.key]).cast("B")
         except KeyError:
             return ABSENT
         except Exception as exc:  # noqa: BLE001  # whatever a mapping of somebody else's raises
-            error = StorageError(f"reading {read.key!r} from a {type(self._mapping).__name__} failed: {type(exc).__name__}: {exc}")
+            error = StorageError(f"reading {read.key!r} from a {type(self.mapping).__name__} failed: {type(exc).__name__}: {exc}")
             error.__cause__ = exc
             return Failed(error)
         wanted = [resolve(request, len(value)) for request in read.ranges]
         return Found(unversioned(len(value)), len(value), tuple(value[r.start : r.end] for r in wanted))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        keys = await asyncio.to_thread(lambda: sorted(key for key in self._mapping if key.startswith(prefix)))
+        keys = await asyncio.to_thread(lambda: sorted(key for key in self.mapping if key.startswith(prefix)))
         for key in keys:
-            size = len(memoryview(self._mapping[key]).cast("B")) if isinstance(self._mapping, _IN_MEMORY) else UNKNOWN_NBYTES
+            size = len(memoryview(self.mapping[key]).cast("B")) if isinstance(self.mapping, _IN_MEMORY) else UNKNOWN_NBYTES
             yield ObjectInfo(key, size)
 
     async def list_dir(self, prefix: str) -> DirListing:
@@ -87,7 +87,7 @@ class MappingStorage(ReadsAndWrites):
             raise self._read_only(keys[0])
 
     def _read_only(self, key: str) -> ReadOnly:
-        return ReadOnly(f"{key!r} cannot be written or deleted: a {type(self._mapping).__name__} is only read from")
+        return ReadOnly(f"{key!r} cannot be written or deleted: a {type(self.mapping).__name__} is only read from")
 
     async def close(self) -> None:
         """Nothing is held."""

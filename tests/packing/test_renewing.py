@@ -381,12 +381,12 @@ def test_a_record_of_the_first_format_is_refused_with_a_remedy(tmp_path: Path) -
 def test_segments_without_entries_are_no_damage_and_others_are(tmp_path: Path) -> None:
     mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
     packed(mine, target)
-    segment = Path(f"{target}.pack/units-empty.jsonl")
+    segment = Path(f"{target}.pack/units-{0:032x}.jsonl")
     for text in ("", "\n", "\n\n"):
         segment.write_text(text)
         assert packed(mine, target).done == 0
     segment.write_text('["a", "c/0/0"]\n')
-    with pytest.raises(Corruption, match="units-empty"):
+    with pytest.raises(Corruption, match="units-0000"):
         packed(mine, target)
 
 

@@ -18,7 +18,7 @@ from shardstore.storage.address import Address
 from shardstore.storage.base import Storage
 from shardstore.storage.fingerprints import with_versions
 from shardstore.storage.local import LocalStorage
-from shardstore.storage.location import location_of, overlap
+from shardstore.storage.location import location_of
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.open import open_storage
 from shardstore.storage.redaction import redacted
@@ -58,23 +58,50 @@ def open_places(
     lost_transformers: Mapping[str, tuple[int, ...]] | None,
     as_draft: bool,
     fsync: bool,
+    overwrite: bool,
 ) -> Places:
     """Open what a run needs.
 
     Raises:
-        InvalidInput: an argument names no storage, or source and target overlap.
+        InvalidInput: an argument names no storage, two of source, target and record overlap, or with ``overwrite`` that cannot be known.
         Unsupported, StorageError: as ``open_storage`` does.
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
         target_options = storage_options
     inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, storage_options)
     written = open_storage(target, target_options, fsync=fsync)
-    if overlap(location_of(inner), location_of(written)):
-        raise InvalidInput(f"{redacted(inner.url)} and {redacted(written.url)} overlap: the target has to be another place than the source")
+    kept, prefix = _record(target, record, written, target_options, fsync)
+    _check_apart(inner, written, kept, overwrite)
     settled = run_sync(DetectedStorage(_checked(with_versions(inner)), lost_transformers or {}).settled())
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
-    kept, prefix = _record(target, record, written, target_options, fsync)
-    return Places(Place(settled), Place(shown), _checked(written), Record(_checked(kept), prefix), prefix if kept is written else None)
+    target_url = None if record is None else redacted(written.url)
+    made = Record(_checked(kept), prefix, target=target_url)
+    return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
+
+
+def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:
+    """See to it that nothing is written, or erased, where something else is read or kept.
+
+    Raises:
+        InvalidInput: it would be, or with ``overwrite`` nobody can know.
+    """
+    roles = [("the source", source), ("the target", target)]
+    if record is not target:
+        roles.append(("the record", record))
+    found = [(role, storage.url, location_of(storage)) for role, storage in roles]
+    for i, (role, url, location) in enumerate(found):
+        for other_role, other_url, other in found[i + 1 :]:
+            if location.overlaps(other):
+                raise InvalidInput(
+                    f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
+                    f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
+                )
+    unknown = [f"{role} {redacted(url)}" for role, url, location in found if not location.is_known]
+    if overwrite and unknown:
+        raise InvalidInput(
+            f"{' and '.join(unknown)} cannot be traced to where its bytes are, so nobody knows that nothing is overwritten which is still "
+            "to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
+        )
 
 
 def _checked(storage: Storage) -> Storage:

@@ -3,7 +3,8 @@
 ::
 
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
-        job.json                    {"format": 2, "settings": {…}}: written first, by whoever begins
+        job.json                    {"format": 2, "settings": {…}}: written first, by whoever begins; with the "target", where the place
+                                    of the record was chosen by the user
         begun-<random>.jsonl        what a run is about to write (``announced``); it goes when the run has ended, and has recorded all
         units-<random>.jsonl        ["path/of/array", "c/0/1", "<fingerprint>", "<contents>", 1, ["c/0/1"], [1048576], [<version>]]:
                                     a unit that is done, its run, and the objects that it has made, with their sizes and versions
@@ -17,6 +18,7 @@ and is not recorded, because its driver died in between, is done again.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.object_requests import PROBE_PREFIX
 
 FORMAT = 2
 SUFFIX = ".pack"
@@ -43,6 +46,8 @@ _JOB = "job.json"
 _UNITS = "units-"
 _FAILED = "failed-"
 _BEGUN = "begun-"
+_OWN = re.compile(r"job\.json|(?:units|begun)-[0-9a-f]{32}\.jsonl|failed-[0-9]+-of-[0-9]+\.jsonl")
+_NAMED = 3  # objects of others, in one error
 _SECONDS_A_SEGMENT = 2.0
 _UNITS_A_SEGMENT = 1000
 
@@ -82,9 +87,11 @@ class Recorded:
 class Record:
     """The record at ``prefix`` of ``storage``."""
 
-    def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str | None = None) -> None:
+        """``target`` is written down with the settings, where the place does not tell it by its name."""
         self._storage = storage
         self._prefix = prefix
+        self._target = target
         self._clock = clock
         self._new: list[tuple[UnitName, Finished]] = []
         self._mine: list[str] = []
@@ -123,11 +130,40 @@ class Record:
                 f"the record at {self.shown} is of format {job['format']!r}, which this version does not know (it writes {FORMAT}): go on "
                 "with the version that has made it, choose another target, or overwrite this one"
             )
+        if self._target != job.get("target", self._target):
+            raise Conflict(
+                f"the record at {self.shown} is of another target, {job['target']}: give each a record of its own. Nothing was changed"
+            )
         return dict(settings)
+
+    async def check_place(self) -> None:
+        """See to it that there is nothing else: a record owns the objects that it has made, by their names, and no others.
+
+        Raises:
+            Conflict: there is, or the record of another target.
+            Corruption: what lies there under the name of a record is none.
+        """
+        others = []
+        async for info in self._storage.list(self._prefix):
+            if not self._owns(info.key) and not info.key.startswith(PROBE_PREFIX):
+                others.append(info.key)
+            if len(others) > _NAMED:
+                break
+        if others:
+            named = ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")
+            raise Conflict(
+                f"{self.shown} is no place for a record, it holds other objects ({named}): name one that is empty. Nothing was changed"
+            )
+        if self._target is not None:
+            await self.settings()
+
+    def _owns(self, key: str) -> bool:
+        return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 
     async def begin(self, settings: dict[str, Any]) -> bool:
         """Write down what is to be done; ``False`` where another driver was faster."""
-        data = json.dumps({"format": FORMAT, "settings": settings}, indent=1).encode()
+        target = {} if self._target is None else {"target": self._target}
+        data = json.dumps({"format": FORMAT, **target, "settings": settings}, indent=1).encode()
         condition = IF_ABSENT if self._storage.capabilities.create_if_absent else UNCONDITIONAL
         try:
             await self._storage.write(self._prefix + _JOB, [data], len(data), condition)
@@ -136,8 +172,8 @@ class Record:
         return True
 
     async def erase(self) -> None:
-        """Remove it; what was to be done last, so that it is not taken for none before it is."""
-        keys = [info.key async for info in self._storage.list(self._prefix)]
+        """Remove what it has made; what was to be done last, so that it is not taken for none before it is."""
+        keys = [info.key async for info in self._storage.list(self._prefix) if self._owns(info.key)]
         await self._storage.delete_many([key for key in keys if key != self._prefix + _JOB])
         await self._storage.delete_many([self._prefix + _JOB])
 

@@ -92,20 +92,21 @@ def room_of(storage: Storage) -> Room | None:
     return room_at(storage.root) if isinstance(storage, LocalStorage) else None
 
 
-def check_room(room: Room, need: Need, freed_nbytes: int = 0) -> None:
-    """Compare. ``freed_nbytes`` are erased before anything is written.
+def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:
+    """Compare. ``old_nbytes`` are to be overwritten: they go when the new is whole beside them, so they give no room.
 
     Raises:
         NoSpace: it does not fit.
     """
-    nbytes, free = need.on(room), room.nbytes + freed_nbytes
+    nbytes, free = need.on(room), room.nbytes
+    old = f"What is there, {shown(old_nbytes)}, stays until all else is written: erase it first, " if old_nbytes else "Make room, "
     regardless = (
-        "Make room, or choose another target; where the file system compresses what is written, or the estimate is wrong, go on by "
+        f"{old}or choose another target; where the file system compresses what is written, or the estimate is wrong, go on by "
         "check_space=False (--no-space-check). Nothing was written"
     )
     if nbytes > free:
         raise NoSpace(f"about {shown(nbytes)} are to be written, and {shown(free)} are free in {room.path}. {regardless}")
-    if room.files is not None and not freed_nbytes and need.files > room.files:
+    if room.files is not None and need.files > room.files:
         raise NoSpace(f"about {need.files:,} files are to be made, and {room.path} can hold {room.files:,} more. {regardless}")
 
 

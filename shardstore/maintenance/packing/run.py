@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 from zlib import crc32
 
@@ -33,6 +34,7 @@ from shardstore.maintenance.packing.finished import TargetObjects, intact_units,
 from shardstore.maintenance.packing.leaving import Candidates, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
+from shardstore.maintenance.packing.overwriting import Overwritten, check_links
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.planned_keys import PlannedKeys
 from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
@@ -51,7 +53,6 @@ from shardstore.storage.wrapper import innermost
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
 _OTHER_BYTES_A_UNIT = 64 << 20
-_DELETED_AT_ONCE = 1000
 _NAMED = 5  # arrays, in one line of the report
 
 AnyUnit = Unit | OthersUnit
@@ -210,10 +211,15 @@ class PackingRun:
             NoSpace: with ``check_space``, what is to be written does not fit; nothing was.
         """
         record, storage = self._places.record, self._places.target.storage
-        earlier = Recorded()
+        old = Overwritten()
         if self._only_failed:
             self._only = set()
-        if not overwrite:
+        run_sync(record.check_place())
+        if overwrite:
+            old = run_sync(Overwritten.of(self._places, as_draft=self._wanted.as_draft))
+            earlier = Recorded(announced=Announced(old.shown()))  # as if a run had announced it that died
+        else:
+            check_links(self._places)
             self._only = run_sync(record.failed()) if self._only_failed else None
             earlier = run_sync(record.begin_run())
         if earlier:
@@ -222,11 +228,20 @@ class PackingRun:
         self._intact = run_sync(intact_units(storage, there, self._units(), earlier))
         self._totals = self._sums()
         if check_space and (room := room_of(self._places.stored_target)) is not None:
-            check_room(room, self._need(earlier.units), run_sync(self._nbytes_at_target()) if overwrite else 0)
+            check_room(room, self._need(earlier.units), old.nbytes)
         self._progress(Progress("packing", *self._so_far()))
-        run_sync(self._begin(overwrite))
+        run_sync(self._places.stored_target.probe())
+        announced = Announced.of(self._left(), {*self._documents, *old.shown()}, as_draft=self._wanted.as_draft)
+        if overwrite:
+            run_sync(record.erase())
+            self._write_down(record.announce(announced))  # whoever goes on after this run died may remove what is there
+            run_sync(record.begin(self._settings()))
+            run_sync(old.clear_the_way(self._places.stored_target))
+        else:
+            run_sync(self._begin())
         run_sync(self._clear_the_way(earlier, there))
-        self._write_down(record.announce(Announced.of(self._left(), self._documents, as_draft=self._wanted.as_draft)))
+        if not overwrite:
+            self._write_down(record.announce(announced))
         try:
             with suppress(ExecutorLost, _Full):  # the report names what failed, and how much is missing
                 if self._full is None:
@@ -239,22 +254,15 @@ class PackingRun:
         self._missing = sum(self._is_missing(unit, earlier, recorded) for unit in self._units())
         if not self._missing:
             self._progress(Progress("finishing", *self._so_far()))
-            run_sync(self._finish(recorded, there.unknown))
+            run_sync(self._finish(recorded, [] if overwrite else there.unknown, old))
             self._is_complete = True
         if self._full is None and not self._failed:
             run_sync(record.end_run())
 
-    async def _begin(self, overwrite: bool) -> None:
+    async def _begin(self) -> None:
         """See to it that the target is free, or an earlier run of the same has made what is there."""
-        record, target = self._places.record, self._places.stored_target
-        await target.probe()
-        if overwrite:
-            keys = [info.key async for info in target.list("")]
-            for start in range(0, len(keys), _DELETED_AT_ONCE):
-                await target.delete_many(keys[start : start + _DELETED_AT_ONCE])
-            await record.erase()
-        if not await self._look_at_target() and not await record.begin(self._settings()):
-            self._check_settings(await record.settings())
+        if not await self._look_at_target() and not await self._places.record.begin(self._settings()):
+            self._check_settings(await self._places.record.settings())
 
     async def _look_at_target(self) -> bool:
         """Whether an earlier run of the same has begun; writes nothing.
@@ -353,9 +361,6 @@ class PackingRun:
         documents = [dumps(document) for document in self._target.documents.values()]
         return needed(self._arrays, self._others, documents, left.__contains__, finished)
 
-    async def _nbytes_at_target(self) -> int:
-        return sum([info.nbytes async for info in self._places.stored_target.list("")])
-
     def _write_down(self, recording: Coroutine[object, object, None]) -> None:
         """Into the record, if there is room: what is not written down there is done again."""
         try:
@@ -415,17 +420,22 @@ class PackingRun:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    async def _finish(self, recorded: Recorded, unknown: Iterable[str]) -> None:
+    async def _finish(self, recorded: Recorded, unknown: Iterable[str], old: Overwritten) -> None:
         """The documents, the deepest first; then what runs have made of things that are gone goes too."""
         storage, record = self._places.target.storage, self._places.record
         leaving = await look_at(storage, self._superseded(recorded, unknown), recorded, self._target.arrays)
         leaving.check(self._places.shown_target)
         if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
             await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
-        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, self._documents), 0, 0))
+        await old.clear_for_documents(self._places.stored_target)
+        names, documents = self._planned_names(), self._documents
+        record.add(DOCUMENTS, UnitDone("", await write_documents(storage, documents), 0, 0))
         await record.flush()
         await remove(storage, leaving)
-        await record.merge({*self._planned_names(), DOCUMENTS})
+        if old:
+            made = (entry.made.keys() for name in names if (entry := recorded.units.get(name)) is not None)
+            await old.clear_up(self._places.stored_target, {*documents, *chain.from_iterable(made)})
+        await record.merge({*names, DOCUMENTS})
 
     def _superseded(self, recorded: Recorded, unknown: Iterable[str]) -> Candidates:
         return superseded(recorded, self._planned_names(), self._documents, unknown, as_draft=self._wanted.as_draft)

@@ -1,0 +1,99 @@
+"""What is at a target that is to be overwritten: it stays until it is replaced, object by object, or the new hierarchy is whole beside it.
+
+So a run that fails, or reads nothing, has not lost the old one for it. What would misread new chunks, or lies where a directory will be,
+goes before anything is written, as in a target that is renewed. What is not replaced goes at the end.
+
+Links to directories go first, themselves: what they lead to is not the target's, and is neither written nor erased. A target that is not
+to be overwritten and has such links is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from shardstore._sync import run_sync
+from shardstore.engine.keys import metadata_path
+from shardstore.errors import Conflict
+from shardstore.format.draft2022_keys import canonical_key
+from shardstore.format.v2_keys import document_key
+from shardstore.maintenance.packing.places import Places
+from shardstore.storage.base import Storage
+from shardstore.storage.local import LocalStorage
+from shardstore.storage.object_requests import PROBE_PREFIX
+from shardstore.storage.wrapper import innermost
+
+_DELETED_AT_ONCE = 1000
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Overwritten:
+    """What is there, by the keys as they are stored, with the key that the new hierarchy would give the object, if it has any."""
+
+    keys: dict[str, str | None] = field(default_factory=dict)
+    nbytes: int = 0
+
+    @classmethod
+    async def of(cls, places: Places, *, as_draft: bool) -> Overwritten:
+        """Raises ``StorageError`` where a request failed."""
+        own = (PROBE_PREFIX, *([] if places.record_inside is None else [places.record_inside]))
+        keys: dict[str, str | None] = {}
+        nbytes = 0
+        async for key, size, _ in places.stored_target.list(""):
+            if not key.startswith(own):
+                keys[key] = canonical_key(key) if as_draft else key
+                nbytes += max(0, size)
+        return cls(keys, nbytes)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    def shown(self) -> set[str]:
+        """The keys that the new hierarchy may have, too."""
+        return {key for key in self.keys.values() if key is not None}
+
+    async def clear_the_way(self, storage: Storage) -> None:
+        """Remove links to directories; and the documents of Zarr v2, by which new chunks with keys of v2 would be misread."""
+        kind = innermost(storage)
+        if isinstance(kind, LocalStorage):
+            await kind.cut_links("")
+        await _delete(storage, (key for key in self.keys if document_key(key) is not None))
+
+    async def clear_for_documents(self, storage: Storage) -> None:
+        """Remove what has no key in the new hierarchy, now that this is whole beside it: a hierarchy of another format, with its root."""
+        await _delete(storage, (key for key, shown in self.keys.items() if shown is None))
+
+    async def clear_up(self, storage: Storage, kept: Collection[str]) -> None:
+        """Remove what was not replaced: all that the new hierarchy does not have under the same key, documents first."""
+        told = ((key, shown) for key, shown in self.keys.items() if shown is not None)
+        leaving = [key for key, shown in told if shown not in kept and not (key != shown and _may_be_of_scalar(shown, kept))]
+        await _delete(storage, (key for key in leaving if metadata_path(key) is not None))
+        await _delete(storage, (key for key in leaving if metadata_path(key) is None))
+
+
+def _may_be_of_scalar(shown: str, kept: Collection[str]) -> bool:
+    """Whether an object of the draft may be the chunk of a 0-d array that was just written, which only the array's document tells."""
+    return shown.endswith("c/0") and shown.removesuffix("/0") in kept
+
+
+async def _delete(storage: Storage, keys: Iterable[str]) -> None:
+    all_keys = list(keys)
+    for start in range(0, len(all_keys), _DELETED_AT_ONCE):
+        await storage.delete_many(all_keys[start : start + _DELETED_AT_ONCE])
+
+
+def check_links(places: Places) -> None:
+    """Refuse to write through links.
+
+    Raises:
+        Conflict: a directory of the target is a link.
+    """
+    kind = innermost(places.stored_target)
+    found = run_sync(kind.linked_directories()) if isinstance(kind, LocalStorage) else []
+    if found:
+        named = ", ".join(map(repr, found[:_NAMED])) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+        raise Conflict(
+            f"at {places.shown_target} {named} leads elsewhere: nothing is written or removed through a link to a directory. Name what it "
+            "leads to as the target, or remove the link. Nothing was changed"
+        )

@@ -234,7 +234,7 @@ class PackingRun:
         announced = Announced.of(self._left(), {*self._documents, *old.shown()}, as_draft=self._wanted.as_draft)
         if overwrite:
             run_sync(record.erase())
-            self._write_down(record.announce(announced))  # whoever goes on after this run died may remove what is there
+            run_sync(record.announce(announced))  # whoever goes on after this run died may remove what is there
             run_sync(record.begin(self._settings()))
             run_sync(old.clear_the_way(self._places.stored_target))
         else:

@@ -38,10 +38,19 @@ _LOOKS_AT_ONCE = 64
 _KEYS_AT_ONCE = 1000
 
 
-def with_versions(storage: Storage) -> Storage:
+def options_of_new(source: object, options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The storage options by which a URL of an archive or of references is opened anew: filesystems are remembered by fsspec, and show
+    what was there when they were opened.
+    """
+    if not isinstance(source, str) or source.partition("://")[0].partition("::")[0] not in ARCHIVES | REFERENCES:
+        return options
+    return {**(options or {}), "skip_instance_cache": True}
+
+
+def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
     """``storage``, to be read from now, with versions of as many of its objects as can be.
 
-    Archives and sets of references are opened anew: filesystems are remembered by fsspec, and show what was there when they were opened.
+    Archives and sets of references are opened anew, unless they are (see ``options_of_new``).
 
     Raises:
         InvalidInput, StorageError: as ``open_storage`` does.
@@ -55,7 +64,9 @@ def with_versions(storage: Storage) -> Storage:
         return with_versions(open_storage((object.__getattribute__(fs, "__dict__")["fs"], storage.path)))
     if not is_one(fs, ARCHIVES | REFERENCES):
         return storage
-    opened = storage.with_filesystem(type(fs)(*fs.storage_args, **fs.storage_options, skip_instance_cache=True))
+    opened = storage
+    if not is_new:
+        opened = storage.with_filesystem(type(fs)(*fs.storage_args, **fs.storage_options, skip_instance_cache=True))
     if is_one(fs, REFERENCES):
         return _OfReferences(opened)
     return opened if is_one(fs, frozenset({"zip"})) else _OfArchive(opened)

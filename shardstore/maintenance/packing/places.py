@@ -16,7 +16,7 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.place import Place
 from shardstore.storage.address import Address
 from shardstore.storage.base import Storage
-from shardstore.storage.fingerprints import with_versions
+from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local import LocalStorage
 from shardstore.storage.location import location_of
 from shardstore.storage.mapping import MappingStorage
@@ -68,11 +68,11 @@ def open_places(
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
         target_options = storage_options
-    inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, storage_options)
+    inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, options_of_new(source, storage_options))
     written = open_storage(target, target_options, fsync=fsync)
     kept, prefix = _record(target, record, written, target_options, fsync)
     _check_apart(inner, written, kept, overwrite)
-    settled = run_sync(DetectedStorage(_checked(with_versions(inner)), lost_transformers or {}).settled())
+    settled = run_sync(DetectedStorage(_checked(with_versions(inner, is_new=isinstance(source, str))), lost_transformers or {}).settled())
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
     target_url = None if record is None else redacted(written.url)
     made = Record(_checked(kept), prefix, target=target_url)

@@ -18,6 +18,7 @@ import shardstore
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, StorageError
 from shardstore.maintenance.pack import PackOptions
+from shardstore.maintenance.pins import Pin
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.golden import FIXTURES, HandmadeCase, handmade_cases
@@ -333,7 +334,23 @@ def test_a_read_only_store_is_not_written(objects: StorageObjects) -> None:
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
 
-BAD_KEYS = ["../x", "a/../../x", "..", "a/..", ".", "./a", "a/./b", "/etc/passwd", "a//b", "a\\b", "a\0b", "..\\x", "a/"]
+BAD_KEYS = [
+    "../x",
+    "a/../../x",
+    "..",
+    "a/..",
+    ".",
+    "./a",
+    "a/./b",
+    "/etc/passwd",
+    "a//b",
+    "a\\b",
+    "a\0b",
+    "..\\x",
+    "a/",
+    "a\ud800",
+    "\udcff/x",
+]
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
@@ -364,7 +381,7 @@ def test_keys_that_climb_out(tmp_path: Path, key: str) -> None:
     assert [path.name for path in tmp_path.rglob("*")] in (["x", "store"], ["store", "x"])
 
 
-@pytest.mark.parametrize("prefix", ["../", "a/../../", "..", "a/../", "./", "a//b/", "a\\b/", "a\0/"], ids=repr)
+@pytest.mark.parametrize("prefix", ["../", "a/../../", "..", "a/../", "./", "a//b/", "a\\b/", "a\0/", "a\ud800/", "\udcff"], ids=repr)
 def test_prefixes_that_climb_out(tmp_path: Path, prefix: str) -> None:
     root = tmp_path / "store"
     root.mkdir()
@@ -393,6 +410,45 @@ def test_names_of_lock_and_temporary_files_are_refused(tmp_path: Path, key: str)
         view.put(store, key, b"1")
     assert view.get(store, key) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+@pytest.mark.parametrize("half", [0xD800, 0xDCFF], ids=hex)
+def test_keys_that_utf8_cannot_hold_are_refused_wherever_they_come_in(tmp_path: Path, kind: str, half: int) -> None:
+    url = f"memory://{uuid.uuid4().hex}/x" if kind == "memory" else str(tmp_path / "x")
+    store = shardstore.open(url)
+    create(store)
+    mapping, fs = shardstore.get_mapper(url), shardstore.ShardedFileSystem(fo=url)
+    name, before = f"a{chr(half)}b", dict(mapping)
+    attempts: list[Callable[[], object]] = [
+        lambda: mapping[name],
+        lambda: name in mapping,
+        lambda: mapping.update({"fine": b"1", name: b"1"}),
+        lambda: mapping.getitems([name]),
+        lambda: mapping.setitems({"fine": b"1", name: b"1"}),
+        lambda: mapping.delitems([name]),
+        lambda: fs.cat_file(name),
+        lambda: fs.pipe_file(name, b"1"),
+        lambda: fs.ls(name),
+        lambda: fs.rm(name, recursive=True),
+        lambda: fs.mv("x", name, recursive=True),
+        lambda: create(store, name),
+        lambda: zarr.open_array(store, path=name, mode="r"),
+        lambda: shardstore.verify(url, path=name),
+        lambda: shardstore.compact(url, path=name),
+        lambda: shardstore.repair(url, path=name),
+        lambda: Pin(f"x/{name}"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InvalidInput, match="UTF-8"):
+            attempt()
+    assert {key: data for key, data in mapping.items() if key != "fine"} == before
+
+
+def test_a_place_that_utf8_cannot_hold_is_refused(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "x\ud800"), "memory://x\ud800", "s3://bucket/x\ud800"):
+        with pytest.raises(InvalidInput, match="UTF-8"):
+            shardstore.open(place)
 
 
 def test_nothing_is_percent_decoded(tmp_path: Path) -> None:

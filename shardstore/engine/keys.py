@@ -9,15 +9,16 @@ from shardstore.errors import InvalidInput
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.metadata_v3 import METADATA_NAME
 
-# What may be wrong with one of many keys, one a line: an empty segment or one of dots, NUL, a backslash.
-_PECULIAR = re.compile(r"[/\n](?:\.{0,2})(?=[/\n])|[\0\\]")
+# What may be wrong with one of many keys, one a line: an empty segment or one of dots, NUL, a backslash, half of a surrogate pair.
+_PECULIAR = re.compile(r"[/\n](?:\.{0,2})(?=[/\n])|[\0\\\ud800-\udfff]")
+_NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
 
 
 def check_key(key: object) -> str:
     """The key, if it stays inside the store.
 
     Raises:
-        InvalidInput: it is empty, absolute, has empty, ``.`` or ``..`` segments, NUL or a backslash.
+        InvalidInput: it is empty, absolute, has empty, ``.`` or ``..`` segments, NUL or a backslash, or UTF-8 cannot hold it.
     """
     if not isinstance(key, str):
         raise InvalidInput(f"a key has to be a string, not {type(key).__name__}")
@@ -46,7 +47,7 @@ def check_prefix(prefix: object) -> str:
     """A prefix of keys, as a string: nothing that no key could start with, but for what only lists nothing.
 
     Raises:
-        InvalidInput: it would climb out of the store.
+        InvalidInput: it would climb out of the store, or UTF-8 cannot hold it.
     """
     if not isinstance(prefix, str):
         raise InvalidInput(f"a prefix has to be a string, not {type(prefix).__name__}")
@@ -60,6 +61,8 @@ def check_prefix(prefix: object) -> str:
 def _check_characters(text: str) -> None:
     if "\0" in text or "\\" in text:
         raise InvalidInput(f"key {text!r} holds NUL or a backslash")
+    if not text.isascii() and (found := _NOT_UTF8.search(text)) is not None:
+        raise InvalidInput(f"key {text!r} holds {found[0]!r}, half of a surrogate pair, which UTF-8 cannot hold: rename it")
 
 
 def _has_odd_segment(key: str) -> bool:

@@ -61,7 +61,11 @@ def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
     if index.codecs.checksum:
         found.append(f"every change of an index, which has a checksum; {always}")
         if index.location == "end":
-            found.append("shards that were cut or to which bytes were appended: the checksum is not at the end then")
+            found.append("shards that were cut or to which bytes were appended, unless what is at the end then is an index itself")
+            missed.append(
+                "that a shard was cut exactly behind an older index of its own, or that a copy of an index was appended: the second shows "
+                "as dead bytes; a census or another copy shows both"
+            )
         else:
             found.append("shards that were cut inside a chunk")
             missed.append("bytes behind the last chunk: valid, and noted as dead")

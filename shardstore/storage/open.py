@@ -76,10 +76,22 @@ def open_storage(
         StorageError: it cannot be opened.
     """
     check_locks(locks)
+    _check_encodable(target)
     options = dict(storage_options or {})
     transport = taken_from(options, check_transport(transport))
     static = static_from(options, check_static(static))
     return as_said(static, carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+
+
+def _check_encodable(target: object) -> None:
+    """Refuse a place whose name no file system and no request can hold; names of local files in no encoding at all are fine."""
+    name = target[1] if isinstance(target, tuple) and len(target) == 2 else target
+    if not isinstance(name, str) or name.isascii():
+        return
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as exc:
+        raise InvalidInput(f"{name!r} holds {exc.object[exc.start]!r}, which UTF-8 cannot hold: no storage is called so") from exc
 
 
 def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storage:

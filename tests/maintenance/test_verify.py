@@ -135,6 +135,26 @@ def test_it_says_what_it_cannot_detect(storage: MemoryStorage, compressors: Any,
     assert ("every flipped bit inside a chunk" in found) == has_chunk_checksums
     assert ("only with --deep, and not always" in missed) == (not has_chunk_checksums)
     assert "a census or another copy shows them" in missed
+    assert ("unless what is at the end then is an index itself" in found) == checksum
+    assert ("a copy of an index was appended" in missed) == checksum
+
+
+def test_a_copy_of_the_index_behind_a_shard_is_dead_bytes_and_changed_since_a_census(
+    storage: MemoryStorage, objects: StorageObjects
+) -> None:
+    """No checksum tells: what is at the end is a valid index."""
+    make(storage)
+    key = "ct/c/0/0"
+    shard = objects.get(key)
+    assert shard is not None
+    index_nbytes = sharded_arrays(objects)["ct"].index_nbytes
+    census = shardstore.census(storage)
+    objects.put(key, shard + shard[-index_nbytes:])
+    report = verified(storage)
+    assert report.is_sound
+    (dead,) = (finding for finding in report.findings if finding.key == key)
+    assert (dead.kind, f"{index_nbytes} of its" in dead.what) == ("dead", True)
+    assert "changed" in {finding.kind for finding in verified(storage, census=census).findings if finding.key == key}
 
 
 def test_deep_finds_what_codecs_refuse(storage: MemoryStorage, objects: StorageObjects) -> None:

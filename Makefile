@@ -1,7 +1,8 @@
 # Every target sets up what it needs: python3 >= 3.11 is enough to start with.
 #
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
-#   make test              the tests, on all cores (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make test              tests that touch every module, on all cores, five minutes (TESTARGS="-n0 -k index -x" passes arguments to pytest)
+#   make test-all          all of them, twenty minutes
 #   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
 #   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/guide/zarr-tests.md)
 #   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
@@ -35,7 +36,7 @@ BENCH      := build/bench
 ZARR2      := build/zarr2
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test torture zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
+.PHONY: help demo test test-all torture zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
 	bench-transport readers check wheel-test clean
 
 help:
@@ -81,8 +82,13 @@ $(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
 		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' pytest
 	@touch $@
 
-test: $(VENV)/.installed-test $(ZARR2)/.installed
-	SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(BIN)/python -m pytest -n auto --dist worksteal $(TESTARGS)
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+test: $(VENV)/.installed-test
+	$(PYTEST) -m "not slow and not server" $(TESTARGS)
+
+test-all: $(VENV)/.installed-test $(ZARR2)/.installed
+	SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

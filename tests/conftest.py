@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import uuid
 from collections.abc import Iterator
@@ -32,6 +33,22 @@ os.environ.update(
 # No example fails because the machine is slow.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+
+# Whole directories that make test leaves to make test-all.
+_SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
+# A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
+_OF_SERVER = re.compile(r"(?<![a-z0-9])(s3|gcs|moto)(?![a-z0-9])|S3|GCS", re.IGNORECASE)
+_OF_EVERY_RUN = re.compile(r"storage/test_s3\.py|storage/test_gcs\.py::TestGCSStorage::|storage/test_obstore\.py::TestObstoreS3Storage::")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        place = item.nodeid.removeprefix("tests/")
+        if place.startswith(_SLOW_DIRECTORIES):
+            item.add_marker("slow")
+        if _OF_SERVER.search(place) is not None and _OF_EVERY_RUN.match(place) is None:
+            item.add_marker("server")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "30"))
 
-pytestmark = [pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
+pytestmark = [pytest.mark.slow, pytest.mark.zarr, pytest.mark.timeout(300 + 5 * EXAMPLES)]  # the run's is for the usual number of examples
 
 
 def two_a_side(array: ArrayInfo) -> tuple[int, ...] | None:

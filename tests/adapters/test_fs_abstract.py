@@ -23,6 +23,8 @@ from shardstore.adapters.filesystem import ShardedFileSystem
 from tests.adapters.places import Place, make_place
 from tests.engine.hooked import document
 
+pytestmark = pytest.mark.slow
+
 # The suites ask for nothing that fsspec calls optional but directories without anything in them.
 SUPPORTS_EMPTY_DIRECTORIES = False
 

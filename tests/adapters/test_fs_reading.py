@@ -15,6 +15,8 @@ from shardstore.adapters.filesystem import ShardedFileSystem
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["memory", "local", "s3"])
 def place(request: pytest.FixtureRequest) -> Place:

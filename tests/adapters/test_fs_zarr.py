@@ -20,7 +20,7 @@ from tests.adapters.places import Place, make_place, memory_place
 from tests.stored import as_zarr_memory
 from tests.test_zarr_suites import SHARDED_ROOT, ShardedArraySuite, UnderShardedArray, chunk_key
 
-pytestmark = pytest.mark.zarr
+pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
 
 class FsspecSuite(StoreTests[FsspecStore, cpu.Buffer]):

@@ -13,6 +13,8 @@ import pytest
 from shardstore.cli.failures import MEANINGS
 from tests.cli.running import PLAIN
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs/guide/command-line.md"

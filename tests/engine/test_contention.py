@@ -21,6 +21,8 @@ from shardstore.storage.wrap_latency import LatencyStorage
 from shardstore.testing.virtual_time import run_in_virtual_time
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
+pytestmark = pytest.mark.slow
+
 LATENCY = 0.02
 
 

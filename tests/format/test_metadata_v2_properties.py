@@ -29,6 +29,8 @@ from shardstore.format.presentation import present_array, same_chunks, shard_doc
 from shardstore.format.shard_index import IndexCodecs, IndexFormat
 from shardstore.format.v2_json import same_text
 
+pytestmark = pytest.mark.slow
+
 Json = dict[str, Any]
 UNHURRIED = settings(deadline=None)
 

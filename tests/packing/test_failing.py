@@ -19,6 +19,8 @@ from shardstore.storage.wrap_trace import TraceStorage
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def hierarchy(tmp_path_factory: pytest.TempPathFactory) -> Path:

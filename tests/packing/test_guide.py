@@ -11,6 +11,8 @@ from tests.cli.running import run
 from tests.cli.test_page import STORE, commands_of
 from tests.test_docs import bucket
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["bucket"]
 
 PAGE = Path(__file__).parents[2] / "docs/guide/pack.md"

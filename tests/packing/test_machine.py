@@ -37,6 +37,8 @@ from shardstore.stored.draft2022 import DraftStorage
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("SHARDSTORE_PACK_SEEDS", "1"))
 ROUNDS = int(os.environ.get("SHARDSTORE_PACK_ROUNDS", "2"))
 

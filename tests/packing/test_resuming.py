@@ -27,6 +27,8 @@ from shardstore.storage.wrap_trace import TraceStorage
 from tests.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = int(os.environ.get("SHARDSTORE_PACK_CHUNKS", "1200"))
 KILLS = int(os.environ.get("SHARDSTORE_PACK_KILLS", "4"))
 COUNTS = (40,)

@@ -31,6 +31,7 @@ from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.zarr,
     pytest.mark.filterwarnings("ignore"),
 ]  # of data types and codecs that zarr-python 3 knows and no specification does

@@ -24,6 +24,8 @@ from shardstore.testing.storage_suite import SyncStorage
 from shardstore.testing.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
 
+pytestmark = pytest.mark.slow
+
 OLD = bytes(range(256)) * 12
 OTHER = b"other"
 NEW = b"new" * 1000

@@ -24,6 +24,8 @@ from shardstore.storage.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.transformer.layers import document, layered
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "50"))
 SIZE = 4
 """Bytes of every chunk of an array without compressor."""

@@ -53,7 +53,7 @@ Prices = Annotated[
     list[str] | None,
     typer.Option("--price", metavar="KIND=PRICE", help="Of 1,000 requests of a kind: list, get or put, such as put=0.005; repeatable."),
 ]
-EraseFirst = Annotated[bool, typer.Option("--overwrite", help="Erase what is at DST first.")]
+EraseFirst = Annotated[bool, typer.Option("--overwrite", help="Replace what is at DST; what is not replaced goes in the end.")]
 OnlyFailed = Annotated[bool, typer.Option("--only-failed", help="Nothing but what failed in the last run.")]
 RecordUrl = Annotated[
     str | None,

@@ -46,7 +46,9 @@ class PackOptions:
     dry_run: bool = False
     """Write nothing: report what would be done, and about how many requests that takes."""
     overwrite: bool = False
-    """Erase what is at the target first."""
+    """Replace what is at the target: object by object, and the rest when the new hierarchy is whole beside it. Refused where nobody can
+    know that the target is not what is read.
+    """
     workers: int | None = None
     """How many units are at work at once."""
     retries: int = 2
@@ -121,10 +123,12 @@ def pack(
         options: those of ``shardstore.maintenance.pack.PackOptions``.
 
     Raises:
-        InvalidInput: an option has a value that cannot be right, or source and target overlap.
+        InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, nobody can
+            know whether they do.
         NotFound: there is no Zarr node at the source.
         Unsupported: arrays cannot be expressed exactly, all of them named; nothing was written.
-        Conflict: there is something at the target that no earlier run of the same has made.
+        Conflict: there is something at the target that no earlier run of the same has made, or a link to a directory; or something else
+            than a record where that is to be.
         NoSpace: a local target has not as much room as is needed; nothing was written. ``check_space`` false goes on regardless.
         Incomplete: units failed, or the target was full, with which the run stops; its ``report`` names them, its cause is the error of the
             first. What was done stays.

@@ -77,9 +77,8 @@ class _Place:
         """The prefix of the keys below it."""
         return join(self.path, "")
 
-    @property
-    def location(self) -> Location:
-        return location_of(self.storage, self.path)
+    def location(self, *, links: bool = False) -> Location:
+        return location_of(self.storage, self.path, links=links)
 
     def __str__(self) -> str:
         return f"{self.path!r} in {self.storage.url}"
@@ -142,7 +141,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
     for engine in {source.engine, target.engine}:
         await engine.no_transaction()
-    one, other = source.location, target.location
+    one, other = source.location(links=overwrite), target.location()
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):

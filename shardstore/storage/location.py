@@ -6,7 +6,9 @@ may lie in the other, and one may read from files that lie in the other: an arch
 
 from __future__ import annotations
 
+import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +45,10 @@ class Location:
 
     def overlaps(self, other: Location) -> bool:
         """Whether a place of one is a place of the other, or lies in it, as far as the places are known."""
-        return _has_within(self.places, other.places) or _has_within(other.places, self.places)
+        if _has_within(self.places, other.places) or _has_within(other.places, self.places):
+            return True
+        ones, others = _directories(self.places), _directories(other.places)
+        return _has_directory_above(self.places, others) or _has_directory_above(other.places, ones)
 
 
 def _has_within(places: frozenset[str], above: frozenset[str]) -> bool:
@@ -57,15 +62,42 @@ def _and_above(place: str) -> Iterator[str]:
         yield place or "/"
 
 
-def location_of(storage: Storage, path: str = "") -> Location:
-    """Where ``path`` in a storage is, whatever root that has."""
+_Identity = tuple[int, int]
+"""Device and inode of a directory, which tell one with two names: by another mount of it, or in letters of another case."""
+
+
+def _identity(path: str) -> _Identity | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # there is none yet, or it cannot be looked at
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
+
+
+def _directories(places: Iterable[str]) -> set[_Identity]:
+    found = {_identity(place) for place in places if place.startswith("/")}
+    return {identity for identity in found if identity is not None}
+
+
+def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> bool:
+    """Whether one of the places is one of the directories, or lies in it."""
+    above = {path for place in places if place.startswith("/") and directories for path in _and_above(place)}
+    return any(_identity(path) in directories for path in above)
+
+
+def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
+    """Where ``path`` in a storage is, whatever root that has. ``links``: with what links at any depth of a local directory lead to, from
+    where its objects are read too.
+    """
     storage = innermost(storage)
     if isinstance(storage, LocalStorage):
-        return _of_file(os.path.join(storage.root, path))
+        top = _of_file(os.path.join(storage.root, path))
+        return _together([top, _of_links(os.path.join(storage.root, path))]) if links else top
     if isinstance(storage, MappingStorage):
-        return _of_mapping(storage.mapping)
+        return _of_mapping(storage.mapping, links)
     if isinstance(storage, GenericStorage):
-        return _of_filesystem(storage.fs, f"{storage.path}/{path}" if path else storage.path)
+        found = _of_filesystem(storage.fs, f"{storage.path}/{path}" if path else storage.path)
+        return _together([found, *(_of_links(place) for place in found.places if place.startswith("/"))]) if links else found
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
     return _of_url(str(getattr(storage, "endpoint", "") or ""), f"{url}{path}")
 
@@ -79,9 +111,27 @@ def _of_url(host: str, url: str) -> Location:
     return Location(frozenset({f"{host} {url}".rstrip("/")}))
 
 
-def _of_mapping(mapping: Mapping[str, Any]) -> Location:
+def _of_links(top: str) -> Location:
+    found: set[str] = set()
+    waiting = [os.path.realpath(top)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if not entry.is_symlink():
+                        if entry.is_dir():
+                            waiting.append(entry.path)
+                    elif (place := os.path.realpath(entry.path)) not in found:
+                        found.add(place)
+                        waiting.append(place)  # which may have links of its own
+        except OSError:  # no directory, or none that can be read: nor will it be read as a part of the source
+            continue
+    return Location(frozenset(found))
+
+
+def _of_mapping(mapping: Mapping[str, Any], links: bool) -> Location:
     if (engine := getattr(mapping, "engine", None)) is not None:  # a view of a store of this package
-        return location_of(engine.storage, str(getattr(mapping, "path", "") or ""))
+        return location_of(engine.storage, str(getattr(mapping, "path", "") or ""), links=links)
     return Location(frozenset(), is_known=type(mapping) is dict)
 
 
@@ -95,7 +145,7 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
         inner = attributes.get("fs", attributes.get("sync_fs"))
         return _of_filesystem(inner, path) if isinstance(inner, AbstractFileSystem) else Location(frozenset(), is_known=False)
     if is_one(fs, ARCHIVES):
-        return _of_open_file(attributes.get("of"))
+        return _of_open_file(attributes.get("of") or attributes.get("_fo_ref"))
     if is_one(fs, REFERENCES):
         return _together([_of_set(fs), *_of_references(fs)])
     if isinstance(fs, MemoryFileSystem):
@@ -114,6 +164,8 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
 
 
 def _of_open_file(file: object) -> Location:
+    if isinstance(file, io.BytesIO):
+        return Location(frozenset())
     fs, path = getattr(file, "fs", None), getattr(file, "path", None)
     if isinstance(fs, AbstractFileSystem) and path is not None:
         return _of_filesystem(fs, str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -206,6 +207,60 @@ def test_what_cannot_be_traced_is_not_overwritten(tmp_path: Path) -> None:
     assert files(target) == before
     assert pack(source, tmp_path / "new").complete
     assert pack(dict(source), target, overwrite=True).complete
+
+
+def linked_chunks(source: Path) -> Path:
+    """A hierarchy of its own, whose chunks are those of ``source``."""
+    own = made(source.with_name("own"))
+    shutil.rmtree(own / "a/c")
+    (own / "between").symlink_to(source)
+    (own / "a/c").symlink_to(own / "between/a/c")
+    return own
+
+
+LINKED: dict[str, Callable[[Path], Any]] = {
+    "directly": lambda p: linked_chunks(p),
+    "through a cache": lambda p: f"simplecache::file://{linked_chunks(p)}",
+    "by our mapper": lambda p: shardstore.get_mapper(linked_chunks(p)),
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_target_is_not_overwritten_to_which_links_of_the_source_lead(tmp_path: Path, name: str) -> None:
+    target = made(tmp_path / "s")
+    source = LINKED[name](target)
+    before = files(tmp_path)
+    with pytest.raises(InvalidInput, match="overlap"):
+        pack(source, target, overwrite=True)
+    if name == "directly":
+        with pytest.raises(InvalidInput, match="overlap"):
+            run_sync(copy_nodes(Engine(open_storage(source)), "a", Engine(open_storage(target)), "a", overwrite=True))
+    assert files(tmp_path) == before
+    assert pack(source, tmp_path / "new").complete
+    assert values(tmp_path / "new") == [3] * 8
+
+
+@pytest.mark.parametrize("inside", ["", "a"])
+def test_a_mount_of_the_source_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    """``mount --bind``: the same directory, with the same number, by another path."""
+    source, mounted, look = made(tmp_path / "s"), made(tmp_path / "mounted", 5), os.stat
+
+    def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        return look(str(path).replace(str(mounted), str(source)), *args, **options)
+
+    monkeypatch.setattr("shardstore.storage.location.os.stat", stat)
+    before = files(tmp_path)
+    with pytest.raises(InvalidInput, match="overlap"):
+        pack(source, mounted / inside, overwrite=True)
+    assert files(tmp_path) == before
+
+
+def test_an_archive_in_memory_overwrites(tmp_path: Path) -> None:
+    source, target = made(tmp_path / "s"), made(tmp_path / "t", 5)
+    zipped(source, tmp_path / "s.zip")
+    held = io.BytesIO((tmp_path / "s.zip").read_bytes())
+    assert pack((fsspec.filesystem("zip", fo=held), ""), target, overwrite=True).complete
+    assert values(target) == [3] * 8
 
 
 def test_locations(tmp_path: Path) -> None:

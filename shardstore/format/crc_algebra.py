@@ -104,14 +104,28 @@ _RESIDUE = _step(_step(_step(_step(np.array([_ONES], dtype=np.uint32)))))[0]
 """The register behind bytes and their checksum, whatever the bytes are."""
 
 
-def first_checked_end(data: npt.NDArray[np.uint8]) -> int | None:
-    """The least ``n`` for which ``data[:n]`` is at least one byte and the checksum of what precedes it; ``None``: there is none."""
-    if len(data) <= 4:
-        return None
+BEGUN = int(_ONES)
+"""The register before the first byte."""
+
+
+def first_checked_end(data: npt.NDArray[np.uint8], register: int = BEGUN) -> tuple[int | None, int]:
+    """The least ``n`` for which the bytes so far, with ``data[:n]``, end with the checksum of those before, and the register behind
+    all of ``data``; ``None``: there is no such ``n``.
+
+    ``register`` is that behind the bytes before ``data``, of the same chunk.
+    """
     begun = data.copy()
-    begun[:4] ^= 0xFF  # as if the register began with ones
-    ends = np.flatnonzero(_registers(begun)[5:] == _RESIDUE)
-    return int(ends[0]) + 5 if len(ends) else None
+    begun[:4] ^= np.frombuffer(register.to_bytes(4, "little"), dtype=np.uint8)[: len(data)]
+    registers = _registers(begun)
+    one = np.array([register], dtype=np.uint32)
+    for at, byte in enumerate(data[:4].tolist()):  # before all four bytes of the register are in
+        registers[at] = one[0]
+        one = _step(one, byte)
+    if len(data) < 4:
+        registers[len(data)] = one[0]
+    first = 5 if register == BEGUN else 1
+    ends = np.flatnonzero(registers[first:] == _RESIDUE)
+    return (int(ends[0]) + first if len(ends) else None), int(registers[-1])
 
 
 # -- one wrong byte ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from shardstore.engine.committer import Shard
 from shardstore.engine.plan_writer import PlanWriter
 from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
-from shardstore.format.crc_algebra import first_checked_end
+from shardstore.format.crc_algebra import BEGUN, first_checked_end
 from shardstore.format.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, restored, without_checksum
 from shardstore.format.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
@@ -29,8 +29,9 @@ from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, WriteShard, 
 from shardstore.storage.base import APPEND_ROOM_NBYTES
 
 _WINDOW_BYTES = 2**20
-_FIRST_WINDOW_BYTES = 2**16  # in which the end of a chunk is looked for, then in four times as many
-_LONGEST_CHUNK_BYTES = 2**24  # of those whose end is looked for: some 30 times as much memory
+_AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
+_FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory
+_LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
 
 Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
 """What mends a shard:
@@ -110,6 +111,8 @@ class Diagnosing:
         self._nbytes = seen.nbytes
         self._can_delete = can_delete
         self._allow_reverting = allow_reverting
+        self._search_bytes = _FIRST_WINDOW_BYTES
+        self._held = (0, b"")
 
     def diagnose(self) -> Diagnosis | None:
         """``None`` where nothing is wrong.
@@ -229,7 +232,9 @@ class Diagnosing:
             return None if index is None else _Restored(index, self._nbytes - self._format.nbytes)
         at, older = (0, None) if last is None else (last[0] + self._format.nbytes, last[1])
         orders = self._orders() if older is None else self._orders()[:1]
-        for places in (self._chunks_from(at, is_in_place=False), self._chunks_from(at + APPEND_ROOM_NBYTES, is_in_place=True)):
+        starts = [(at, False)] if older is None else [(at, False), (at + APPEND_ROOM_NBYTES, True)]
+        for start, is_in_place in starts:
+            places = self._chunks_from(start, is_in_place=is_in_place)
             for end in {places.end, self._nbytes - self._format.nbytes}:
                 if end < places.end or end + self._format.nbytes < self._nbytes:
                     continue  # there is more behind it than an index
@@ -260,19 +265,28 @@ class Diagnosing:
         if nbytes is not None:
             if position + nbytes > limit:
                 return None
-            is_chunk = not self._codecs.ends_with_checksum or self._is_chunk(memoryview(self._bytes(position, position + nbytes)))
+            is_chunk = not self._codecs.ends_with_checksum or self._is_chunk(memoryview(self._ahead(position, position + nbytes)))
             return nbytes if is_chunk else None
         if not self._codecs.ends_with_checksum:
             return None
-        window = _FIRST_WINDOW_BYTES
-        while position < limit:
-            data = np.frombuffer(self._bytes(position, min(position + window, limit)), dtype=np.uint8)
-            if (end := first_checked_end(data)) is not None:
-                return end
-            if position + window >= limit or window >= _LONGEST_CHUNK_BYTES:
-                break
-            window *= 4
+        register, done = BEGUN, 0
+        window = self._search_bytes
+        while position + done < limit and done < _LONGEST_CHUNK_BYTES:
+            data = np.frombuffer(self._ahead(position + done, min(position + done + window, limit)), dtype=np.uint8)
+            end, register = first_checked_end(data, register)
+            if end is not None:
+                self._search_bytes = min(max(_FIRST_WINDOW_BYTES, 2 * (done + end)), _WINDOW_BYTES)
+                return done + end
+            done += len(data)
+            window = min(4 * window, _WINDOW_BYTES)
         return None
+
+    def _ahead(self, start: int, end: int) -> bytes:
+        """Bytes of the object, of which more are read at once than are asked for."""
+        at, held = self._held
+        if not at <= start <= end <= at + len(held):
+            at, held = self._held = start, self._bytes(start, min(max(end, start + _AHEAD_BYTES), self._nbytes))
+        return held[start - at : end - at]
 
     def _proved(self, damaged: ShardIndex) -> ShardIndex:
         """The entries of a damaged index whose bytes are a chunk, by its own checksum."""

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 
 from shardstore.format.checksums import crc32c
-from shardstore.format.crc_algebra import single_corrections, window_checksums
+from shardstore.format.crc_algebra import BEGUN, first_checked_end, single_corrections, window_checksums
 
 
 def number(data: bytes) -> int:
@@ -44,3 +44,22 @@ def test_every_correction_gives_the_checksum(data: bytes, difference: int) -> No
         right = bytearray(data)
         right[position] ^= bits
         assert number(bytes(right)) == number(data) ^ difference
+
+
+@given(st.binary(min_size=1, max_size=600), st.binary(max_size=50), st.data())
+def test_the_end_of_bytes_with_their_checksum_is_found_in_any_windows(body: bytes, rest: bytes, draws: st.DataObject) -> None:
+    data = body + crc32c(body) + rest
+    expected = next(n for n in range(5, len(data) + 1) if crc32c(data[: n - 4]) == data[n - 4 : n])
+    register, done, found = BEGUN, 0, None
+    while done < len(data) and found is None:
+        window = data[done : done + draws.draw(st.integers(1, 300))]
+        end, register = first_checked_end(np.frombuffer(window, dtype=np.uint8), register)
+        found = None if end is None else done + end
+        done += len(window)
+    assert found == expected
+
+
+def test_without_a_checksum_no_end_is_found() -> None:
+    data = np.arange(200, dtype=np.uint8)
+    end, register = first_checked_end(data)
+    assert (end, (register ^ BEGUN).to_bytes(4, "little")) == (None, crc32c(data.tobytes()))

@@ -16,6 +16,7 @@ from zarr.codecs import Crc32cCodec
 import shardstore
 from shardstore.maintenance.repair import Finding, RepairReport
 from shardstore.storage.local_append_record import HAS_ATTRIBUTES, encode_record, set_under_way
+from shardstore.storage.wrap_trace import TraceStorage
 from tests.engine.hooked import fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, appended, array_document, laid_out, put_array
 from tests.maintenance.shard_damages import with_checksum
@@ -152,6 +153,40 @@ def test_an_index_that_more_followed_on_is_not_taken_for_the_newest() -> None:
     objects.put(SHARD, bytes(damaged))
     (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
     assert (finding.remedy, objects.get(SHARD)) == ("left", bytes(damaged))
+
+
+def test_chunks_that_the_older_index_does_not_have_are_named_too() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(shape=(28,)))  # 7 chunks of the 8 that a shard has room for
+    first = laid_out(layout, [(n, bytes([n]) * 30) for n in range(3)])
+    second = appended(layout, first, index_entries(layout, first), {5: b"acknowledged"})
+    objects.put(SHARD, second[: -layout.index_nbytes] + bytes(layout.index_nbytes))
+    report = shardstore.repair(storage, yes=True, allow_reverting=True, quarantine=fresh_memory())
+    (finding,) = report.findings.first
+    assert (finding.remedy, finding.kept, finding.reverted) == ("cut", 3, tuple(f"a/c/{n}" for n in range(7)))
+    assert objects.get(SHARD) == first
+
+
+def test_chunks_of_any_length_are_found_with_few_requests() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    document = array_document(shape=(4 * 256,), per_shard=(256,), codecs=[*ANY_LENGTH, {"name": "crc32c"}])
+    layout = put_array(objects, "a", document)
+    rng = random.Random(5)
+    sound = laid_out(layout, [(n, with_checksum(rng.randbytes(rng.choice([1, 100, 4000, 40_000])))) for n in range(256)])
+    changed = bytearray(sound)
+    for position in rng.sample(range(len(sound) - layout.index_nbytes, len(sound) - 4), 500):
+        changed[position] ^= 0x55
+    objects.put(SHARD, bytes(changed))
+    traced = TraceStorage(storage)
+    with traced.count() as block:
+        (finding,) = shardstore.repair(traced, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.kept, finding.uncertain) == ("corrected", 256, ())
+    assert objects.get(SHARD) == sound
+    reads = [event for event in block.events if event.op == "read" and event.key == SHARD]
+    assert len(reads) <= 10
+    assert sum(event.nbytes for event in reads) < 3.1 * len(sound)  # the search for an index, that for chunks, and the copy
 
 
 # -- places ----------------------------------------------------------------------------------------------------------------

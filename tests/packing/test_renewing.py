@@ -257,11 +257,62 @@ def test_a_shard_that_somebody_has_added_is_an_error_and_notes_are_not(tmp_path:
     packed(mine, target)
     shutil.copy(target / "a/c/1/1", target / "a/c/0/0")
     (target / "g/remarks.txt").write_text("theirs")
-    with pytest.raises(Conflict, match="nothing for 'a/c/0/0'"):
+    with pytest.raises(Conflict, match="somebody else has written 'a/c/0/0', which would be replaced, or taken for chunks"):
         packed(mine, target)
     (target / "a/c/0/0").unlink()
     assert packed(mine, target).complete
     assert (target / "g/remarks.txt").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("key", ["new.txt", "g/new/zarr.json", "g/new/c/1", "a/c/3/4"])
+def test_what_somebody_has_put_where_the_source_has_something_now_is_not_replaced(key: str, tmp_path: Path) -> None:
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    packed(mine, target)
+    (target / key).parent.mkdir(parents=True, exist_ok=True)
+    (target / key).write_bytes(b"theirs")
+    before = stored(target)
+    (mine / "new.txt").write_text("new")
+    array(mine, "g/new", (3,))
+    opened(mine).resize((8, 10))
+    opened(mine)[:, 8:] = 7
+    if key == "g/new/c/1":  # as a chunk it is one that others have written; alone it was nothing
+        (target / "g/new/zarr.json").write_bytes((mine / "g/new/zarr.json").read_bytes())
+        before = stored(target)
+    with pytest.raises(Conflict, match=f"somebody else has written '{key}'.*Nothing was written"):
+        packed(mine, target)
+    assert stored(target) == before
+    for name in (key, "g/new/zarr.json"):
+        (target / name).unlink(missing_ok=True)
+    assert packed(mine, target).complete
+    packed(mine, tmp_path / "fresh.zarr")
+    assert stored(target) == stored(tmp_path / "fresh.zarr")
+
+
+def test_an_array_that_goes_over_as_it_is_loses_its_document_before_new_chunks_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its grid is irregular: nobody here knows which of the other objects are its chunks."""
+    from shardstore.maintenance.execution import Execution
+
+    mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
+    document = json.loads((mine / "g/b/zarr.json").read_text())
+    document["chunk_grid"] = {"name": "rectilinear", "configuration": {"chunk_shapes": [[2, 4]]}}
+    (mine / "g/b/zarr.json").write_text(json.dumps(document))
+    assert packed(mine, target).complete
+    document["chunk_grid"]["configuration"] = {"chunk_shapes": [[4, 2]]}
+    (mine / "g/b/zarr.json").write_text(json.dumps(document))
+    (mine / "g/b/c/0").write_bytes(b"other")
+
+    def die(*_: Any) -> Any:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "carry_out", die)
+        with pytest.raises(Died):
+            packed(mine, target)
+    assert not (target / "g/b/zarr.json").exists()
+    assert packed(mine, target).complete
+    assert (target / "g/b/c/0").read_bytes() == b"other"
 
 
 # -- the order -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ an object of somebody else is in the way, so that the target would not show what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,11 +41,9 @@ class Leaving:
         """Raise ``Conflict`` where something is in the way."""
         if not self.altered:
             return
-        named = ", ".join(map(repr, sorted(self.altered)[:_NAMED]))
-        more = f" and {len(self.altered) - _NAMED} more" if len(self.altered) > _NAMED else ""
         raise Conflict(
-            f"at {shown_target} the source has nothing for {named}{more}, but somebody else has written them since, so they are not "
-            "removed: remove them, and the same call goes on from there; or overwrite the target"
+            f"at {shown_target} the source has nothing for {_some_of(self.altered)}, but somebody else has written them since, so they are "
+            "not removed: remove them, and the same call goes on from there; or overwrite the target"
         )
 
 
@@ -82,6 +80,28 @@ def superseded(
 
 def _hashes(keys: Iterable[str]) -> npt.NDArray[np.int64]:
     return np.array(list(map(hash, keys)), dtype=np.int64)
+
+
+def foreign(unknown: Iterable[str], planned: Container[str], recorded: Recorded, *, as_draft: bool) -> list[str]:
+    """Return which of the ``unknown`` keys the plan has too, although no run has made them or was about to."""
+    doubtful = [key for key in unknown if key in planned and key not in recorded.announced]
+    if not doubtful:
+        return []
+    made = {key for entry in (*recorded.units.values(), *recorded.older) for key in entry.made.keys()}  # noqa: SIM118  # no mapping
+    return [key for key in doubtful if key not in made and not (as_draft and key.removesuffix("/0") in made)]
+
+
+def check_foreign(keys: list[str], shown_target: str) -> None:
+    """Raise ``Conflict`` where there are any."""
+    if keys:
+        raise Conflict(
+            f"at {shown_target} somebody else has written {_some_of(keys)}, which would be replaced, or taken for chunks of an array of "
+            "the source: remove them, or choose another target, or overwrite this one. Nothing was written"
+        )
+
+
+def _some_of(keys: list[str]) -> str:
+    return ", ".join(map(repr, sorted(keys)[:_NAMED])) + (f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else "")
 
 
 async def look_at(storage: Storage, candidates: Candidates, recorded: Recorded, arrays: Mapping[str, TargetArray]) -> Leaving:

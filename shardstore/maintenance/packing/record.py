@@ -33,7 +33,7 @@ from shardstore.maintenance.packing.report import FailedUnit
 from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read, Storage
 from shardstore.storage.object_requests import PROBE_PREFIX
 
 FORMAT = 2
@@ -50,6 +50,7 @@ _OWN = re.compile(r"job\.json|(?:units|begun)-[0-9a-f]{32}\.jsonl|failed-[0-9]+-
 _NAMED = 3  # objects of others, in one error
 _SECONDS_A_SEGMENT = 2.0
 _UNITS_A_SEGMENT = 1000
+_LOOKS = 10  # at the record, while other drivers merge what they have written
 
 UnitName = tuple[str | None, str]
 """The path of an array, or ``None`` for other objects, and the name of a unit."""
@@ -201,12 +202,16 @@ class Record:
 
     async def _lines(self, kind: str) -> list[tuple[str, bytes]]:
         """The lines of all objects of a kind, with the key of the object."""
-        keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
+        for _ in range(_LOOKS):
+            keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
+            outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
+            if not any(isinstance(outcome, Absent) for outcome in outcomes):
+                break  # or else one was merged into another meanwhile, by its driver
         lines: list[tuple[str, bytes]] = []
-        for outcome, key in zip(await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else [], keys, strict=True):
+        for outcome, key in zip(outcomes, keys, strict=True):
             if isinstance(outcome, Failed):
                 raise outcome.error
-            if isinstance(outcome, Found):  # or else merged into another meanwhile, by its driver
+            if isinstance(outcome, Found):
                 lines += [(key, line) for line in bytes(outcome.buffers[0]).splitlines() if line.strip()]
         return lines
 

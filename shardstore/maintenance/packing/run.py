@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.engine.keys import metadata_key
+from shardstore.engine.keys import ancestors, metadata_key
 from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
@@ -31,7 +31,7 @@ from shardstore.maintenance.packing.collisions import Names
 from shardstore.maintenance.packing.documents import write_documents
 from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
-from shardstore.maintenance.packing.leaving import Candidates, look_at, remove, superseded
+from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.overwriting import Overwritten, check_links
@@ -225,6 +225,7 @@ class PackingRun:
         if earlier:
             self._progress(Progress("checking", 0, len(earlier.units)))
         there = run_sync(list_target(storage, earlier))
+        run_sync(self._check_foreign(earlier, there))
         self._intact = run_sync(intact_units(storage, there, self._units(), earlier))
         self._totals = self._sums()
         if check_space and (room := room_of(self._places.stored_target)) is not None:
@@ -342,15 +343,31 @@ class PackingRun:
             return True
         return name not in self._intact and entry == earlier.units.get(name)
 
+    async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
+        """Raise ``Conflict`` where somebody else's objects would be replaced; another part may have announced some meanwhile."""
+        planned, as_draft = self._planned_keys(), self._wanted.as_draft
+        if foreign(there.unknown, planned, earlier, as_draft=as_draft):
+            now = await self._places.record.recorded()
+            check_foreign(foreign(there.unknown, planned, now, as_draft=as_draft), self._places.shown_target)
+
+    def _arrays_of(self, unit: AnyUnit) -> Iterator[str]:
+        """The paths of arrays whose chunks a unit writes."""
+        if isinstance(unit, Unit):
+            yield unit.path
+        elif self._target.passed:
+            yield from (path for found in unit.objects for path, _ in ancestors(found.key) if path in self._target.passed)
+
+    def _planned_keys(self) -> PlannedKeys:
+        return PlannedKeys(self._target, (found.key for found in self._found_others))
+
     async def _clear_the_way(self, earlier: Recorded, there: TargetObjects) -> None:
         """What would misread new chunks, or lies where a directory will be, goes before anything is written."""
         if not earlier:
             return
         storage = self._places.target.storage
-        planned = PlannedKeys(self._target, (found.key for found in self._found_others))
         candidates = self._superseded(earlier, there.unknown)
-        written = {unit.path for unit in self._left() if unit.path is not None}
-        leaving = await before_writing(storage, self._target, planned, candidates, earlier, written)
+        written = {path for unit in self._left() for path in self._arrays_of(unit)}
+        leaving = await before_writing(storage, self._target, self._planned_keys(), candidates, earlier, written)
         leaving.check(self._places.shown_target)
         await remove(storage, leaving)
 

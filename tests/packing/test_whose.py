@@ -343,6 +343,38 @@ def test_nothing_is_left_of_what_was_overwritten(tmp_path: Path, old: str, optio
     assert np.asarray(shown["scalar"]) == 6
 
 
+def test_an_array_in_the_place_of_a_group_of_the_draft(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    zarr.open_group(before, mode="w").create_group("a").create_array("b", shape=(2,), dtype="i4", chunks=(1,))[...] = 1
+    pack(before, tmp_path / "t", stored="transformer")
+    pack(made(after), tmp_path / "t", stored="transformer", overwrite=True)
+    pack(after, tmp_path / "fresh", stored="transformer")
+    assert files(tmp_path / "t") == files(tmp_path / "fresh")
+
+
+def test_an_object_store_is_overwritten(tmp_path: Path, s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    pack(made(tmp_path / "o", 1, "old"), f"{url}/t", target_options=options)
+    pack(made(tmp_path / "other"), f"{url}/t2", target_options=options)
+    before = {info.key for info in listed(f"{url}/t2", options)}
+    report = pack(made(tmp_path / "s"), f"{url}/t", target_options=options, overwrite=True)
+    assert report.complete
+    assert {info.key for info in listed(f"{url}/t", options)} == {"zarr.json", "a/zarr.json", "a/c/0", "a/c/1"}
+    assert {info.key for info in listed(f"{url}/t2", options)} == before
+    with pytest.raises(InvalidInput, match="overlap"):
+        pack(f"simplecache::{url}/t", f"{url}/t", storage_options={"s3": options}, target_options=options, overwrite=True)
+    assert {info.key for info in listed(f"{url}/t", options)} == {"zarr.json", "a/zarr.json", "a/c/0", "a/c/1"}
+
+
+def listed(url: str, options: dict[str, Any]) -> list[Any]:
+    storage = open_storage(url, options)
+
+    async def collect() -> list[Any]:
+        return [info async for info in storage.list("")]
+
+    return run_sync(collect())
+
+
 def test_readers_of_the_old_target_see_no_mixture(tmp_path: Path) -> None:
     """Old documents under which new shards would be misread go before these are written; others stay until they are replaced."""
     source, target = made(made(tmp_path / "s"), 4, "b"), made(made(tmp_path / "t", 7, chunks=2), 8, "b", chunks=1)

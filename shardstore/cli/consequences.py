@@ -31,7 +31,7 @@ def warn_of_missing_group(target: Target) -> None:
 
 
 def check_overwritable(target: Target) -> None:
-    """What is overwritten is erased first: a node or a single key may be, a directory of other things has to be removed by name.
+    """What is overwritten goes: a node or a single key may be, a directory of other things has to be removed by name.
 
     Raises:
         InvalidInput: it is such a directory, or a whole bucket.

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardstore.engine.hierarchy import Node
@@ -45,6 +45,7 @@ Progress = Callable[[int, int], None]
 """Called with the numbers of objects and of bytes that have been copied so far."""
 
 _OBJECTS_AT_ONCE = 32
+_DELETED_AT_ONCE = 1000
 _PIECE_BYTES = 8 << 20
 _TRIES = 5
 
@@ -121,14 +122,15 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What lies at a source: an object of this very key, objects below it, or both."""
+    """What lies at a source: an object of this very key, objects below it, or both; and whether there is something at the target."""
 
     at: bool
     below: bool
+    overwrites: bool = False
 
 
 async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
-    """Refuse what cannot be done, before anything is changed; then clear the target, if that was asked for.
+    """Refuse what cannot be done, before anything is changed.
 
     Raises:
         InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
@@ -163,7 +165,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
                 f"{source if not one.is_known else target} cannot be traced to where its bytes are, so nobody knows that {target} is not "
                 "what is still to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
             )
-        await _clear(target, found)
+        return replace(found, overwrites=True)
     return found
 
 
@@ -231,9 +233,11 @@ async def _census(place: _Place) -> _Objects:
 class _Copying:
     """One copy of everything at or below ``source``, which ``_begin`` has allowed."""
 
-    def __init__(self, source: _Place, target: _Place, overwrite: bool, progress: Progress | None) -> None:
+    def __init__(self, source: _Place, target: _Place, overwrite: bool, progress: Progress | None, *, overwrites: bool) -> None:
+        """``overwrite``: whether that is allowed; ``overwrites``: whether there is something."""
         self.source = source
         self.target = target
+        self._overwrites = overwrites
         self.listed = _Objects()
         self.copied = 0
         self.nbytes = 0
@@ -246,9 +250,13 @@ class _Copying:
         self._documents: list[ObjectInfo] = []
 
     async def run(self) -> None:
-        """Copy all objects, each of them of one version."""
+        """Copy all objects, each of them of one version. What was at the target goes object by object, as it is replaced, and the rest
+        when all data has come; but for documents and what is in the way, nothing of it goes before the source could be read.
+        """
         try:
+            left = await self._make_way() if self._overwrites else set()
             await self._copy_all(self._data())
+            await self._delete(left)
             steps: dict[tuple[int, bool], list[ObjectInfo]] = {}
             for found in self._documents:
                 # The attributes of a v2 node belong to it: they come before the document that makes it one.
@@ -265,6 +273,27 @@ class _Copying:
             raise
         finally:
             self.target.forget()
+
+    async def _make_way(self) -> set[str]:
+        """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one;
+        links to directories too, themselves. The other keys there that nothing will be copied to.
+        """
+        storage = self.target.storage
+        if (cut := getattr(storage, "cut_links", None)) is not None:
+            await cut(self.target.below)
+        old = {found.key async for found in self.target.objects()}
+        new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
+        above_new = _all_above(new)
+        documents = {key for key in old if _is_document(key)}
+        await self._delete(sorted(documents, key=lambda key: (key.count("/"), key)))
+        in_the_way = {key for key in old - documents if key in above_new or any(above in new for above in _above(key))}
+        await self._delete(in_the_way)
+        return old - documents - in_the_way - new
+
+    async def _delete(self, keys: Collection[str]) -> None:
+        some = list(keys)
+        for start in range(0, len(some), _DELETED_AT_ONCE):
+            await self.target.storage.delete_many(some[start : start + _DELETED_AT_ONCE])
 
     async def check(self) -> None:
         """Is everything at the target, and is the source still what was copied? Then it may go.
@@ -384,6 +413,16 @@ def _is_document(key: str) -> bool:
     return metadata_path(key) is not None or key.rpartition("/")[2] in _V2_DOCUMENTS
 
 
+def _above(key: str) -> Iterator[str]:
+    while "/" in key:
+        key = key.rpartition("/")[0]
+        yield key
+
+
+def _all_above(keys: Iterable[str]) -> set[str]:
+    return {above for key in keys for above in _above(key)}
+
+
 async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
     for found in objects:
         yield found
@@ -395,8 +434,8 @@ async def copy_nodes(
     """Copy everything at or below a path to another one, of the same store or another; the number of stored objects.
 
     Each object is copied as one version of it. Within one storage the storage does it (``Storage.copy``), between two the bytes pass
-    through here, in bounded memory. What is at the target is erased first with ``overwrite``. May be cancelled at any time, which
-    leaves what any failure leaves: see above.
+    through here, in bounded memory. What is at the target is replaced with ``overwrite``, object by object, and the rest of it goes when
+    all data has come. May be cancelled at any time, which leaves what any failure leaves: see above.
 
     Raises:
         InvalidInput: the paths overlap, name a document or chunks of a sharded array, or a transaction is open. Nothing was changed.
@@ -404,8 +443,8 @@ async def copy_nodes(
         Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
     """
     here, there = _Place(source, source_path), _Place(target, target_path)
-    await _begin(here, there, overwrite)
-    copying = _Copying(here, there, overwrite, progress)
+    found = await _begin(here, there, overwrite)
+    copying = _Copying(here, there, overwrite, progress, overwrites=found.overwrites)
     await copying.run()
     return copying.copied
 
@@ -435,12 +474,12 @@ async def move_between(
     here, there = _Place(source, source_path), _Place(target, target_path)
     found = await _begin(here, there, overwrite)
     arrays = here.known_arrays()
-    if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there):
+    if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
         here.forget_moved(arrays)
         if progress is not None:
             progress(1, 0)
         return 1
-    copying = _Copying(here, there, overwrite, progress)
+    copying = _Copying(here, there, overwrite, progress, overwrites=found.overwrites)
     await copying.run()
     await copying.check()
     await uninterrupted(_erase_moved(here, found, arrays))
@@ -452,8 +491,15 @@ def _stores_alike(source: _Place, target: _Place) -> bool:
     return innermost(source.storage) == innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
 
 
-async def _rename(source: _Place, target: _Place) -> bool:
+async def _rename(source: _Place, target: _Place, found: _Found) -> bool:
     try:
+        try:
+            return await target.storage.rename_prefix(source.path, target.path)
+        except ConditionFailed:
+            if not found.overwrites:
+                raise
+        # The kind can rename, and the source is whole, in the same storage: now the old target may go.
+        await _clear(target, found)
         return await target.storage.rename_prefix(source.path, target.path)
     except ConditionFailed as exc:
         if await target.is_free():

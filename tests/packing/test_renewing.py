@@ -436,9 +436,20 @@ def test_segments_without_entries_are_no_damage_and_others_are(tmp_path: Path) -
     for text in ("", "\n", "\n\n"):
         segment.write_text(text)
         assert packed(mine, target).done == 0
-    segment.write_text('["a", "c/0/0"]\n')
-    with pytest.raises(Corruption, match="units-0000"):
-        packed(mine, target)
+    begun = Path(f"{target}.pack/begun-{0:032x}.jsonl")
+    for file, text in (
+        (segment, '["a", "c/0/0"]\n'),
+        (segment, '["a", "c/0/0", "f", "", 1, ["c/0/0", "c/0/1"], [5], [5]]\n'),
+        (segment, '["a", "c/0/0", "f", "", 1, ["c/0/0"], [-5], [5]]\n'),
+        (segment, "no JSON\n"),
+        (begun, '["a", "default", "/", [2, 2], [0, 0, 1]]\n'),
+        (begun, '["a"]\n'),
+    ):
+        file.write_text(text)
+        with pytest.raises(Corruption, match=f"{file.name[:9]}.*is damaged: overwrite"):
+            packed(mine, target)
+        file.unlink()
+    assert packed(mine, target).done == 0
 
 
 def test_made_and_announced_objects_are_what_was_said() -> None:

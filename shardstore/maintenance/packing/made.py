@@ -32,6 +32,9 @@ class Made:
 
     @classmethod
     def of(cls, prefix: str, names: Sequence[str], sizes: Sequence[int], versions: Sequence[int]) -> Made:
+        """Raises ``ValueError`` where there are not as many of each."""
+        if not len(names) == len(sizes) == len(versions):
+            raise ValueError(f"{len(names)} objects have {len(sizes)} sizes and {len(versions)} versions")
         return cls(prefix, _BETWEEN.join(names), np.array([sizes, versions], dtype=np.uint64).tobytes())
 
     def __len__(self) -> int:

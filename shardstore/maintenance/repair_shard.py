@@ -164,7 +164,7 @@ class Diagnosing:
         if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
             return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
         if (full := self._contiguous()) is not None:
-            return self._full(what, full, damaged)
+            return self._full(what, full)
         how = "nothing of it can be proved, so it is removed"
         said = self._nothing() if damaged is None else damaged.present() & ~damaged.invalid(self._nbytes)
         return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
@@ -177,13 +177,11 @@ class Diagnosing:
         """
         end = last_at + self._format.nbytes
         if damaged is not None and continues(damaged, last, end, self._nbytes - self._format.nbytes):
-            same = agreeing(damaged, last)
-            how = "chunks stay whose entries stand in an older index of the same object too"
-            kept = same
+            kept, how = agreeing(damaged, last), "chunks stay whose entries stand in an older index of the same object too"
             if self._codecs.ends_with_checksum:
                 kept, how = self._proved(damaged), "chunks whose own checksums are right stay"
-            if kept.present().any():
-                return self._with_index(what, "rebuilt", how, kept, damaged, same.present())
+            if kept.present().any():  # what the older index says too may be of bytes of that index, over those of this one
+                return self._with_index(what, "rebuilt", how, kept, damaged, self._nothing())
         what = f"behind its last valid index there are {self._nbytes - end} bytes, of an append that was not finished, or that is damaged"
         reverted = _slots(self._inside | last.present())
         count = int(last.present().sum())
@@ -340,14 +338,13 @@ class Diagnosing:
         uncertain = (self._inside | index.present()) & ~is_lost & ~certain
         return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
 
-    def _full(self, what: str, index: ShardIndex, damaged: ShardIndex | None) -> Diagnosis:
-        """All chunks of one size behind each other, and their index; ``damaged``: the old one, if the object was not cut."""
+    def _full(self, what: str, index: ShardIndex) -> Diagnosis:
+        """All chunks of one size behind each other, and their index. Nothing proves a place: where as many bytes were added as chunks are
+        missing, entries of neighbours agree with the order."""
         how = "all chunks are there, of one size and behind each other, and the index is made anew"
         assert self._layout.encoded_chunk_nbytes is not None
         plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
-        is_exact = damaged is not None and plan.nbytes == self._nbytes
-        told = (damaged.flat == index.flat).all(axis=1) if is_exact and damaged is not None else self._nothing()
-        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(~told))
+        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(self._everything()))
 
     def _everything(self) -> npt.NDArray[np.bool_]:
         return np.ones(self._layout.grid.nslots, dtype=np.bool_)

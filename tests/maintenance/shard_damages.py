@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import google_crc32c
+
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.repair import Finding
@@ -189,6 +191,40 @@ def exchanged(data: bytes, index_at: int, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+def permuted(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """Several entries at each other's places, or one at several."""
+    changed = bytearray(data)
+    slots = rng.sample(range(CHUNKS), rng.randint(2, 6))
+    for slot in slots:
+        other = index_at + 16 * rng.choice(slots)
+        changed[index_at + 16 * slot : index_at + 16 * slot + 16] = data[other : other + 16]
+    return bytes(changed)
+
+
+def stale(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """Part of the index, or some of its entries, as an older index in the same shard has it; often the checksum is wrong, too."""
+    nbytes = 16 * CHUNKS + 4
+    older = [at for at in range(index_at - nbytes + 1) if _has_checksum(data[at : at + nbytes])]
+    if not older:
+        return wrong_low_bytes(data, index_at, rng)
+    changed, at = bytearray(data), rng.choice(older)
+    first = rng.randrange(nbytes)
+    entries = [(16 * slot, 16 * slot + 16) for slot in rng.sample(range(CHUNKS), rng.randint(1, 6))]
+    for begin, end in rng.choice([entries, [(first, rng.randrange(first, nbytes))]]):
+        changed[index_at + begin : index_at + end] = data[at + begin : at + end]
+    return _wrong_bytes(bytes(changed), index_at + nbytes - 4, index_at + nbytes, rng.choice([0, 2, 4]), rng)
+
+
+def _has_checksum(data: bytes) -> bool:
+    return bool(google_crc32c.value(data[:-4]) == int.from_bytes(data[-4:], "little"))
+
+
+def wrong_and_of_another_length(data: bytes, index_at: int, rng: random.Random) -> bytes:
+    """Few wrong bytes in the index, and bytes behind it, or its last ones gone."""
+    changed = _wrong_bytes(data, index_at, _index_end(data, index_at), rng.choice([1, 2, 5]), rng)
+    return rng.choice([changed + rng.randbytes(rng.choice([1, 3, 16, 32, 100])), changed[: -rng.choice([1, 2, 3, 16])]])
+
+
 DAMAGES: list[Damage] = [
     wrong_index_bytes,
     wrong_low_bytes,
@@ -198,6 +234,9 @@ DAMAGES: list[Damage] = [
     lengthened,
     shifted,
     exchanged,
+    permuted,
+    stale,
+    wrong_and_of_another_length,
 ]
 
 
@@ -210,13 +249,14 @@ def repaired(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     wrong: list[str] = []
     rng = random.Random(seed)
     of_kind = _forever(kinds())
+    shards_a_store = min(SHARDS_A_STORE, -(-count // len(kinds())))  # so that few damages are of every kind, too
     while counts["damages"] < count:
         kind = next(of_kind)
         storage = fresh_memory()
         objects = StorageObjects(storage)
         put_array(objects, "a", kind.document())
         before: dict[str, tuple[History, bytes]] = {}
-        for number in range(min(SHARDS_A_STORE, count - counts["damages"])):
+        for number in range(min(shards_a_store, count - counts["damages"])):
             made = history(kind, rng)
             index_at = 0 if kind.index_location == "start" else len(made.data) - kind.index_format().nbytes
             damage = rng.choice(DAMAGES)

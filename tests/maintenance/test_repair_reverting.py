@@ -232,7 +232,43 @@ def test_places_that_only_the_order_tells_are_uncertain() -> None:
     index[-4:] = bytes(4)
     objects.put(SHARD, sound[: -len(index)] + index)
     (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
-    assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("rebuilt", ("a/c/2", "a/c/3"), sound)
+    assert (finding.remedy, finding.uncertain, objects.get(SHARD)) == ("rebuilt", tuple(f"a/c/{n}" for n in range(8)), sound)
+
+
+def test_entries_that_agree_with_an_order_by_the_length_of_the_object_are_uncertain() -> None:
+    """A shard without one chunk that got a chunk's length longer is as long as a full one: entries are read one slot too early."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(per_shard=(16,), shape=(64,), codecs=[{"name": "bytes"}]))
+    sparse = laid_out(layout, [(n, bytes([n]) * 4) for n in range(16) if n != 3])
+    index_at = len(sparse) - layout.index_nbytes
+    damaged = sparse[:index_at] + b"?" * 4 + sparse[index_at : index_at + 48] + sparse[index_at + 64 : -4] + b"?" * 20
+    objects.put(SHARD, damaged)
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    view = shardstore.get_mapper(storage)
+    wrong = {f"a/c/{n}" for n in range(16) if view.get(f"a/c/{n}") != (None if n == 3 else bytes([n]) * 4)}
+    assert finding.remedy == "rebuilt"
+    assert wrong
+    assert wrong <= {*finding.lost, *finding.uncertain}
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_an_entry_that_an_older_index_has_too_is_uncertain_where_no_checksum_says_that_it_is_the_newest(has_checksums: bool) -> None:
+    """Bytes of the older index came over those of the newest, as when a block of a disk is written to the wrong place."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    codecs = [*ANY_LENGTH, {"name": "crc32c"}] if has_checksums else ANY_LENGTH
+    layout = put_array(objects, "a", array_document(codecs=codecs))
+    first = laid_out(layout, [(n, with_checksum(bytes([n]) * (20 + n))) for n in range(8)])
+    older = index_entries(layout, first)
+    second = appended(layout, first, older, {n: with_checksum(bytes([90 + n]) * 30) for n in (0, 1)})
+    entries = index_entries(layout, second)
+    entries[0] = older[0]
+    objects.put(SHARD, second[: -layout.index_nbytes] + encode_index(layout, entries)[:-4] + bytes(4))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert finding.remedy == "rebuilt"
+    assert shardstore.get_mapper(storage)["a/c/0"] == with_checksum(bytes(20))  # the old value
+    assert "a/c/0" in finding.uncertain
 
 
 def test_what_is_removed_names_all_that_it_may_have_held() -> None:

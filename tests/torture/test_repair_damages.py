@@ -10,7 +10,7 @@ REMEDIES = ("corrected", "rebuilt", "dropped", "deleted", "cut", "left")
 
 
 def test_no_repaired_shard_gives_an_old_value_without_naming_the_chunk(record: Record) -> None:
-    counts, wrong = repaired(sized(10_000, 300), seed=1)
+    counts, wrong = repaired(sized(10_000, 200), seed=1)
     assert wrong == []
     assert all(counts[remedy] for remedy in REMEDIES), counts
     remedies = ", ".join(f"{counts[remedy]} {remedy}" for remedy in REMEDIES)

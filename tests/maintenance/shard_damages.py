@@ -204,6 +204,8 @@ def permuted(data: bytes, index_at: int, rng: random.Random) -> bytes:
 def stale(data: bytes, index_at: int, rng: random.Random) -> bytes:
     """Part of the index, or some of its entries, as an older index in the same shard has it; often the checksum is wrong, too."""
     nbytes = 16 * CHUNKS + 4
+    if index_at + nbytes != len(data):
+        return wrong_low_bytes(data, index_at, rng)  # the index is at the start, or has no checksum: nothing was appended
     older = [at for at in range(index_at - nbytes + 1) if _has_checksum(data[at : at + nbytes])]
     if not older:
         return wrong_low_bytes(data, index_at, rng)

@@ -240,6 +240,18 @@ def test_a_target_is_not_overwritten_to_which_links_of_the_source_lead(tmp_path:
     assert values(tmp_path / "new") == [3] * 8
 
 
+@pytest.mark.parametrize("options", [{"record": "s/rec"}, {}])
+def test_nothing_is_written_to_where_links_of_the_source_lead(tmp_path: Path, options: dict[str, str]) -> None:
+    """A source that is read through a link would hold the new target, or the record, and what the next run makes of them."""
+    place = made(tmp_path / "s")
+    source = linked_chunks(place)
+    before = files(tmp_path)
+    given = {name: tmp_path / value for name, value in options.items()}
+    with pytest.raises(InvalidInput, match="overlap"):
+        pack(source, tmp_path / "new" if options else place / "new", **given)
+    assert files(tmp_path) == before
+
+
 @pytest.mark.parametrize("inside", ["", "a"])
 def test_a_mount_of_the_source_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
     """``mount --bind``: the same directory, with the same number, by another path."""

@@ -88,7 +88,7 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
     roles = [("the source", source), ("the target", target)]
     if record is not target:
         roles.append(("the record", record))
-    found = [(role, storage.url, location_of(storage, links=overwrite and storage is source)) for role, storage in roles]
+    found = [(role, storage.url, location_of(storage, links=storage is source)) for role, storage in roles]
     for i, (role, url, location) in enumerate(found):
         for other_role, other_url, other in found[i + 1 :]:
             if location.overlaps(other):

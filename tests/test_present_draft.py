@@ -15,7 +15,7 @@ import shardstore
 from shardstore import ShardedMap, ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 
-pytestmark = pytest.mark.zarr
+pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "transformer2022").iterdir() if path.is_dir())

@@ -29,6 +29,8 @@ from shardstore.storage.wrap_trace import TraceStorage
 from tests import view, workers
 from tests.stored import LocalObjects
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 WORKERS = 3
 

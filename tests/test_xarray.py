@@ -18,7 +18,7 @@ from shardstore.adapters.align import align
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 
-pytestmark = pytest.mark.zarr
+pytestmark = [pytest.mark.slow, pytest.mark.zarr]
 
 PER_SHARD = {"tas": (4, 2, 2), "mask": (2, 2), "*": None}
 CHUNKS = {"tas": (3, 4, 5), "mask": (4, 5)}

@@ -39,6 +39,7 @@ from tests import view
 from tests.test_differential import Values, agree, selections
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.zarr,
     pytest.mark.filterwarnings(
         "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning", "ignore::FutureWarning"

@@ -20,6 +20,8 @@ from shardstore.maintenance.packing.announced import Announced
 from shardstore.maintenance.packing.made import Made
 from tests.packing.sources import read_by_zarr, stored
 
+pytestmark = pytest.mark.slow
+
 Change = Callable[[Path], None]
 
 

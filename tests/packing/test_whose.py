@@ -26,6 +26,8 @@ from shardstore.storage.location import Location, location_of
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.open import open_storage
 
+pytestmark = pytest.mark.slow
+
 
 def made(path: Path, value: int = 3, name: str = "a", chunks: int = 1) -> Path:
     array = zarr.open_group(path, mode="a").create_array(name, shape=(8,), chunks=(chunks,), dtype="i4", compressors=None)

@@ -25,6 +25,8 @@ from shardstore.errors import InvalidInput
 from shardstore.storage.local_versions import FileGeneration
 from tests.packing.sources import read_by_zarr, stored
 
+pytestmark = pytest.mark.slow
+
 Objects = dict[str, bytes]
 
 

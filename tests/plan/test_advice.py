@@ -22,6 +22,8 @@ from shardstore.plan.reads import ReadLimits, coalesce
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_trace import TraceStorage
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 ROOMY = ReadLimits(gap_bytes=512 * 2**10, request_bytes=16 * 2**20)
 

@@ -28,6 +28,8 @@ from shardstore.testing.coarse_times import CoarseTimes, has_attributes
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop
 from tests.storage.swapped_chunks import check_readers_of_swapped_chunks
 
+pytestmark = pytest.mark.slow
+
 SECOND = 10**9
 MARK = "user.shardstore.version"
 

@@ -14,6 +14,8 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrap_latency import LatencyStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 
+pytestmark = pytest.mark.slow
+
 
 class Sleeps:
     """Records sleeps, and how many were under way at once."""

@@ -36,6 +36,8 @@ from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.on_disk import NETWORK, files_below, mount_everything, start
 from tests.storage.test_local import increment_often
 
+pytestmark = pytest.mark.slow
+
 MODES = {"local": (False, False), "local cluster": (False, True), "network": (True, False), "network cluster": (True, True)}
 
 

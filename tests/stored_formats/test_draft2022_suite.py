@@ -14,6 +14,8 @@ from shardstore.storage.wrapper import StorageWrapper
 from shardstore.stored.draft2022 import DraftStorage
 from shardstore.testing.storage_suite import StorageSuite
 
+pytestmark = pytest.mark.slow
+
 _DOCUMENT = "zarr.json"  # the suite writes any bytes there
 
 

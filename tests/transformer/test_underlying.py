@@ -31,6 +31,8 @@ from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory
 from tests.transformer.layers import CountedCalls, Store, document, layered
 
+pytestmark = pytest.mark.slow
+
 CHUNKS = 4096
 
 

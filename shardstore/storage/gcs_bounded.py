@@ -53,7 +53,7 @@ class _Answer:
         if encoding_of(answer.headers) is not None:
             return b""  # it is refused for that
         if answer.status == 206:
-            most = most_of(allowed.request, answer.headers.get("Content-Range"), nbytes, allowed.key)
+            most = most_of(allowed.request, answer.headers.get("Content-Range"), nbytes, allowed.most_nbytes, allowed.key)
             return bytes(await answer.read()) if nbytes is not None else await exactly(blocks, most, what)
         if nbytes is None:
             (part,), nbytes = await cut_unannounced(blocks, [allowed.request], allowed.most_nbytes, what)

@@ -84,7 +84,7 @@ async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: i
                 f"{what}: the server sends ranges of a compressed object (Content-Encoding {headers['Content-Encoding']!r}) although it "
                 "was asked for the object itself: store it without Content-Encoding"
             )
-        most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, key)
+        most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, most_nbytes, key)
         known = response.content_length is not None
         data = await response.read() if known else await exactly(response.content.iter_any(), most, what)
         return Answer(206, headers, (memoryview(data),), total_of(headers))

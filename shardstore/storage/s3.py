@@ -49,7 +49,7 @@ async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most
     """The body of an answer to ``request``; of the whole object, where less was asked for, only that, and the object's size."""
     what, nbytes = f"reading {key!r}", response.get("ContentLength")
     if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
-        most = most_of(request, response.get("ContentRange"), nbytes, key)
+        most = most_of(request, response.get("ContentRange"), nbytes, most_nbytes, key)
         return await body.read() if nbytes is not None else await exactly(_blocks(body), most, what)
     if nbytes is None:
         (part,), nbytes = await cut_unannounced(_blocks(body), [request], most_nbytes, what)

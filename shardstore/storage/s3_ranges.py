@@ -6,7 +6,7 @@ import re
 
 from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
-from shardstore.storage.answer_bodies import TooMuch
+from shardstore.storage.answer_bodies import TooMuch, check_most
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
@@ -36,10 +36,11 @@ def range_header(request: ByteRequest) -> str | None:
             return f"bytes=-{nbytes}"
 
 
-def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, key: str) -> int:
+def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
     """How many bytes the body of an answer with a range (206) has at most, if it is an answer to ``request``.
 
-    Raises ``TooMuch`` where what it announces is more than was asked for, so that nothing of it need be read.
+    Raises ``TooMuch`` where what it announces is more than was asked for, or more than ``most_nbytes`` of what was asked for to its end,
+    so that nothing of it need be read.
     """
     sent = _SENT_RANGE.fullmatch((content_range or "").strip())
     announced = int(sent[2]) + 1 - int(sent[1]) if sent else None
@@ -51,6 +52,7 @@ def most_of(request: ByteRequest, content_range: str | None, content_length: int
             most = nbytes
         case ByteOffset() if announced is not None:
             most = max(0, announced)
+            check_most(most, most_nbytes, f"reading {key!r}")
         case ByteOffset() if content_length != 0:
             raise TooMuch(f"reading {key!r}: the server answered 206, Content-Range {content_range!r}, to {range_header(request)!r}")
     for length, name in ((announced, f"Content-Range {content_range!r}"), (content_length, f"Content-Length {content_length}")):

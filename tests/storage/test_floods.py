@@ -99,6 +99,14 @@ def test_whole_object_that_is_too_long_for_what_it_is_is_not_read(place: Flooded
     assert f"at most {MIB}" in str(error) or "obstore" in place.kind
 
 
+@pytest.mark.parametrize("announced", [2**40, None], ids=["announced", "in chunks"])
+def test_limit_holds_for_a_range_that_comes_instead_of_the_whole_object(place: Flooded, announced: int | None) -> None:
+    whole = f"bytes 0-{2**40 - 1}/{2**40}"
+    place.server.on(flood(announced=announced, status=206, content_range=whole, most_nbytes=FLOOD), method="GET")
+    error = failed(place.read(EVERYTHING, most_nbytes=MIB))
+    assert f"at most {MIB}" in str(error) or "obstore" in place.kind
+
+
 def test_limit_leaves_what_is_within_it(place: Flooded) -> None:
     outcome = place.read(EVERYTHING, most_nbytes=len(DATA))
     assert isinstance(outcome, Found)

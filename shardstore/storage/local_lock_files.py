@@ -176,8 +176,11 @@ class ReadableFiles:
         return create_lock_file(name, self._grant) if self._umask_hides else open_to_lock(name, _CREATE_FLAGS)
 
     def check(self, fd: int, status: os.stat_result) -> None:
-        """Look whether the umask is still what it was, by the status of an open lock file; one of this user's is made readable."""
-        if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or sys.platform == "win32":
+        """Look whether the umask is still what it was, by the status of an open lock file; one of this user's is made readable.
+
+        A file that has another name too keeps its permissions: it may be a private one, to which somebody else has made a link here.
+        """
+        if status.st_mode & _READ_BY_ALL == _READ_BY_ALL or status.st_nlink > 1 or sys.platform == "win32":
             return
         with suppress(OSError):  # another user's, or a file system without permissions
             os.chmod(fd, stat_modes.S_IMODE(status.st_mode) | _READ_BY_ALL)

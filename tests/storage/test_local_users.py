@@ -362,6 +362,24 @@ def test_what_is_no_file_in_the_place_of_a_lock(tmp_path: Path, monkeypatch: pyt
     assert s.get("d/a") == b"new"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no permission bits there")
+def test_a_file_with_another_name_in_the_place_of_a_lock_keeps_its_permissions(tmp_path: Path) -> None:
+    """Where systems let users link to files of others, it may be this user's private one."""
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    store.mkdir()
+    elsewhere.mkdir()
+    private = elsewhere / "private"
+    private.write_bytes(b"secret")
+    private.chmod(0o600)
+    s = SyncStorage(LocalStorage(str(store), fsync=False))
+    s.put("0", b"old")  # sweeps up what is left there
+    Path(lock_path(str(store / "0"))).hardlink_to(private)
+    s.put("0", b"new")
+    assert (store / "0").read_bytes() == b"new"
+    assert private.read_bytes() == b"secret"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
 def test_a_lock_file_that_is_never_the_same_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system whose numbers of files do not hold; nobody waits for ever."""
     monkeypatch.setattr(local_locks, "_is_called", lambda status, name: False)

@@ -115,6 +115,8 @@ def is_free(rules: WriteRules, path: str, monkeypatch: pytest.MonkeyPatch) -> bo
         try:
             flock(fd, operation | (fcntl.LOCK_NB if is_ours else 0))
         except BlockingIOError:
+            if not is_ours:
+                raise
             raise Held from None
 
     def fcntl_at_once(fd: int, command: int, argument: Any) -> Any:
@@ -122,6 +124,8 @@ def is_free(rules: WriteRules, path: str, monkeypatch: pytest.MonkeyPatch) -> bo
         try:
             return fcntl_(fd, fcntl.F_OFD_SETLK if is_ours and command == fcntl.F_OFD_SETLKW else command, argument)
         except BlockingIOError:
+            if not is_ours:
+                raise
             raise Held from None
 
     with monkeypatch.context() as patched:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from shardstore.storage.base import Found, Read, ReadOutcome, ServerTimes
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.wrap_latency import LatencyStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.latency import LatencyStorage
 
 _ONE_DAY = 24 * 3600.0
 

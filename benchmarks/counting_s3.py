@@ -75,7 +75,7 @@ def _serve(pipe: multiprocessing.connection.Connection[Any, Any], as_aws: bool) 
     from werkzeug.serving import make_server
 
     if as_aws:
-        from shardstore.testing.moto_as_aws import behave_as_aws
+        from tests.harness.moto_as_aws import behave_as_aws
 
         behave_as_aws()
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -207,8 +207,8 @@ def over_latency(chunks: int) -> dict[str, float]:
     from shardstore._sync import run_sync
     from shardstore.model.generation import UNCONDITIONAL
     from shardstore.storage.memory import MemoryStorage
-    from shardstore.storage.wrap_latency import LatencyStorage
-    from shardstore.storage.wrap_trace import TraceStorage
+    from shardstore.testing.latency import LatencyStorage
+    from shardstore.testing.trace import TraceStorage
 
     source, target, record = (MemoryStorage(f"/bench/{what}") for what in ("source", "target", "record"))
     document = {

@@ -6,10 +6,10 @@ from importlib import import_module
 
 for _module in (
     "s3fs",
-    "shardstore.adapters.mapping",
-    "shardstore.adapters.zarr_place",
-    "shardstore.adapters.zarr_store",
-    "shardstore.storage.wrap_latency",
+    "shardstore.adapters.mapping.mapping",
+    "shardstore.adapters.zarr.place",
+    "shardstore.adapters.zarr.store",
+    "shardstore.testing.latency",
     "worker",
 ):
     import_module(_module)

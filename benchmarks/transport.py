@@ -52,7 +52,7 @@ def one(url: str, options: dict[str, Any], workloads: list[str], prefix: str) ->
     from shardstore.model.generation import UNCONDITIONAL
     from shardstore.model.ranges import EVERYTHING, ByteRange
     from shardstore.storage.base import Found, Read
-    from shardstore.storage.open import open_storage
+    from shardstore.storage.opening.open import open_storage
 
     storage = open_storage(url, options)
     data = os.urandom(WRITTEN_NBYTES)
@@ -108,7 +108,7 @@ def fill(url: str, options: dict[str, Any], *, with_list: bool) -> None:
     import fsspec.asyn
 
     from shardstore.model.generation import UNCONDITIONAL
-    from shardstore.storage.open import open_storage
+    from shardstore.storage.opening.open import open_storage
 
     storage = open_storage(url, options, transport="obstore")  # the faster one
 
@@ -139,7 +139,7 @@ def moto() -> Iterator[tuple[str, dict[str, Any]]]:
 def fake_gcs_server() -> Iterator[tuple[str, dict[str, Any]]]:
     import gcsfs
 
-    from shardstore.testing.gcs_emulator import gcs_emulator
+    from tests.harness.gcs_emulator import gcs_emulator
 
     with gcs_emulator(with_xml=True) as endpoint:
         options = {"token": "anon", "endpoint_url": endpoint, "project": "test"}

@@ -26,15 +26,15 @@ from shardstore.errors import (
 )
 
 if TYPE_CHECKING:
-    from shardstore.adapters.align import align
-    from shardstore.adapters.filesystem import ShardedFileSystem
-    from shardstore.adapters.mapping import ShardedMap
+    from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+    from shardstore.adapters.mapping.mapping import ShardedMap
+    from shardstore.adapters.tools.align import align
+    from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
-    from shardstore.adapters.verification import census, verify
-    from shardstore.adapters.zarr_store import ShardedStore
+    from shardstore.adapters.zarr.store import ShardedStore
     from shardstore.maintenance.compact import compact
-    from shardstore.maintenance.pack import pack, reshard, unpack
-    from shardstore.maintenance.repair import repair
+    from shardstore.maintenance.packing.pack import pack, reshard, unpack
+    from shardstore.maintenance.repair.run import repair
 
 __version__ = "0.1.0"
 
@@ -69,18 +69,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ShardedFileSystem": "shardstore.adapters.filesystem",
-    "ShardedMap": "shardstore.adapters.mapping",
-    "ShardedStore": "shardstore.adapters.zarr_store",
+    "ShardedFileSystem": "shardstore.adapters.fsspec.filesystem",
+    "ShardedMap": "shardstore.adapters.mapping.mapping",
+    "ShardedStore": "shardstore.adapters.zarr.store",
     "ShardingTransformer": "shardstore.adapters.transformer",
-    "align": "shardstore.adapters.align",
-    "pack": "shardstore.maintenance.pack",
-    "reshard": "shardstore.maintenance.pack",
-    "unpack": "shardstore.maintenance.pack",
+    "align": "shardstore.adapters.tools.align",
+    "pack": "shardstore.maintenance.packing.pack",
+    "reshard": "shardstore.maintenance.packing.pack",
+    "unpack": "shardstore.maintenance.packing.pack",
     "compact": "shardstore.maintenance.compact",
-    "repair": "shardstore.maintenance.repair",
-    "census": "shardstore.adapters.verification",
-    "verify": "shardstore.adapters.verification",
+    "repair": "shardstore.maintenance.repair.run",
+    "census": "shardstore.adapters.tools.verification",
+    "verify": "shardstore.adapters.tools.verification",
 }
 
 
@@ -146,7 +146,7 @@ def open(
     Specification: Zarr v3, sharding codec 1.0.
     """
     try:
-        from shardstore.adapters.zarr_store import ShardedStore
+        from shardstore.adapters.zarr.store import ShardedStore
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise
@@ -179,7 +179,7 @@ def get_mapper(
     Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's. Where zarr-python 2 is installed, what is returned
     with ``present="v2"`` is a store of its own too, to which it hands whole batches.
     """
-    from shardstore.adapters.mapping import mapping_class
+    from shardstore.adapters.mapping.mapping import mapping_class
 
     return mapping_class(present)(
         url,

@@ -1,6 +1,6 @@
 """The version that a file shows to which bytes are being appended, by a reader that shares nothing with shardstore's.
 
-See ``shardstore.storage.local_append_record`` for the format.
+See ``shardstore.storage.local.append_record`` for the format.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def s3_endpoint() -> Iterator[str]:
     """The address of a server that speaks S3 and honours conditional PUTs, in a thread of this process."""
     from moto.server import ThreadedMotoServer  # slow to import
 
-    from shardstore.testing.moto_as_aws import make_conditions_hold
+    from tests.harness.moto_as_aws import make_conditions_hold
 
     make_conditions_hold()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -80,7 +80,7 @@ def s3_url(s3_endpoint: str) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="session")
 def gcs_endpoint() -> Iterator[str]:
     """The address of a server that speaks the JSON API of GCS and honours conditions of uploads, in a process of its own."""
-    from shardstore.testing.gcs_emulator import gcs_emulator  # of the tests that need it only
+    from tests.harness.gcs_emulator import gcs_emulator  # of the tests that need it only
 
     with gcs_emulator() as endpoint:
         yield endpoint

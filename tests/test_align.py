@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardstore
-from shardstore.adapters.align import align
+from shardstore.adapters.tools.align import align
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.plan.aligned import Chunks, are_aligned, shard_aligned_chunks
 
@@ -434,5 +434,5 @@ def test_an_array_whose_chunks_cannot_be_told(tmp_path: Path) -> None:
 
 
 def test_importing_it_imports_neither_xarray_nor_dask() -> None:
-    code = "import sys, shardstore.adapters.align; print([m for m in ('xarray', 'dask', 'zarr', 'pandas') if m in sys.modules])"
+    code = "import sys, shardstore.adapters.tools.align; print([m for m in ('xarray', 'dask', 'zarr', 'pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -17,7 +17,7 @@ import zarr
 import shardstore
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, ShardStoreError, StorageError
-from shardstore.maintenance.pack import PackOptions
+from shardstore.maintenance.packing.pack import PackOptions
 from shardstore.maintenance.pins import Pin
 from shardstore.storage.memory import MemoryStorage
 from tests import view

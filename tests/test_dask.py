@@ -18,9 +18,9 @@ import xarray as xr
 import zarr
 
 import shardstore
-from shardstore.adapters.align import align
-from shardstore.storage.open import open_storage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.adapters.tools.align import align
+from shardstore.storage.opening.open import open_storage
+from shardstore.testing.trace import TraceStorage
 from tests.clusters import dask_cluster
 
 pytestmark = pytest.mark.zarr

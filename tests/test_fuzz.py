@@ -31,7 +31,7 @@ import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharding
 from tests.stored import StorageObjects

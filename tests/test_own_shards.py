@@ -19,12 +19,12 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
 
 import shardstore
-from shardstore.adapters.zarr_by_shards import ShardPipeline
-from shardstore.adapters.zarr_place import place_of
+from shardstore.adapters.zarr.by_shards import ShardPipeline
+from shardstore.adapters.zarr.place import place_of
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.stored import LocalObjects, Objects, StorageObjects
 

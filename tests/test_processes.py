@@ -23,9 +23,9 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import shardstore
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view, workers
 from tests.stored import LocalObjects
 

@@ -22,9 +22,9 @@ from zarr.storage import MemoryStore
 import shardstore
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.golden import FIXTURES
 from tests.shards import presented, sharded_arrays

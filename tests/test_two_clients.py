@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 import shardstore
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 
 EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "80"))

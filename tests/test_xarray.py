@@ -14,7 +14,7 @@ import xarray as xr
 import zarr
 
 import shardstore
-from shardstore.adapters.align import align
+from shardstore.adapters.tools.align import align
 from tests.shards import presented, sharded_arrays
 from tests.stored import LocalObjects
 

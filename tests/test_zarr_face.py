@@ -14,15 +14,15 @@ from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters import zarr_pipeline
-from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
+from shardstore.adapters.zarr import pipeline as zarr_pipeline
+from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline
 from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.stored import StorageObjects
 

@@ -17,20 +17,20 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
-from shardstore.adapters.engine_storage import EngineStorage
-from shardstore.adapters.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node, Siblings
+from shardstore.engine.metadata.hierarchy import Node, Siblings
 from shardstore.engine.options import EngineOptions, Present, check_flag
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.presented.draft2022 import DraftEngine
+from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.v2 import V2Engine
 from shardstore.storage.base import Storage
-from shardstore.storage.local_rules import Locks
-from shardstore.storage.open import open_storage
-from shardstore.storage.redaction import redacted
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.opening.transports import Transport, carried_by
+from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.static import as_said, check_static
-from shardstore.storage.transports import Transport, carried_by
 
 _lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()

@@ -12,20 +12,20 @@ from operator import itemgetter
 from typing import Any
 
 from shardstore._sync import run_sync
-from shardstore.adapters.engine_storage import EngineStorage
 from shardstore.adapters.given_bytes import given_bytes
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.outcomes import raise_failed
-from shardstore.adapters.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flags
-from shardstore.engine.shard_chunks import Value
+from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.base import Storage
+from shardstore.storage.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
 
 Range = tuple[int, int | None] | None
 """``(start, length)`` in bytes, that is ``value[start:][:length]``; a length of ``None``: to the end; ``None``: all.

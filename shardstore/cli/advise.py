@@ -19,7 +19,7 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.format.metadata_v3 import item_nbytes
 from shardstore.format.shard_index import IndexCodecs
-from shardstore.maintenance.survey import ArraySurvey, survey
+from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised
 from shardstore.plan.reads import ReadLimits

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from shardstore.adapters.verification import picture_saver
+from shardstore.adapters.tools.verification import picture_saver
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
 from shardstore.cli.census_picture import picture as picture_of
 from shardstore.cli.execution import (
@@ -32,8 +32,8 @@ from shardstore.cli.output import complain, count, plural, print_json, shape, sh
 from shardstore.cli.target import resolve
 from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.census import take_census
-from shardstore.maintenance.census_file import ArrayCensus, Census
+from shardstore.maintenance.census.file import ArrayCensus, Census
+from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.text import Text
 
 from shardstore.cli.output import has_colours
-from shardstore.maintenance.census_density import density
-from shardstore.maintenance.census_file import ArrayCensus
+from shardstore.maintenance.census.density import density
+from shardstore.maintenance.census.file import ArrayCensus
 
 _COLUMNS = 64
 _LINES = 16

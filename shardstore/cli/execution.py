@@ -23,7 +23,7 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
-from shardstore.storage.local_rules import Locks, check_locks
+from shardstore.storage.local.rules import Locks, check_locks
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[

@@ -20,7 +20,7 @@ from shardstore.cli.output import complain, count, plural, print_json, progress_
 from shardstore.cli.runtime import runtime_facts
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.maintenance.survey import ArraySurvey, Survey, Usage, survey
+from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
 from shardstore.storage.capabilities import Capabilities
 from shardstore.stored.detect import is_draft
 

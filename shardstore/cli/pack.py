@@ -16,7 +16,7 @@ from shardstore.cli.output import complain, count, plural, print_json, shape, sh
 from shardstore.cli.target import pair_options
 from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import Incomplete, InvalidInput
-from shardstore.maintenance.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
+from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
 
 _SHOWN_FAILURES = 10

@@ -28,8 +28,8 @@ from shardstore.cli.execution import (
 from shardstore.cli.output import complain, plural, print_json
 from shardstore.cli.target import Target, resolve
 from shardstore.cli.transfer import transfer_bar
-from shardstore.maintenance.repair import Finding, RepairReport
-from shardstore.maintenance.repair import repair as repair_store
+from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.maintenance.repair.run import repair as repair_store
 
 _ACTIONS = {"looking": "looking at indices", "working": "repairing"}
 _MOST_SHOWN = 20  # chunks by name, of one shard

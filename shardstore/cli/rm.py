@@ -17,7 +17,7 @@ from shardstore.engine.actions import ERASE
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, join, metadata_path
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.maintenance.survey import V2_DOCUMENTS
+from shardstore.maintenance.survey.run import V2_DOCUMENTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def _pipeline() -> str | None:
     """The path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr."""
     if find_spec("zarr") is None:
         return None
-    from shardstore.adapters.zarr_pipeline import install_pipeline
+    from shardstore.adapters.zarr.pipeline import install_pipeline
 
     install_pipeline()
     return str(import_module("zarr").config.get("codec_pipeline.path"))

@@ -14,13 +14,13 @@ from typing import Any
 from fsspec.registry import available_protocols
 
 from shardstore._sync import run_sync
+from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.adapters.roots import root_depth
 from shardstore.cli.output import said_if_slow
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput
-from shardstore.storage.address import Address
-from shardstore.storage.redaction import redacted
+from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.redaction import redacted
 from shardstore.stored.detect import is_draft
 
 _TAKE_NO_OPTIONS = frozenset({"", "file", "local", "memory"})

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from shardstore.adapters.verification import decoder
+from shardstore.adapters.tools.verification import decoder
 from shardstore.cli.arguments import (
     AgainstOptionsJson,
     AsJson,
@@ -39,11 +39,11 @@ from shardstore.cli.findings import alike, show_others
 from shardstore.cli.output import complain, count, plural, print_json, show, size, wrapped
 from shardstore.cli.target import pair_options, resolve
 from shardstore.cli.transfer import Step, transfer_bar
-from shardstore.maintenance.census_file import merged, read_census
-from shardstore.maintenance.detectable import Detectable
+from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
-from shardstore.maintenance.findings import Finding
-from shardstore.maintenance.verify import ArrayVerified, Copy, VerifyReport, verify_engine
+from shardstore.maintenance.verify.detectable import Detectable
+from shardstore.maintenance.verify.findings import Finding
+from shardstore.maintenance.verify.run import ArrayVerified, Copy, VerifyReport, verify_engine
 
 _ARRAYS_NAMED = 8
 

@@ -1,1 +1,5 @@
-"""The engine: carries plans out over a storage. Everything here is async and runs on fsspec's IO loop."""
+"""The engine of one store carries plans out over a storage, as coroutines on fsspec's IO loop.
+
+The faces and ``maintenance`` import ``engine.engine``, ``options``, ``actions`` and ``keys``, and few other modules. Begin with
+``engine.py``, then follow one read into ``reading`` and one write into ``writing``.
+"""

@@ -10,7 +10,7 @@ from enum import Enum
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.conditions import holds
+from shardstore.storage.requests.conditions import holds
 
 
 class OwnShards(Enum):

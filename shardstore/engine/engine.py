@@ -17,44 +17,44 @@ from itertools import compress
 from typing import TypeVar
 
 from shardstore.engine.actions import ERASE, Action, Creation, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
-from shardstore.engine.at_once import at_once
-from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
-from shardstore.engine.chunk_parts import ChunkParts, part_reads
-from shardstore.engine.committer import Committer
-from shardstore.engine.consolidated import stale_consolidated
 from shardstore.engine.counters import Counters
-from shardstore.engine.documents import Documents
-from shardstore.engine.erasing import Erasing
-from shardstore.engine.hierarchy import ChunkTarget, Hierarchy
-from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import check_key, check_keys, check_prefix, join, metadata_key, metadata_path
-from shardstore.engine.levels import LevelledStorage
-from shardstore.engine.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.metadata.consolidated import stale_consolidated
+from shardstore.engine.metadata.documents import Documents
+from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
+from shardstore.engine.metadata.levels import LevelledStorage
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.pinned import HeldValue, OpenValue, pin
-from shardstore.engine.prefetching import prefetch
-from shardstore.engine.reader import Reader
-from shardstore.engine.retrying import Contention, Sleep
-from shardstore.engine.shard_chunks import Value
+from shardstore.engine.reading.at_once import at_once
+from shardstore.engine.reading.by_shards import Sight, chunks_in_shards, held_back, look
+from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
+from shardstore.engine.reading.index_cache import IndexCache
+from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.reading.pinned import HeldValue, OpenValue, pin
+from shardstore.engine.reading.prefetching import prefetch
+from shardstore.engine.reading.reader import Reader
+from shardstore.engine.reading.shard_chunks import Value
+from shardstore.engine.reading.version_reader import VersionReader, of_content
 from shardstore.engine.tick_batch import TickBatch
-from shardstore.engine.transaction import Overlay
-from shardstore.engine.transaction_commit import OverlayCommit
-from shardstore.engine.uninterrupted import uninterrupted
-from shardstore.engine.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
-from shardstore.engine.version_reader import VersionReader, of_content
-from shardstore.engine.whole_chunks import with_whole
-from shardstore.engine.writer import Writer
+from shardstore.engine.writing.committer import Committer
+from shardstore.engine.writing.erasing import Erasing
+from shardstore.engine.writing.retrying import Contention, Sleep
+from shardstore.engine.writing.transaction import Overlay
+from shardstore.engine.writing.transaction_commit import OverlayCommit
+from shardstore.engine.writing.uninterrupted import uninterrupted
+from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
+from shardstore.engine.writing.whole_chunks import with_whole
+from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.storage.base import Read, ReadOutcome, Storage
-from shardstore.storage.wrap_check import CheckedStorage
-from shardstore.storage.wrap_count import CountingStorage
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers.check import CheckedStorage
+from shardstore.storage.wrappers.count import CountingStorage
 from shardstore.stored.detect import DetectedStorage, is_draft
 
 logger = logging.getLogger(__name__)

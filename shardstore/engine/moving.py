@@ -22,10 +22,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, check_key, join, metadata_path
 from shardstore.engine.memory_budget import MemoryBudget
-from shardstore.engine.uninterrupted import uninterrupted
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, loads_object
@@ -34,8 +34,8 @@ from shardstore.format.presentation import sharded_otherwise
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
-from shardstore.storage.location import Location, location_of
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.opening.location import Location, location_of
+from shardstore.storage.wrappers.base import innermost
 from shardstore.stored.detect import is_draft
 
 if TYPE_CHECKING:  # the engine imports this module

@@ -17,16 +17,16 @@ from shardstore.engine.actions import (
     revising,
     tells_outcome,
 )
-from shardstore.engine.documents import Documents
-from shardstore.engine.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.engine.reader import Reader, StaleLayout
-from shardstore.engine.retrying import Contention
-from shardstore.engine.shard_chunks import Value
-from shardstore.engine.shard_read import group_by_shard, group_located
-from shardstore.engine.v2_arrays_written import WrittenV2Arrays
-from shardstore.engine.whole_chunks import with_whole
-from shardstore.engine.writer import Writer
+from shardstore.engine.metadata.documents import Documents
+from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
+from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.shard_chunks import Value
+from shardstore.engine.reading.shard_read import group_by_shard, group_located
+from shardstore.engine.writing.retrying import Contention
+from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
+from shardstore.engine.writing.whole_chunks import with_whole
+from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve

@@ -1,1 +1,5 @@
-"""Looking after stores as a whole: what lies in them. Needs no zarr."""
+"""Long work on whole stores: verification, census, compaction, repair and packing, which needs no zarr.
+
+The faces and the command line import ``compact``, ``pins`` and the ``run`` module of each folder. Begin with ``walk.py``, which
+lists a store, and ``execution.py``, which carries tasks out.
+"""

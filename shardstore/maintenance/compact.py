@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
-from shardstore.engine.index_cache import CachedIndex
+from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.options import EngineOptions, check_flags
-from shardstore.engine.reader import StaleLayout
+from shardstore.engine.reading.index_cache import CachedIndex
+from shardstore.engine.reading.reader import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
@@ -26,11 +26,11 @@ from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.place import Place
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
-from shardstore.maintenance.survey_shards import Damage, dead_nbytes
+from shardstore.maintenance.survey.shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.compaction import plan_compaction
-from shardstore.storage.local_rules import Locks
-from shardstore.storage.open import open_storage
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.open import open_storage
 
 _ATTEMPTS = 8  # lost in a row against writers of the same shard: they leave no dead bytes behind
 

@@ -12,11 +12,11 @@ from shardstore.format.codecs import codec_name
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.presentation import present_array, same_chunks
-from shardstore.format.v2_arrays import array_from_v2
-from shardstore.format.v2_groups import group_from_v2
-from shardstore.format.v2_json import same_text
-from shardstore.format.v2_kept import hide_kept
-from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.groups import group_from_v2
+from shardstore.format.v2.json import same_text
+from shardstore.format.v2.kept import hide_kept
+from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.walk import Walk

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 from shardstore.engine.keys import join
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import innermost
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import check_key
 from shardstore.errors import InvalidInput
-from shardstore.maintenance.survey_nodes import SurveyedNodes
-from shardstore.storage.local_versions import may_be_same_bytes
+from shardstore.maintenance.survey.nodes import SurveyedNodes
+from shardstore.storage.local.versions import may_be_same_bytes
 
 _NAMED = 5  # pins, in one error
 

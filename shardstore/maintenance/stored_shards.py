@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shardstore._sync import run_sync
-from shardstore.engine.committer import Shard
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_prefix, join, metadata_path
-from shardstore.engine.reader import same_shards
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.reading.reader import same_shards
+from shardstore.engine.writing.committer import Shard
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
-from shardstore.maintenance.survey_nodes import SurveyedNodes
+from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Failed, Found, ObjectInfo, Read

@@ -12,12 +12,12 @@ from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import sizes
-from shardstore.format.v2_arrays import array_from_v2
-from shardstore.format.v2_dtypes import NoCounterpart
-from shardstore.format.v2_json import same_text
-from shardstore.format.v2_keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.dtypes import NoCounterpart
+from shardstore.format.v2.json import same_text
+from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
-from shardstore.maintenance.findings import Fault
+from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, Storage, document_read
 

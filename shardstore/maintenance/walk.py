@@ -11,12 +11,12 @@ from typing import Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import ancestors, check_prefix, metadata_path
+from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.json_text import JsonObject
-from shardstore.format.v2_keys import document_key
+from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array
-from shardstore.maintenance.survey_nodes import SurveyedNodes
+from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.maintenance.v2_nodes import V2Nodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo

@@ -13,11 +13,11 @@ from typing import NoReturn
 from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path
-from shardstore.engine.listing import ListedDir, ListedValue, directly_below
-from shardstore.engine.shard_chunks import Value
+from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
-from shardstore.format.draft2022_keys import (
+from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
     ENTRY_POINT_KEY,
@@ -33,7 +33,7 @@ from shardstore.format.draft2022_keys import (
     verbatim_key,
     verbatim_stored,
 )
-from shardstore.format.draft2022_metadata import (
+from shardstore.format.draft2022.metadata import (
     array_to_v3,
     dump_document,
     entry_point_problem,
@@ -45,7 +45,7 @@ from shardstore.format.draft2022_metadata import (
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
-from shardstore.format.v2_kept import RESERVED
+from shardstore.format.v2.kept import RESERVED
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedEngine, parsed_document
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
-from shardstore.engine.listing import ListedDir, ListedValue, directly_below
-from shardstore.engine.shard_chunks import Value
+from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
+from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.json_text import dumps as dumps_v3
-from shardstore.format.metadata_v2 import (
+from shardstore.format.metadata_v3 import is_array, is_group
+from shardstore.format.v2.keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
+from shardstore.format.v2.metadata import (
     ARRAY_NAME,
     ATTRIBUTES_NAME,
     CONSOLIDATED_NAME,
@@ -32,8 +34,6 @@ from shardstore.format.metadata_v2 import (
     group_from_v2,
     group_to_v2,
 )
-from shardstore.format.metadata_v3 import is_array, is_group
-from shardstore.format.v2_keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedEngine, array_of_node, parsed_document
 

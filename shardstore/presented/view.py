@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
 from shardstore.engine.engine import Engine
-from shardstore.engine.hierarchy import Node
 from shardstore.engine.keys import check_key, check_prefix, metadata_key
-from shardstore.engine.listing import ListedBatch, ListedValue
-from shardstore.engine.pinned import HeldValue, OpenValue
-from shardstore.engine.shard_chunks import Value
-from shardstore.engine.uninterrupted import uninterrupted
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.reading.listing import ListedBatch, ListedValue
+from shardstore.engine.reading.pinned import HeldValue, OpenValue
+from shardstore.engine.reading.shard_chunks import Value
+from shardstore.engine.reading.version_reader import of_content
 from shardstore.engine.values import KeyRequest, KeyUpdate
-from shardstore.engine.version_reader import of_content
+from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object

@@ -27,11 +27,11 @@ from shardstore.errors import ShardStoreError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.generic import GenericStorage
-from shardstore.storage.generic_links import ARCHIVES, CACHES, REFERENCES, is_one
+from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one
+from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from shardstore.storage.static import StaticStorage
 
 _LOOKS_AT_ONCE = 64

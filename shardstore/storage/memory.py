@@ -32,10 +32,10 @@ from shardstore.storage.base import (
     ReadOutcome,
     Segment,
 )
-from shardstore.storage.body import byte_view, joined
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.conditions import check_deletion
 from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.requests.body import byte_view, joined
+from shardstore.storage.requests.conditions import check_deletion
 
 _STAMP = "_shardstore_stamp"
 

@@ -17,10 +17,10 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.generic import GenericStorage
-from shardstore.storage.generic_errors import contradicts
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.generic.errors import contradicts
+from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.wrappers.base import StorageWrapper
 
 OPTION = "static"
 """Among ``storage_options`` too, so that everything that takes those takes it."""

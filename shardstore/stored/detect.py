@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 
 from shardstore.errors import AccessDenied, Corruption
-from shardstore.format.draft2022_keys import ENTRY_POINT_KEY, document_path
-from shardstore.format.draft2022_metadata import is_entry_point
+from shardstore.format.draft2022.keys import ENTRY_POINT_KEY, document_path
+from shardstore.format.draft2022.metadata import is_entry_point
 from shardstore.format.json_text import loads_object
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage, document_read
-from shardstore.storage.wrapper import StorageWrapper
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.stored.draft2022.storage import DraftStorage
 
 _ROOT = document_read(ENTRY_POINT_KEY)
 

@@ -1,1 +1,4 @@
-"""Conformance suites that ship with the package, so that other kinds of storage can be held to the same contract."""
+"""Tests for what others build: a suite that holds a kind of storage to its contract, and storages that fail, wait or record.
+
+Nothing in the package imports them. Begin with ``storage_suite.py``.
+"""

@@ -15,7 +15,7 @@ import zarr
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.storage.memory import MemoryStorage
 from tests.shards import presented, sharded_arrays
 from tests.stored import FsspecObjects, LocalObjects, Objects, StorageObjects

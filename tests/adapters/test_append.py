@@ -13,11 +13,11 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.s3_probe import facts_of, forget_facts
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.s3.probe import facts_of, forget_facts
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
+from shardstore.testing.trace import TraceStorage
 from tests.shards import index_entries, sharding
 from tests.storage.test_s3 import Calls, S3Url, honour_on_completion, unfinished_uploads
 
@@ -165,7 +165,7 @@ def test_storages_that_copy_nothing_are_refused() -> None:
 @pytest.fixture
 def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A storage, and its calls, of a server that makes completions conditional."""
-    from shardstore.storage.open import open_storage
+    from shardstore.storage.opening.open import open_storage
 
     storage = open_storage(*s3_url)
     assert isinstance(storage, S3Storage)

@@ -19,7 +19,7 @@ from fsspec.tests.abstract import (
     AbstractPutTests,
 )
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from tests.adapters.places import Place, make_place
 from tests.engine.hooked import document
 

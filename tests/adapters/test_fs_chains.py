@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import NotFound, ShardStoreError
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 from tests.shards import presented

@@ -11,7 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Conflict, InvalidInput, NotFound
 from tests.adapters.places import Place, array_document, make_place
 from tests.shards import presented

@@ -21,8 +21,8 @@ from fsspec import AbstractFileSystem
 from zarr.storage import FsspecStore
 
 import shardstore
-from shardstore.adapters.filesystem import ShardedFileSystem
-from shardstore.engine.hierarchy import Siblings
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+from shardstore.engine.metadata.hierarchy import Siblings
 from shardstore.errors import InvalidInput, NotFound
 from tests.adapters import forked
 from tests.adapters.places import RAW, Place, array_document, make_place, memory_place

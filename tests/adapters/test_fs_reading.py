@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 

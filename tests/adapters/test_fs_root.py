@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import NotFound
 
 

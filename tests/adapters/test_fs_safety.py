@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import InvalidInput, NotFound
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.errors import Conflict, InvalidInput, NotFound, ReadOnly
 from tests.adapters.places import RAW, Place, array_document, is_document, make_place, memory_place, put_sample
 from tests.shards import presented, sharded_arrays

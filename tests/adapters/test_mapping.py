@@ -13,7 +13,7 @@ import shardstore
 from shardstore import ShardedMap
 from shardstore.errors import Corruption, InvalidInput, NotFound, ReadOnly
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.adapters.places import Place, array_document, is_document, make_place, memory_place, put_sample
 from tests.shards import presented
 from tests.stored import snapshot

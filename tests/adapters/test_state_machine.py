@@ -24,8 +24,8 @@ import zarr
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from shardstore import ShardedMap
-from shardstore.adapters.filesystem import ShardedFileSystem
-from shardstore.engine.hierarchy import Siblings
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+from shardstore.engine.metadata.hierarchy import Siblings
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.plan.policy import ArrayInfo
 from tests.adapters.places import Place, array_document

@@ -29,10 +29,10 @@ from zarr.core.buffer import BufferPrototype, NDBuffer, cpu, default_buffer_prot
 from zarr.storage import MemoryStore
 
 import shardstore
-from shardstore.adapters import zarr_direct
-from shardstore.adapters.zarr_chunks import ChunkCodec, Entry
-from shardstore.adapters.zarr_direct import DirectChain, compile_chain
-from shardstore.adapters.zarr_scatter import gather_chunks, scatter_chunks
+from shardstore.adapters.zarr import direct as zarr_direct
+from shardstore.adapters.zarr.chunks import ChunkCodec, Entry
+from shardstore.adapters.zarr.direct import DirectChain, compile_chain
+from shardstore.adapters.zarr.scatter import gather_chunks, scatter_chunks
 from shardstore.errors import Corruption
 from shardstore.storage.memory import MemoryStorage
 from tests import view

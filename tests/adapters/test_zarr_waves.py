@@ -14,9 +14,11 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
+from shardstore.adapters.zarr import codec_threads
+from shardstore.adapters.zarr import pipeline as zarr_pipeline
+from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 
 pytestmark = pytest.mark.zarr
 

@@ -11,8 +11,8 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.testing.coarse_times import CoarseTimes
 from tests.cli.running import Place, make_store, options_of, run, succeed
+from tests.harness.coarse_times import CoarseTimes
 from tests.shards import index_entries, sharded_arrays
 from tests.stored import Objects, document
 
@@ -184,7 +184,7 @@ def test_runtime() -> None:
     alone = succeed("info", "--runtime", "--json").json
     assert alone["runtime"]["versions"]["zarr"] == zarr.__version__
     assert alone["runtime"]["versions"]["shardstore"] == shardstore.__version__
-    assert alone["runtime"]["pipeline"] == "shardstore.adapters.zarr_pipeline.ShardedCodecPipeline"
+    assert alone["runtime"]["pipeline"] == "shardstore.adapters.zarr.pipeline.ShardedCodecPipeline"
     told = succeed("info", "--runtime").out
     assert zarr.__version__ in told
     assert "ShardedCodecPipeline" in told

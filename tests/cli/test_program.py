@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 import shardstore
-from shardstore.adapters.chain import check_options
+from shardstore.adapters.fsspec.chain import check_options
 from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
 from shardstore.cli.commands import COMMANDS
@@ -42,7 +42,7 @@ from shardstore.errors import (
     WriteOutcomeUnknown,
 )
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.s3_client import S3Client, translated
+from shardstore.storage.s3.client import S3Client, translated
 from tests.cli.running import PLAIN, Place, make_store, options_of, run, spawn, succeed
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from shardstore.cli.target import pair_options, resolve, resolve_pair
 from shardstore.errors import InvalidInput
-from shardstore.storage.address import Address
+from shardstore.storage.opening.address import Address
 from tests.cli.running import Place, run, succeed
 from tests.stored import snapshot
 

@@ -19,9 +19,9 @@ from shardstore.cli.execution import write_failures
 from shardstore.cli.findings import show_others
 from shardstore.cli.output import wrapped
 from shardstore.errors import StorageError
-from shardstore.maintenance.census_file import Unread
+from shardstore.maintenance.census.file import Unread
 from shardstore.storage.base import Failed
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from tests.cli.running import PLAIN, Place, run, succeed
 from tests.clusters import dask_cluster
 from tests.stored import LocalObjects, document, snapshot

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from shardstore.engine import hierarchy
+from shardstore.engine.metadata import hierarchy
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, ServerTimes
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.wrappers.base import StorageWrapper
 
 _numbers = itertools.count()
 

@@ -18,13 +18,13 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine import engine as engine_module
-from shardstore.engine.index_cache import IndexCache
+from shardstore.engine.reading.index_cache import IndexCache
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage import local
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_reading import READS_CACHED
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.local import storage as local
+from shardstore.storage.local.reading import READS_CACHED
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.trace import TraceStorage
 
 pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: chunks are read otherwise elsewhere")
 
@@ -36,7 +36,7 @@ VALUES = np.random.default_rng(0).integers(1, 256, (8, 100), dtype="u1")
 @pytest.fixture(autouse=True)
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel holds in memory is its own affair: reads of cached bytes just read."""
-    monkeypatch.setattr("shardstore.storage.local_reading._cached_pread", lambda fd, nbytes, offset: os.pread(fd, nbytes, offset))
+    monkeypatch.setattr("shardstore.storage.local.reading._cached_pread", lambda fd, nbytes, offset: os.pread(fd, nbytes, offset))
 
 
 @pytest.fixture

@@ -20,17 +20,20 @@ from zarr.core.sync import sync
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters import codec_threads, zarr_pipeline, zarr_scatter
-from shardstore.engine import chunk_parts
-from shardstore.engine.chunk_parts import ChunkParts, Part
+from shardstore.adapters.zarr import codec_threads
+from shardstore.adapters.zarr import pipeline as zarr_pipeline
+from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.engine.engine import Engine
+from shardstore.engine.reading import chunk_parts
+from shardstore.engine.reading.chunk_parts import ChunkParts, Part
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage import local, local_reading
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_reading import READS_CACHED
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.local import reading as local_reading
+from shardstore.storage.local import storage as local
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.reading import READS_CACHED
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import document
 
 pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: selections are read otherwise elsewhere")

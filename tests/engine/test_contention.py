@@ -12,14 +12,14 @@ from shardstore.engine.actions import SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.retrying import Contention
+from shardstore.engine.writing.retrying import Contention
 from shardstore.errors import Conflict
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_latency import LatencyStorage
-from shardstore.testing.virtual_time import run_in_virtual_time
+from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
+from tests.harness.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.slow
 

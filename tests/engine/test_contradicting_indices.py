@@ -16,7 +16,7 @@ import zarr
 import shardstore
 from shardstore import ShardingTransformer
 from shardstore.errors import Corruption, InvalidInput, StorageError
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests import view
 from tests.engine.hooked import HookedStorage, fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, array_document

@@ -15,7 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.adapters.handle import Handle
 from shardstore.engine.actions import SetValue
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import document, fresh_memory
 
 

@@ -24,11 +24,11 @@ from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, BytesLike
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.open import open_storage
-from shardstore.storage.s3_probe import forget_facts
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3.probe import forget_facts
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.stored import StorageObjects, snapshot
 

@@ -15,7 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import ShardStoreError
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests.stored import StorageObjects, snapshot

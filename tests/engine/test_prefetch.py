@@ -11,10 +11,10 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.engine import reader
+from shardstore.engine.reading import reader
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import fresh_memory
 
 

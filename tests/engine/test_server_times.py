@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from shardstore._sync import run_sync
-from shardstore.engine import hierarchy, reader
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
+from shardstore.engine.metadata import hierarchy
 from shardstore.engine.options import EngineOptions
+from shardstore.engine.reading import reader
 from shardstore.model.ranges import EVERYTHING
 from tests.engine.hooked import Clock, HookedStorage, document, fresh_memory, read_apart, tell_times
 

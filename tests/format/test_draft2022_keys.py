@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardstore.format.draft2022_keys import (
+from shardstore.format.draft2022.keys import (
     array_document_key,
     canonical_key,
     canonical_prefixes,

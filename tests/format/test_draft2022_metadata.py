@@ -14,7 +14,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from shardstore.errors import InvalidInput
-from shardstore.format.draft2022_metadata import (
+from shardstore.format.draft2022.metadata import (
     array_from_v3,
     array_to_v3,
     dump_document,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardstore.format import index_proofs
-from shardstore.format.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, without_checksum
+from shardstore.format.repair import index_proofs
+from shardstore.format.repair.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, without_checksum
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 
 FORMAT = IndexFormat((4,))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shardstore.format import index_search
-from shardstore.format.index_search import last_index
+from shardstore.format.repair import index_search
+from shardstore.format.repair.index_search import last_index
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 
 

@@ -12,7 +12,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from shardstore.format import json_text
-from shardstore.format.metadata_v2 import RESERVED, array_from_v2, array_to_v2, dumps
+from shardstore.format.v2.metadata import RESERVED, array_from_v2, array_to_v2, dumps
 
 # numcodecs' codecs are no part of the specification of v3, of which zarr warns.
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")

@@ -15,7 +15,9 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from shardstore.format import json_text
-from shardstore.format.metadata_v2 import (
+from shardstore.format.metadata_v3 import parse_plain
+from shardstore.format.v2.keys import canonical_chunk_key, v2_chunk_key
+from shardstore.format.v2.metadata import (
     array_from_v2,
     array_to_v2,
     consolidated_from_v2,
@@ -24,8 +26,6 @@ from shardstore.format.metadata_v2 import (
     group_from_v2,
     group_to_v2,
 )
-from shardstore.format.metadata_v3 import parse_plain
-from shardstore.format.v2_keys import canonical_chunk_key, v2_chunk_key
 
 # Of numcodecs' codecs, of data types without a specification, and of consolidated metadata, in v3.
 pytestmark = [

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format import json_text
 from shardstore.format.json_text import NumberText
-from shardstore.format.metadata_v2 import (
+from shardstore.format.presentation import present_array, same_chunks, shard_document
+from shardstore.format.shard_index import IndexCodecs, IndexFormat
+from shardstore.format.v2.json import same_text
+from shardstore.format.v2.metadata import (
     ARRAY_DIMENSIONS,
     RESERVED,
     array_from_v2,
@@ -25,9 +28,6 @@ from shardstore.format.metadata_v2 import (
     group_to_v2,
     hide_kept,
 )
-from shardstore.format.presentation import present_array, same_chunks, shard_document
-from shardstore.format.shard_index import IndexCodecs, IndexFormat
-from shardstore.format.v2_json import same_text
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.v2_keys import (
+from shardstore.format.v2.keys import (
     DOCUMENT_NAMES,
     V2DocumentKey,
     canonical_chunk_key,

@@ -16,7 +16,7 @@ import google_crc32c
 
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
-from shardstore.maintenance.repair import Finding
+from shardstore.maintenance.repair.run import Finding
 from shardstore.plan.appending import plan_append
 from shardstore.plan.commits import ChunkOrder, CopyOld, DeleteShard, NewBytes, Unused, WriteShard, plan_rewrite
 from shardstore.storage.base import APPEND_ROOM_NBYTES

@@ -21,14 +21,14 @@ from hypothesis import given
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.maintenance.census import take_census
-from shardstore.maintenance.census_density import density
-from shardstore.maintenance.census_file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census
+from shardstore.maintenance.census.density import density
+from shardstore.maintenance.census.file import ArrayCensus, Census, bitmap_nbytes, census_from_bytes, merged, read_census
+from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution, Part
-from shardstore.maintenance.verify import verify_engine
-from shardstore.storage.local import LocalStorage
+from shardstore.maintenance.verify.run import verify_engine
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage
 from tests.golden import golden_cases
 from tests.maintenance.damaging import make_healthy
@@ -321,7 +321,7 @@ def bare(shape: tuple[int, ...], objects: int) -> ArrayCensus:
 
 def test_pictures_in_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from shardstore.adapters.verification import picture_saver
+    from shardstore.adapters.tools.verification import picture_saver
 
     census = Census((census_of(np.random.default_rng(0).random((30, 40)) < 0.5, (4, 4)), census_of(np.ones(5, np.bool_), (2,))))
     for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
@@ -336,11 +336,11 @@ def test_pictures_in_files(tmp_path: Path) -> None:
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from shardstore.adapters.verification import picture_saver
+    from shardstore.adapters.tools.verification import picture_saver
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "shardstore.adapters.census_plot", raising=False)
+    monkeypatch.delitem(sys.modules, "shardstore.adapters.tools.census_plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Unsupported, match=r"pip install .matplotlib"):
         picture_saver()

@@ -23,17 +23,17 @@ from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError,
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.pins import Pin, parse_pins
-from shardstore.maintenance.survey_shards import dead_nbytes
+from shardstore.maintenance.survey.shards import dead_nbytes
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.plan.commits import CopyOld, DeleteShard, WriteShard
 from shardstore.plan.compaction import plan_compaction
-from shardstore.storage import local
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.open import open_storage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.local import storage as local
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.maintenance.laid_out import DEAD, array_document, laid_out, put_array
 from tests.plan.carrying_out import sent

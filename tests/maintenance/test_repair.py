@@ -20,17 +20,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
 from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, Unsupported
-from shardstore.maintenance import repair_shard
-from shardstore.maintenance.quarantine import _beside
-from shardstore.maintenance.repair import Finding, RepairReport
+from shardstore.maintenance.repair import shard as repair_shard
+from shardstore.maintenance.repair.quarantine import _beside
+from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.storage.capabilities import Capabilities
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_names import LOCK_SUFFIX, TEMP_SUFFIX
+from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.open import open_storage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Cancel, Change, DropReply, Fail, Fault, FaultStorage, Refuse, Truncate, at_every_request
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.maintenance.laid_out import DEAD, appended, array_document, laid_out, put_array
 from tests.shards import MISSING, Sharding, crc32c, encode_index, index_entries, presented

@@ -14,9 +14,9 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 import shardstore
-from shardstore.maintenance.repair import Finding, RepairReport
-from shardstore.storage.local_append_record import HAS_ATTRIBUTES, encode_record, set_under_way
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_under_way
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, appended, array_document, laid_out, put_array
 from tests.maintenance.shard_damages import repaired, with_checksum

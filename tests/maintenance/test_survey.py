@@ -17,14 +17,14 @@ from hypothesis import given
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, NotFound
-from shardstore.maintenance.survey import ArraySurvey, Survey, Usage, survey
-from shardstore.maintenance.survey_shards import covered_nbytes
+from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
+from shardstore.maintenance.survey.shards import covered_nbytes
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Found, Read, ReadOutcome
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharded_arrays
 from tests.stored import Objects, StorageObjects, document, on_io_loop
 

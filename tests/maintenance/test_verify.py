@@ -18,18 +18,18 @@ import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 import shardstore
-from shardstore.adapters.verification import decoder
+from shardstore.adapters.tools.verification import decoder
 from shardstore.engine.engine import Engine
 from shardstore.errors import AccessDenied, InvalidInput, NotFound
-from shardstore.maintenance.census import take_census
+from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution, Part
-from shardstore.maintenance.findings import ERRORS, NOTES, ErrorKind, Finding, NoteKind
-from shardstore.maintenance.verify import VerifyReport, verify_engine
+from shardstore.maintenance.verify.findings import ERRORS, NOTES, ErrorKind, Finding, NoteKind
+from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Failed, Read, ReadOutcome
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES, handmade_cases
 from tests.shards import MISSING, encode_index, index_entries, sharded_arrays
 from tests.stored import LocalObjects, StorageObjects, document, snapshot
@@ -75,7 +75,7 @@ def all_stores() -> list[Path]:
 @pytest.mark.parametrize("store", [s for s in all_stores() if "handmade" not in str(s)], ids=lambda s: "/".join(s.parts[-3:-1]))
 @pytest.mark.parametrize("deep", [False, True])
 def test_what_other_implementations_wrote_is_sound(store: Path, deep: bool) -> None:
-    from shardstore.adapters.verification import decoder
+    from shardstore.adapters.tools.verification import decoder
 
     before = snapshot(LocalObjects(store))
     report = verified(LocalStorage(store), decoder=decoder() if deep else None)
@@ -158,7 +158,7 @@ def test_a_copy_of_the_index_behind_a_shard_is_dead_bytes_and_changed_since_a_ce
 
 
 def test_deep_finds_what_codecs_refuse(storage: MemoryStorage, objects: StorageObjects) -> None:
-    from shardstore.adapters.verification import decoder
+    from shardstore.adapters.tools.verification import decoder
 
     make(storage, [ZstdCodec(checksum=True)], index_location="start")
     shard = objects.get("ct/c/0/1")
@@ -175,7 +175,7 @@ def test_deep_finds_what_codecs_refuse(storage: MemoryStorage, objects: StorageO
 
 
 def test_deep_survives_blosc_buffers_that_would_crash_it(storage: MemoryStorage, objects: StorageObjects) -> None:
-    from shardstore.adapters.verification import decoder
+    from shardstore.adapters.tools.verification import decoder
 
     make(storage, [BloscCodec(cname="lz4")])
     shard = objects.get("ct/c/0/0")
@@ -188,7 +188,7 @@ def test_deep_survives_blosc_buffers_that_would_crash_it(storage: MemoryStorage,
 
 
 def test_deep_says_what_it_cannot_decode(storage: MemoryStorage, objects: StorageObjects) -> None:
-    from shardstore.adapters.verification import decoder
+    from shardstore.adapters.tools.verification import decoder
 
     make(storage)
     stored = document(objects, "time/zarr.json")

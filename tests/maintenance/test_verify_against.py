@@ -15,8 +15,8 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.maintenance.execution import Execution, Part
-from shardstore.maintenance.verify import Copy, VerifyReport, verify_engine
-from shardstore.storage.local import LocalStorage
+from shardstore.maintenance.verify.run import Copy, VerifyReport, verify_engine
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from tests.shards import encode_index, index_entries, sharded_arrays
 from tests.stored import StorageObjects, document

@@ -16,12 +16,12 @@ import pytest
 
 import shardstore
 from shardstore.engine.engine import Engine
-from shardstore.maintenance.census import take_census
-from shardstore.maintenance.census_file import Census, census_from_bytes
+from shardstore.maintenance.census.file import Census, census_from_bytes
+from shardstore.maintenance.census.run import take_census
 from shardstore.maintenance.execution import Execution
-from shardstore.maintenance.verify import VerifyReport, verify_engine
+from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from tests.maintenance.damaging import BESIDE_A_CENSUS, CHUNK, FAULTS, INDEX, Injected, leftover_file, make_healthy, unfinished_upload
 from tests.maintenance.damaging import Census as Against

@@ -14,8 +14,8 @@ import shardstore
 from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.storage.base import Storage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_faults import DropReply, Fail, Fault, FaultStorage, TimeOut, Truncate
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage, TimeOut, Truncate
+from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 
@@ -126,7 +126,7 @@ def test_an_error_that_is_none_of_ours_is_reported_too(hierarchy: Path) -> None:
 
 def test_a_full_disk(hierarchy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, bytes]) -> None:
     """Local source and target: that is done in one thread, without the protocol in between."""
-    from shardstore.storage.local_temporary import TemporaryFile
+    from shardstore.storage.local.temporary import TemporaryFile
 
     def full(self: Any, views: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -20,11 +20,12 @@ import zarr
 import shardstore
 from shardstore.errors import Incomplete, NoSpace, StorageError
 from shardstore.maintenance.packing.report import PackReport
-from shardstore.storage import generic_errors, local_files
+from shardstore.storage.generic import errors as generic_errors
+from shardstore.storage.local import files as local_files
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.object_requests import RequestFailed
+from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.room import is_full, room_at
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import read_by_zarr
 from tests.stored import StorageObjects, copy_tree
 

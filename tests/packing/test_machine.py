@@ -30,10 +30,10 @@ import pytest
 
 import shardstore
 from shardstore.errors import ShardStoreError
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
+from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, snapshot
 

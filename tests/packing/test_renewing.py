@@ -343,7 +343,7 @@ def test_no_reader_finds_new_chunks_under_an_old_document(tmp_path: Path, monkey
 
 
 def test_a_removed_array_loses_its_document_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardstore.storage.local import LocalStorage
+    from shardstore.storage.local.storage import LocalStorage
 
     mine, target = source(tmp_path / "s.zarr"), tmp_path / "t.zarr"
     packed(mine, target)

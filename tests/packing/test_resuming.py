@@ -23,7 +23,7 @@ import shardstore
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.maintenance.packing.report import Progress
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import read_by_zarr, stored
 from tests.stored import StorageObjects, copy_tree, snapshot
 

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 
 import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from tests.golden import golden_cases, handmade_cases
 from tests.packing.sources import cases, expected, read_by_zarr, references, stored
 from tests.shards import presented, sharded_arrays

@@ -20,7 +20,7 @@ from shardstore.model.ranges import ByteRange
 from shardstore.plan.advice import Access, ArrayFacts, Excess, advise, box, evaluate, excess, parse_access, predict
 from shardstore.plan.reads import ReadLimits, coalesce
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
+from shardstore.testing.trace import TraceStorage
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,12 @@ from typing import Any
 import gcsfs
 import pytest
 
-from shardstore.storage import gcs_probe, s3_probe
-from shardstore.storage.obstore_gcs import ObstoreGCSStorage
-from shardstore.storage.obstore_s3 import ObstoreS3Storage
-from shardstore.storage.open import open_storage
-from shardstore.testing.gcs_emulator import gcs_emulator
+from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.obstore.gcs import ObstoreGCSStorage
+from shardstore.storage.obstore.s3 import ObstoreS3Storage
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3 import probe as s3_probe
+from tests.harness.gcs_emulator import gcs_emulator
 from tests.storage.obstore_proxied import Url
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardstore.storage.obstore_gcs import ObstoreGCSStorage
-from shardstore.storage.obstore_s3 import ObstoreS3Storage
-from shardstore.storage.open import open_storage
-from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.storage.obstore.gcs import ObstoreGCSStorage
+from shardstore.storage.obstore.s3 import ObstoreS3Storage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
+from tests.harness.misbehaving_server import MisbehavingServer
 
 Url = tuple[str, dict[str, Any]]
 """A place, and the options of its filesystem."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardstore.storage.local_mounts import Mount
+from shardstore.storage.local.mounts import Mount
 
 NETWORK = Mount("/shared", "nfs4")
 
@@ -28,8 +28,8 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def mount_everything(monkeypatch: pytest.MonkeyPatch, mount: Mount | None) -> None:
     """Let every root lie on ``mount``."""
-    monkeypatch.setattr("shardstore.storage.local.mount_of", lambda path: mount)
-    monkeypatch.setattr("shardstore.storage.local_locks.mount_of", lambda path: mount)
+    monkeypatch.setattr("shardstore.storage.local.storage.mount_of", lambda path: mount)
+    monkeypatch.setattr("shardstore.storage.local.locks.mount_of", lambda path: mount)
 
 
 def set_access_list(path: Path, user: int, rights: int, owner: int = 7, group: int = 0, others: int = 0) -> None:

@@ -20,12 +20,12 @@ import shardstore
 from shardstore.errors import Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage import local_versions
 from shardstore.storage.base import APPEND_ROOM_NBYTES, CHANGED, OUTDATED, Absent, Beside, ConditionFailed, Copy, Found, New, Read, Room
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_versions import Unsettled, generation_of, names_versions
-from shardstore.testing.coarse_times import CoarseTimes, has_attributes
+from shardstore.storage.local import versions as local_versions
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.versions import Unsettled, generation_of, names_versions
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop
+from tests.harness.coarse_times import CoarseTimes, has_attributes
 from tests.storage.swapped_chunks import check_readers_of_swapped_chunks
 
 pytestmark = pytest.mark.slow
@@ -336,7 +336,7 @@ def test_chunks_of_one_shard_are_written_one_by_one_there(tmp_path: Path, clock:
 @pytest.mark.usefixtures("fat")
 def test_a_mark_is_no_condition_for_a_mount_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """The root keeps times, and a directory below it does not: a swap waits until it can be told, and is never guessed."""
-    monkeypatch.setattr("shardstore.storage.local.names_versions", lambda root: True)
+    monkeypatch.setattr("shardstore.storage.local.storage.names_versions", lambda root: True)
     s = SyncStorage(LocalStorage(tmp_path, fsync=False))
     stale = s.put("a", b"1")
     s.put("a", b"2")

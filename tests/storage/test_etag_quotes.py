@@ -11,9 +11,9 @@ import pytest
 
 from shardstore.model.generation import Generation, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.object_requests import Head, RequestFailed
-from shardstore.storage.s3_probe import forget_facts
-from shardstore.storage.s3_upload import put
+from shardstore.storage.requests.outcomes import Head, RequestFailed
+from shardstore.storage.s3.probe import forget_facts
+from shardstore.storage.s3.upload import put
 
 
 class Server:

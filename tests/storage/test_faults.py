@@ -16,9 +16,8 @@ from shardstore.errors import ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import CHANGED, ConditionFailed, Copy, Failed, Found, New, Read
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import TraceStorage
 from shardstore.testing.faults import (
     Cancel,
     Change,
@@ -36,6 +35,7 @@ from shardstore.testing.faults import (
     at_every_request,
 )
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
+from shardstore.testing.trace import TraceStorage
 
 
 class Sleeps(list[float]):

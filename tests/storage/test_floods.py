@@ -12,13 +12,13 @@ import pytest
 import shardstore
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
-from shardstore.storage.answer_bodies import TooMuch, cut, cut_unannounced, exactly
 from shardstore.storage.base import Absent, Failed, Found, Read
-from shardstore.storage.http_facts import forget_facts
-from shardstore.storage.open import open_storage
-from shardstore.testing.misbehaving_server import MisbehavingServer
-from shardstore.testing.misbehaviours import flood
+from shardstore.storage.http.facts import forget_facts
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.requests.answer_bodies import TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.misbehaving_server import MisbehavingServer
+from tests.harness.misbehaviours import flood
 from tests.storage.http_servers import WebServer
 
 MIB = 1 << 20

@@ -32,10 +32,10 @@ from shardstore import ShardedStore
 from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsupported, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
-from shardstore.storage import gcs_upload
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
-from shardstore.storage.gcs import GCSStorage
-from shardstore.storage.gcs_probe import facts_of, forget_facts
+from shardstore.storage.gcs import upload as gcs_upload
+from shardstore.storage.gcs.probe import facts_of, forget_facts
+from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 GCSUrl = tuple[str, dict[str, Any]]
@@ -1032,7 +1032,7 @@ def test_pickles_and_equality(storage: GCSStorage, s: SyncStorage) -> None:
 
 
 def test_importing_shardstore_imports_no_gcsfs() -> None:
-    code = "import sys, shardstore.storage.gcs; assert not {'gcsfs', 'aiohttp', 'google.auth', 'google.cloud'} & set(sys.modules)"
+    code = "import sys, shardstore.storage.gcs.storage; assert not {'gcsfs', 'aiohttp', 'google.auth', 'google.cloud'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -11,7 +11,7 @@ import pytest
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import Read
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_latency import LatencyStorage
+from shardstore.testing.latency import LatencyStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 
 pytestmark = pytest.mark.slow

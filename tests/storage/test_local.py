@@ -19,9 +19,9 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
 from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Copy, Failed, Found, New, Read
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_extents import Extents
-from shardstore.storage.local_temporary import TemporaryFile
+from shardstore.storage.local.extents import Extents
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces
 from tests.storage.on_disk import files_below
 
@@ -508,7 +508,7 @@ def test_after_a_fork_there_are_new_threads(s: SyncStorage) -> None:
     code = (
         "import os, sys, warnings\n"
         "warnings.simplefilter('ignore')\n"
-        "from shardstore.storage.local import LocalStorage\n"
+        "from shardstore.storage.local.storage import LocalStorage\n"
         "from shardstore.testing.storage_suite import SyncStorage\n"
         "s = SyncStorage(LocalStorage(sys.argv[1]))\n"
         "s.put('a', b'2')\n"

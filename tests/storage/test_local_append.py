@@ -17,7 +17,6 @@ import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage import local_lock_files
 from shardstore.storage.base import (
     APPEND_ROOM_NBYTES,
     CHANGED,
@@ -31,11 +30,12 @@ from shardstore.storage.base import (
     Room,
     Segment,
 )
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.testing.crash import AtCall, Child, Crasher
+from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
-from shardstore.testing.system_calls import SystemCalls, fail
+from tests.harness.crash import AtCall, Child, Crasher
+from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
 from tests.torture.crew import ROOT
 

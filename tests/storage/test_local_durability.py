@@ -12,15 +12,19 @@ import pytest
 
 from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import local_append, local_durability, local_sweep, local_temporary, local_walk
 from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Room
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_durability import KeptNames
-from shardstore.storage.local_files import fsync_directory
-from shardstore.testing.crash import AtCall, Child, Crasher
-from shardstore.testing.lost_power import LostPower
+from shardstore.storage.local import append as local_append
+from shardstore.storage.local import durability as local_durability
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import temporary as local_temporary
+from shardstore.storage.local import walk as local_walk
+from shardstore.storage.local.durability import KeptNames
+from shardstore.storage.local.files import fsync_directory
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
-from shardstore.testing.system_calls import SystemCalls
+from tests.harness.crash import AtCall, Child, Crasher
+from tests.harness.lost_power import LostPower
+from tests.harness.system_calls import SystemCalls
 from tests.torture.crew import ROOT
 
 

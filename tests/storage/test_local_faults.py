@@ -14,14 +14,15 @@ import pytest
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage import local_lock_files, local_sweep
 from shardstore.storage.base import ConditionFailed, Copy, Found, New
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK
-from shardstore.storage.local_rules import Locks
+from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
-from shardstore.testing.system_calls import SystemCalls, fail
+from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
 
 pytestmark = pytest.mark.slow

@@ -19,13 +19,13 @@ import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import local_waiting
 from shardstore.storage.base import Changed, Read
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_locks import locked
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK, locked_range
-from shardstore.storage.local_temporary import TemporaryFile
+from shardstore.storage.local import waiting as local_waiting
+from shardstore.storage.local.locks import locked
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK, locked_range
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import on_io_loop
 
 
@@ -71,7 +71,7 @@ def test_a_file_is_not_closed_while_a_thread_writes_it(tmp_path: Path, monkeypat
 
 def test_the_version_of_another_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a network mount, where another machine's locks may not hold."""
-    monkeypatch.setattr("shardstore.storage.local.mount_of", lambda _path: Mount(str(tmp_path), "nfs4"))
+    monkeypatch.setattr("shardstore.storage.local.storage.mount_of", lambda _path: Mount(str(tmp_path), "nfs4"))
     storage = LocalStorage(tmp_path)
     sync_names = TemporaryFile._sync_names
 
@@ -136,7 +136,7 @@ def test_one_interrupt_ends_a_writer_that_waits_for_a_lock(held: Callable[[str],
 THREADS = """
 import sys, threading, time
 import shardstore
-from shardstore.storage.local_locks import locked
+from shardstore.storage.local.locks import locked
 
 store = shardstore.get_mapper(sys.argv[1])
 store["k"] = b"old"

@@ -24,14 +24,17 @@ import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import local_lock_files, local_range_locks, local_sweep, local_temporary
 from shardstore.storage.base import Changed, ConditionFailed, Copy, New
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_names import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK, give_up
-from shardstore.storage.local_rules import Locks, WriteRules
-from shardstore.storage.open import open_storage
+from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local import range_locks as local_range_locks
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import temporary as local_temporary
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX, lock_path
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK, give_up
+from shardstore.storage.local.rules import Locks, WriteRules
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.on_disk import NETWORK, files_below, mount_everything, start
 from tests.storage.test_local import increment_often
@@ -157,7 +160,7 @@ def test_a_killed_holder_blocks_nobody(rules: WriteRules, tmp_path: Path, monkey
     s.put("a", b"1")
     code = (
         "import sys, time\n"
-        "from shardstore.storage.local_rules import WriteRules\n"
+        "from shardstore.storage.local.rules import WriteRules\n"
         "rules = WriteRules('', False, *map(bool, map(int, sys.argv[2:])))\n"
         "with rules.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(600)\n"
     )
@@ -181,8 +184,8 @@ def test_a_forked_child_does_not_hold_its_parents_locks(rules: WriteRules, tmp_p
     monkeypatch.setattr(local_sweep, "_NETWORK_AGE_SECONDS", 0.0)
     code = (
         "import os, sys, time, warnings\n"
-        "from shardstore.storage.local_rules import WriteRules\n"
-        "from shardstore.storage.local_temporary import TemporaryFile\n"
+        "from shardstore.storage.local.rules import WriteRules\n"
+        "from shardstore.storage.local.temporary import TemporaryFile\n"
         "rules = WriteRules('', False, *map(bool, map(int, sys.argv[2:])))\n"
         "file = TemporaryFile(sys.argv[1], 'a', rules)\n"
         "with rules.locked(sys.argv[1]):\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount, mount_of, parse
+from shardstore.storage.local.mounts import Mount, mount_of, parse
+from shardstore.storage.local.storage import LocalStorage
 
 MOUNTINFO = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -27,7 +27,7 @@ nonsense
 @pytest.fixture
 def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mountinfo").write_bytes(MOUNTINFO)
-    monkeypatch.setattr("shardstore.storage.local_mounts._MOUNTS", str(tmp_path / "mountinfo"))
+    monkeypatch.setattr("shardstore.storage.local.mounts._MOUNTS", str(tmp_path / "mountinfo"))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_a_link_to_a_network_mount(mounts: None, tmp_path: Path) -> None:
 
 def test_a_system_that_does_not_tell_its_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [mount.point for mount in parse(MOUNTINFO)][3] == "/data/with space"
-    monkeypatch.setattr("shardstore.storage.local_mounts._MOUNTS", str(tmp_path / "absent"))
+    monkeypatch.setattr("shardstore.storage.local.mounts._MOUNTS", str(tmp_path / "absent"))
     assert mount_of("/data") is None
     assert LocalStorage(tmp_path).capabilities.across_machines

@@ -14,13 +14,13 @@ import shardstore
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
 from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Room
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_names import TEMP_SUFFIX
-from shardstore.storage.local_rules import WriteRules
-from shardstore.storage.local_temporary import TemporaryFile
-from shardstore.testing.crash import Crasher
+from shardstore.storage.local.names import TEMP_SUFFIX
+from shardstore.storage.local.rules import WriteRules
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import SyncStorage
-from shardstore.testing.system_calls import SystemCalls
+from tests.harness.crash import Crasher
+from tests.harness.system_calls import SystemCalls
 from tests.storage import user_workers
 from tests.storage.on_disk import NETWORK, mount_everything, set_access_list
 from tests.storage.test_local_users import A, B, crasher, shared, told, two_users  # noqa: F401  # fixtures

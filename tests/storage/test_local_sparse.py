@@ -12,10 +12,10 @@ import pytest
 
 from shardstore.model.generation import IfGeneration
 from shardstore.storage.base import ConditionFailed, Copy, New, Segment
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_extents import Extents
+from shardstore.storage.local.extents import Extents
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
-from shardstore.testing.system_calls import SystemCalls
+from tests.harness.system_calls import SystemCalls
 
 MIB = 1 << 20
 DATA = os.urandom(MIB // 2)

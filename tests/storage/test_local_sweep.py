@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from shardstore.model.generation import UNCONDITIONAL
-from shardstore.storage import local_locks, local_sweep, local_temporary
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_locks import locked
-from shardstore.storage.local_names import lock_path
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK
-from shardstore.storage.local_rules import WriteRules
-from shardstore.storage.local_temporary import TemporaryFile
+from shardstore.storage.local import locks as local_locks
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local import temporary as local_temporary
+from shardstore.storage.local.locks import locked
+from shardstore.storage.local.names import lock_path
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK
+from shardstore.storage.local.rules import WriteRules
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
-from shardstore.testing.system_calls import SystemCalls
+from tests.harness.system_calls import SystemCalls
 from tests.storage.on_disk import NETWORK, files_below, mount_everything, start
 
 DEAD = ".a.0a1b2c-1.0123456789ab.shardstore-tmp"
@@ -87,9 +89,9 @@ def test_a_directory_that_cannot_be_looked_through_does_not_hinder(s: SyncStorag
 def test_what_the_living_hold_stays(s: SyncStorage, root: Path) -> None:
     code = (
         "import sys, time\n"
-        "from shardstore.storage.local_locks import locked\n"
-        "from shardstore.storage.local_rules import WriteRules\n"
-        "from shardstore.storage.local_temporary import TemporaryFile\n"
+        "from shardstore.storage.local.locks import locked\n"
+        "from shardstore.storage.local.rules import WriteRules\n"
+        "from shardstore.storage.local.temporary import TemporaryFile\n"
         "file = TemporaryFile(sys.argv[1] + '/theirs', 'theirs', WriteRules('', False, False, False))\n"
         "file.append([memoryview(b'written')])\n"
         "with locked(sys.argv[1] + '/b'):\n    print('held', flush=True)\n    time.sleep(600)\n"

@@ -19,15 +19,17 @@ import pytest
 
 from shardstore.errors import AccessDenied, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
-from shardstore.storage import local_lock_files, local_locks, local_sweep
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_lock_files import ReadableFiles
-from shardstore.storage.local_names import TEMP_SUFFIX, lock_path
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK
-from shardstore.storage.local_rules import WriteRules
-from shardstore.testing.crash import AtCall, Crasher
+from shardstore.storage.local import lock_files as local_lock_files
+from shardstore.storage.local import locks as local_locks
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local.lock_files import ReadableFiles
+from shardstore.storage.local.names import TEMP_SUFFIX, lock_path
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK
+from shardstore.storage.local.rules import WriteRules
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
-from shardstore.testing.system_calls import SystemCalls
+from tests.harness.crash import AtCall, Crasher
+from tests.harness.system_calls import SystemCalls
 from tests.storage import user_workers
 from tests.storage.on_disk import NETWORK, files_below, mount_everything, set_access_list
 from tests.storage.user_workers import MODES

@@ -10,13 +10,13 @@ import pytest
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.storage import lost_answers
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.gcs_upload import _Write as GCSWrite
-from shardstore.storage.lost_answers import ObjectWrite, delete_object
-from shardstore.storage.object_requests import Head, RequestFailed
-from shardstore.storage.s3_probe import forget_facts
-from shardstore.storage.s3_upload import S3Write
+from shardstore.storage.gcs.upload import _Write as GCSWrite
+from shardstore.storage.requests import lost_answers
+from shardstore.storage.requests.lost_answers import ObjectWrite, delete_object
+from shardstore.storage.requests.outcomes import Head, RequestFailed
+from shardstore.storage.s3.probe import forget_facts
+from shardstore.storage.s3.upload import S3Write
 
 OLD, OURS, OTHER = Generation("1"), Generation("2"), Generation("3")
 IF_OLD = IfGeneration(OLD)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shardstore.testing import misbehaviours as mis
-from shardstore.testing.misbehaving_server import MisbehavingServer
+from tests.harness import misbehaviours as mis
+from tests.harness.misbehaving_server import MisbehavingServer
 from tests.storage.http_servers import WebServer
 
 DATA = bytes(range(100))

@@ -19,15 +19,16 @@ import shardstore
 from shardstore.errors import AccessDenied, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
-from shardstore.storage import lost_answers, obstore_s3
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
-from shardstore.storage.obstore_gcs import ObstoreGCSStorage
-from shardstore.storage.obstore_s3 import ObstoreS3Storage
-from shardstore.storage.open import open_storage
-from shardstore.storage.s3 import S3Storage
-from shardstore.testing import misbehaviours as mis
-from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.storage.obstore import s3 as obstore_s3
+from shardstore.storage.obstore.gcs import ObstoreGCSStorage
+from shardstore.storage.obstore.s3 import ObstoreS3Storage
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.requests import lost_answers
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
+from tests.harness import misbehaviours as mis
+from tests.harness.misbehaving_server import MisbehavingServer
 from tests.storage.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
 
 pytestmark = pytest.mark.usefixtures("fresh_facts")
@@ -101,7 +102,7 @@ def test_pickles_and_equality(both: ObstoreS3Storage | ObstoreGCSStorage) -> Non
 
 FORKED = """
 import os, sys, json
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 url, options = json.loads(sys.argv[1])
 storage = open_storage(url, options, transport="obstore")

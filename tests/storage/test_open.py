@@ -20,15 +20,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from shardstore.errors import InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.storage.buckets import split_bucket
-from shardstore.storage.gcs_client import GCSClient
-from shardstore.storage.generic import GenericStorage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.gcs.client import GCSClient
+from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.open import open_storage
-from shardstore.storage.redaction import redacted, shown_cause
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.s3_client import translated
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.redaction import redacted, shown_cause
+from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.s3.client import translated
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, ShardStoreError, Unsupported
-from shardstore.storage import reference_expansion
-from shardstore.storage.reference_expansion import expanded, is_generated
+from shardstore.storage.references import expansion as reference_expansion
+from shardstore.storage.references.expansion import expanded, is_generated
 from tests.golden import FIXTURES
 
 SEED = json.loads((FIXTURES / "kerchunk/k_seed_example/refs.json").read_text())

@@ -21,8 +21,8 @@ from fsspec.implementations.reference import ReferenceFileSystem
 
 import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.storage.generic import GenericStorage
-from shardstore.storage.open import open_storage
+from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 
 VALUES = np.arange(64, dtype="i4").reshape(8, 8)
@@ -161,6 +161,6 @@ def test_without_jinja_nothing_is_left_out(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(Unsupported, match=r"refs\.json: .*pip install jinja2"):
         open_storage(f"reference::file://{path}")
     find = util.find_spec
-    monkeypatch.setattr("shardstore.storage.json_references.find_spec", lambda name: None if name == "jinja2" else find(name))
+    monkeypatch.setattr("shardstore.storage.references.json.find_spec", lambda name: None if name == "jinja2" else find(name))
     with pytest.raises(Unsupported, match="pip install jinja2"):
         open_storage(f"simplecache::reference::file://{path}")

@@ -17,13 +17,14 @@ import s3fs
 from shardstore.errors import AccessDenied, Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
-from shardstore.storage import s3_copy, s3_upload
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
-from shardstore.storage.object_requests import WRITE_ID
-from shardstore.storage.open import open_storage
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.s3_client import S3Client
-from shardstore.storage.s3_probe import facts_of, forget_facts
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.requests.outcomes import WRITE_ID
+from shardstore.storage.s3 import copy as s3_copy
+from shardstore.storage.s3 import upload as s3_upload
+from shardstore.storage.s3.client import S3Client
+from shardstore.storage.s3.probe import facts_of, forget_facts
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 S3Url = tuple[str, dict[str, Any]]
@@ -823,5 +824,6 @@ def test_instances_of_another_loop_are_replaced(storage: S3Storage, s: SyncStora
 
 
 def test_importing_shardstore_imports_no_s3fs() -> None:
-    code = "import sys, shardstore.storage.open, shardstore.storage.s3; assert not {'s3fs', 'botocore', 'aiobotocore'} & set(sys.modules)"
+    imported = "import sys, shardstore.storage.opening.open, shardstore.storage.s3.storage"
+    code = f"{imported}; assert not {{'s3fs', 'botocore', 'aiobotocore'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

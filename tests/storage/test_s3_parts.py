@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardstore.storage import s3_parts
 from shardstore.storage.base import Copy, New, Room, Segment
-from shardstore.storage.s3_parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
+from shardstore.storage.s3 import parts as s3_parts
+from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
 
 MIB = 1 << 20
 OLD_NBYTES = 60 * MIB

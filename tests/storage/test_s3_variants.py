@@ -13,9 +13,9 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import Found
-from shardstore.storage.open import open_storage
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.s3_probe import forget_facts
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3.probe import forget_facts
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, pieces
 
 S3Url = tuple[str, dict[str, Any]]

@@ -14,7 +14,7 @@ import pytest
 
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Found
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.swapped_chunks import check_readers_of_swapped_chunks
 
@@ -92,7 +92,7 @@ def test_names_outlast_memory_and_are_the_same_in_every_process(storage: LocalSt
     version = s.put("a", b"1")
     program = """if True:
         import os, sys
-        from shardstore.storage.local_versions import generation_of
+        from shardstore.storage.local.versions import generation_of
         print(generation_of(os.stat(sys.argv[1]), sys.argv[1]).token)
     """
     mounted.unmount()

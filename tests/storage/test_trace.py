@@ -11,8 +11,8 @@ from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed, Copy, New, Read
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrap_trace import Event, Summary, TraceStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
+from shardstore.testing.trace import Event, Summary, TraceStorage
 
 
 @pytest.fixture

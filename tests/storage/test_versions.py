@@ -14,9 +14,9 @@ import pytest
 from shardstore.errors import StorageError
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.storage.inferred_versions import is_unversioned, unversioned
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_temporary import TemporaryFile
-from shardstore.storage.local_versions import generation_of
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
+from shardstore.storage.local.versions import generation_of
 from tests.stored import on_io_loop
 
 
@@ -55,7 +55,7 @@ def test_digests_are_the_same_in_every_process(file: Path) -> None:
     program = """if True:
         import os, sys
         from shardstore.model.generation import Generation
-        from shardstore.storage.local_versions import generation_of
+        from shardstore.storage.local.versions import generation_of
         print(generation_of(os.stat(sys.argv[1]), sys.argv[1]).digest, Generation("some").digest)
     """
     said = {

@@ -1,4 +1,4 @@
-"""What users do to a directory that they share: run in children of ``shardstore.testing.crash``, as root, each of which becomes a user."""
+"""What users do to a directory that they share: run in children of ``tests.harness.crash``, as root, each of which becomes a user."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from contextlib import closing
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import local, local_locks, local_sweep
 from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Read, Room, Segment
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_rules import WriteRules
-from shardstore.storage.local_temporary import TemporaryFile
-from shardstore.testing.crash import Child
+from shardstore.storage.local import locks as local_locks
+from shardstore.storage.local import storage as local
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.rules import WriteRules
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.local.temporary import TemporaryFile
+from tests.harness.crash import Child
 
 MODES = {"local": (False, False), "cluster": (False, True), "network": (True, False)}
 

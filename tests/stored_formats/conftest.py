@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 
 

@@ -21,11 +21,11 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, ShardStoreError, StorageError
-from shardstore.format.draft2022_metadata import dump_document, entry_point
+from shardstore.format.draft2022.metadata import dump_document, entry_point
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.stored.detect import DetectedStorage, is_draft
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 

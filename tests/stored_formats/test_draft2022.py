@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from shardstore.engine.hierarchy import Hierarchy
+from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.format.draft2022_keys import canonical_key, document_path
-from shardstore.format.draft2022_metadata import array_to_v3, group_to_v3
+from shardstore.format.draft2022.keys import canonical_key, document_path
+from shardstore.format.draft2022.metadata import array_to_v3, group_to_v3
 from shardstore.format.json_text import loads_object
 from shardstore.format.storage_transformers import sharding_transformer
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import Absent, Beside, Changed, ConditionFailed, Failed, Found, Outdated, Read, ReadOutcome, Storage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.stored.draft2022 import DraftStorage
-from shardstore.stored.draft2022_documents import IMPLICIT
+from shardstore.stored.draft2022.documents import IMPLICIT
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.stored_formats.hierarchies import (
     ENTRY_POINT,

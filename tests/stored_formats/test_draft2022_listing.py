@@ -11,7 +11,7 @@ import pytest
 from shardstore.errors import InvalidInput
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.memory import MemoryStorage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.stored_formats.hierarchies import ENTRY_POINT, STORES, as_json, draft_array, draft_group, objects_of, store_name
 

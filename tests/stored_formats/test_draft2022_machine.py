@@ -20,7 +20,7 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfG
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Found
 from shardstore.storage.memory import MemoryStorage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.stored_formats.hierarchies import array, group
 

@@ -11,8 +11,8 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, If
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, Changed, ConditionFailed
 from shardstore.storage.memory import MemoryStorage
-from shardstore.stored.draft2022 import DraftStorage
-from shardstore.stored.draft2022_documents import IMPLICIT
+from shardstore.stored.draft2022.documents import IMPLICIT
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.stored_formats.hierarchies import array, draft_array, fill, generation_of
 

@@ -10,8 +10,8 @@ import pytest
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment, Storage
-from shardstore.storage.wrapper import StorageWrapper
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import StorageSuite
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from shardstore.engine.moving import copy_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.storage.base import Storage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.engine.hooked import fresh_memory
 from tests.stored import StorageObjects, snapshot

@@ -1,4 +1,4 @@
-"""What writers do that are killed: run in children of ``shardstore.testing.crash``, and known to their parent by its seed."""
+"""What writers do that are killed: run in children of ``tests.harness.crash``, and known to their parent by its seed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import shardstore
-from shardstore.storage import local, local_sweep
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.s3_client import S3Client
-from shardstore.testing.crash import Child
-from shardstore.testing.system_calls import kill
+from shardstore.storage.local import storage as local
+from shardstore.storage.local import sweep as local_sweep
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.s3.client import S3Client
+from tests.harness.crash import Child
+from tests.harness.system_calls import kill
 from tests.torture.places import Place
 from tests.torture.scale import FULL
 

@@ -26,11 +26,11 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, ShardStoreError
-from shardstore.storage import local
 from shardstore.storage.base import Storage
-from shardstore.storage.local_mounts import Mount
-from shardstore.storage.local_rules import Locks
-from shardstore.storage.open import open_storage
+from shardstore.storage.local import storage as local
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Change, DropReply, Fail, Fault, FaultStorage, Refuse, TimeOut, Truncate
 from tests.torture.payloads import Payload, WrongValue, parse
 from tests.torture.small_parts import limit_parts

@@ -26,7 +26,7 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.engine import Engine
-from shardstore.engine.shard_chunks import Value
+from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
 from shardstore.storage.base import Storage

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardstore.testing.moto_as_aws import behave_as_aws, make_conditions_hold, take_small_parts
+from tests.harness.moto_as_aws import behave_as_aws, make_conditions_hold, take_small_parts
 from tests.torture.crew import ROOT
 from tests.torture.scale import FULL
 from tests.torture.small_parts import SMALL_PART_BYTES, limit_parts
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import zarr
 
     from shardstore import ShardedMap, ShardedStore
-    from shardstore.adapters.filesystem import ShardedFileSystem
+    from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
     from tests.stored import Objects
 
 APPENDING = ("append", "moto-append", "ministack-append")
@@ -76,7 +76,7 @@ class Place:
 
     def filesystem(self, **options: Any) -> ShardedFileSystem:
         """The filesystem whose paths are presented keys behind ``self.path``."""
-        from shardstore.adapters.filesystem import ShardedFileSystem
+        from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 
         limit_parts(small=self.small_parts)
         protocol, _, path = self.url.rpartition("://")

@@ -6,7 +6,8 @@ wrong is the same with small ones. The server has to take such parts; MiniStack 
 
 from __future__ import annotations
 
-from shardstore.storage import s3_parts, s3_probe
+from shardstore.storage.s3 import parts as s3_parts
+from shardstore.storage.s3 import probe as s3_probe
 
 SMALL_PART_BYTES = 32
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import shardstore
-from shardstore.storage.local_range_locks import DIRECTORY_LOCK
-from shardstore.testing.crash import AfterAcknowledgements, AtCall, ChildFailed, Crasher, random_moment
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from tests.appended import shown
+from tests.harness.crash import AfterAcknowledgements, AtCall, ChildFailed, Crasher, random_moment
 from tests.shards import shard_chunks, sharded_arrays
 from tests.stored import LocalObjects
 from tests.torture.conftest import Record
@@ -49,7 +49,7 @@ MODES = ["auto", "append", "cluster", "network"]
 @pytest.fixture(scope="module")
 def crasher() -> Iterator[Crasher]:
     # The package imports its faces when they are first used: so that each child need not.
-    with Crasher(["tests.torture.crash_workers", "shardstore.adapters.mapping", "s3fs"], [str(ROOT)]) as running:
+    with Crasher(["tests.torture.crash_workers", "shardstore.adapters.mapping.mapping", "s3fs"], [str(ROOT)]) as running:
         yield running
 
 

@@ -24,11 +24,11 @@ from zarr.core.buffer import cpu
 import shardstore
 from shardstore.engine.actions import Action
 from shardstore.engine.counters import Counters
-from shardstore.engine.hierarchy import ChunkTarget
-from shardstore.engine.writer import Writer
+from shardstore.engine.metadata.hierarchy import ChunkTarget
+from shardstore.engine.writing.writer import Writer
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.wrap_latency import LatencyStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, fresh_memory
 from tests.torture.conftest import Record
 

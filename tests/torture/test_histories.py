@@ -28,7 +28,7 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from tests.shards import presented
 from tests.stored import StorageObjects
 from tests.torture.conftest import Record

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from shardstore.errors import ShardStoreError
-from shardstore.storage import lost_answers, s3_probe
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.wrapper import innermost
-from shardstore.testing import misbehaviours as mis
+from shardstore.storage.requests import lost_answers
+from shardstore.storage.s3 import probe as s3_probe
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import innermost
 from shardstore.testing.storage_suite import on_io_loop
+from tests.harness import misbehaviours as mis
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL
 from tests.torture.small_parts import limit_parts

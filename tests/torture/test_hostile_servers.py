@@ -20,13 +20,16 @@ from shardstore.engine.actions import SetValue
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT
 from shardstore.model.ranges import ByteRange, ByteSuffix
-from shardstore.storage import gcs_probe, http_facts, lost_answers, s3_probe
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.s3 import S3Storage
-from shardstore.testing import misbehaviours as mis
-from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.http import facts as http_facts
+from shardstore.storage.requests import lost_answers
+from shardstore.storage.s3 import probe as s3_probe
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests import shards
+from tests.harness import misbehaviours as mis
+from tests.harness.misbehaving_server import MisbehavingServer
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL
 from tests.torture.wire import (

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardstore
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from tests.shards import Sharding, presented, sharded_arrays
 from tests.stored import StorageObjects
 from tests.torture.conftest import Record

@@ -32,7 +32,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from tests.torture.scale import sized
 
 World = dict[str, bytes]

@@ -24,13 +24,16 @@ import pytest
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import IF_ABSENT, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage import gcs_probe, http_facts, lost_answers, s3_probe
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
-from shardstore.storage.gcs import GCSStorage
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.wrapper import innermost
-from shardstore.testing import misbehaviours as mis
+from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.http import facts as http_facts
+from shardstore.storage.requests import lost_answers
+from shardstore.storage.s3 import probe as s3_probe
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
+from tests.harness import misbehaviours as mis
 from tests.torture import places
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL, sized

@@ -27,15 +27,15 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.model.ranges import EVERYTHING, ByteRequest
 from shardstore.storage.base import Storage
-from shardstore.storage.gcs import GCSStorage
-from shardstore.storage.http import HTTPStorage
-from shardstore.storage.http_client import Retries
-from shardstore.storage.s3 import S3Storage
-from shardstore.storage.transports import Transport, carried_by
-from shardstore.testing import misbehaviours as mis
-from shardstore.testing.misbehaving_server import MisbehavingServer
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.http.client import Retries
+from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.opening.transports import Transport, carried_by
+from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from tests import shards
+from tests.harness import misbehaviours as mis
+from tests.harness.misbehaving_server import MisbehavingServer
 from tests.storage.http_servers import WebServer
 from tests.stored import FsspecObjects
 

@@ -14,7 +14,7 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment, Storage
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.wrappers.base import StorageWrapper
 
 
 class CountedCalls(StorageWrapper):

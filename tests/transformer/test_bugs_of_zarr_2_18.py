@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardstore import ShardingTransformer
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from tests.transformer.layers import document, layered, two_a_side
 
 X = "data/root/x/"

@@ -18,9 +18,9 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.open import open_storage
+from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.transformer.layers import document, layered
 

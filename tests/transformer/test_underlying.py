@@ -14,18 +14,18 @@ import pytest
 
 from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
-from shardstore.adapters.engine_storage import EngineStorage
-from shardstore.adapters.partial_access import PartialAccessStorage
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue, Swap, Swapped
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, BytesLike, ByteSuffix, resolve
+from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrapper import StorageWrapper
+from shardstore.storage.partial_access import PartialAccessStorage
+from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory

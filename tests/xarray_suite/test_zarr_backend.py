@@ -22,7 +22,7 @@ from xarray.tests import create_test_data
 from xarray.tests import test_backends as suite
 
 from shardstore._sync import run_sync
-from shardstore.adapters.filesystem import ShardedFileSystem
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from tests.xarray_suite import places
 from tests.xarray_suite.exclusions import EXCLUDED
 

@@ -50,7 +50,7 @@ PROGRAM = """
 import numpy, sys, zarr, zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from shardstore.adapters.zarr_pipeline import ShardedCodecPipeline
+from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline
 from tests.zarr_suite.stand_ins import forget_contents, replace_stores
 
 replace_stores()

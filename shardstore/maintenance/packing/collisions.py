@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from shardstore.engine.keys import check_key, metadata_key
 from shardstore.errors import InvalidInput
-from shardstore.format.draft2022_keys import data_key, unwritable_name
+from shardstore.format.draft2022.keys import data_key, unwritable_name
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.maintenance.packing.planned_keys import PlannedKeys
 from shardstore.maintenance.packing.translation import TargetNodes
-from shardstore.storage.local_names import is_reserved
-from shardstore.storage.object_requests import PROBE_PREFIX
+from shardstore.storage.local.names import is_reserved
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 _MOST_NAME_BYTES = 255  # of file systems
 _PERIODS = re.compile(r"(?:.*/)?\.+(?:/.*)?", re.DOTALL)

@@ -21,10 +21,10 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
-from shardstore.format.v2_arrays import array_from_v2
-from shardstore.format.v2_groups import group_from_v2
-from shardstore.format.v2_kept import Kept, with_attributes
-from shardstore.format.v2_keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.groups import group_from_v2
+from shardstore.format.v2.kept import Kept, with_attributes
+from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage

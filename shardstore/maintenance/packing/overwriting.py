@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from shardstore._sync import run_sync
 from shardstore.engine.keys import metadata_path
 from shardstore.errors import Conflict
-from shardstore.format.draft2022_keys import canonical_key
-from shardstore.format.v2_keys import document_key
+from shardstore.format.draft2022.keys import canonical_key
+from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.places import Places
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.object_requests import PROBE_PREFIX
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
+from shardstore.storage.wrappers.base import innermost
 
 _DELETED_AT_ONCE = 1000
 _NAMED = 3

@@ -14,17 +14,17 @@ from shardstore._sync import run_sync
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.place import Place
-from shardstore.storage.address import Address
 from shardstore.storage.base import Storage
 from shardstore.storage.fingerprints import options_of_new, with_versions
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.location import location_of
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
-from shardstore.storage.open import open_storage
-from shardstore.storage.redaction import redacted
-from shardstore.storage.wrap_check import CheckedStorage
+from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.location import location_of
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.wrappers.check import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
-from shardstore.stored.draft2022 import DraftStorage
+from shardstore.stored.draft2022.storage import DraftStorage
 
 
 @dataclass(frozen=True, slots=True)

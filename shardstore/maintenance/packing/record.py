@@ -34,7 +34,7 @@ from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read, Storage
-from shardstore.storage.object_requests import PROBE_PREFIX
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 FORMAT = 2
 SUFFIX = ".pack"

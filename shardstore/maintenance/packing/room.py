@@ -19,9 +19,9 @@ from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.units import ArrayUnits
 from shardstore.maintenance.packing.writing import OthersUnit
 from shardstore.storage.base import Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.room import Room, room_at
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.wrappers.base import innermost
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

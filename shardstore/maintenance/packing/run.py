@@ -45,10 +45,10 @@ from shardstore.maintenance.packing.translation import Wanted, raise_refused, tr
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
 from shardstore.plan.commits import ChunkOrder
-from shardstore.storage.local import LocalStorage
-from shardstore.storage.object_requests import PROBE_PREFIX
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
-from shardstore.storage.wrapper import innermost
+from shardstore.storage.wrappers.base import innermost
 
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own

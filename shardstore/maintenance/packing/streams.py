@@ -31,7 +31,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.pieces import shared_pieces
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 
 _CHUNKS_A_WINDOW = 256
 _WINDOWS_AT_ONCE = 8

@@ -15,14 +15,14 @@ from typing import Literal
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
 from shardstore.format.codecs import codec_name
-from shardstore.format.draft2022_metadata import array_from_v3
+from shardstore.format.draft2022.metadata import array_from_v3
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, parse_layout
 from shardstore.format.presentation import present_array, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
-from shardstore.format.v2_groups import consolidated_from_v2
-from shardstore.format.v2_keys import document_key
+from shardstore.format.v2.groups import consolidated_from_v2
+from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.listing import SourceArray, SourceNodes
 from shardstore.maintenance.packing.object_table import ObjectLayout
 from shardstore.plan.policy import ShardingPolicy, automatic, chunks_per_shard, validate_policy

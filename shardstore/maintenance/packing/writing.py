@@ -33,7 +33,7 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.plan.commits import slot_order
 from shardstore.storage.base import Read, ReadOutcome
-from shardstore.storage.local import LocalStorage
+from shardstore.storage.local.storage import LocalStorage
 
 _WHOLE_BYTES = 8 << 20  # shards up to this are written from memory in one step
 _UPLOAD_BYTES = 128 << 20  # what the upload of a long object holds at most: 64 MiB by one request, of which the client makes a copy

@@ -1,0 +1,92 @@
+"""From the arguments that fsspec gives a chained filesystem to a target of ours, and to the root of its paths."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fsspec.core import has_magic, strip_protocol
+from fsspec.registry import get_filesystem_class
+from fsspec.spec import AbstractFileSystem
+
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import InvalidInput
+from shardstore.storage.opening.open import chained_filesystem
+
+_OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
+_OWN_OPTIONS = sorted(
+    {field.name for field in fields(EngineOptions)}
+    | {"fsync", "locks", "pipeline", "present", "read_only", "static", "stored", "transport"}
+)
+
+_ALIKE = (frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"http", "https"}), frozenset({"file", "local"}))
+"""Names of one filesystem each: options go by the one that the chain has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """What lies below one link of a chain.
+
+    ``target`` and ``storage_options`` are what ``shardstore.open`` takes, so that the URL there and the chain here name the
+    same engine. ``root`` is the target's path in its own filesystem, without a trailing ``/``.
+    """
+
+    target: Any
+    storage_options: dict[str, Any] | None
+    root: str
+
+
+def check_options(names: Iterable[str], target_protocol: object) -> None:
+    """Refuse options that are none of this link's, but were meant for the one below.
+
+    Raises:
+        InvalidInput: an option is not known, and is no misspelling either.
+    """
+    for name in names:
+        if name not in _OWN_OPTIONS and not difflib.get_close_matches(name, _OWN_OPTIONS, 1):
+            raise InvalidInput(
+                f"{_remedy(name, target_protocol)}; {name!r} is none of sharded's options, which are {', '.join(_OWN_OPTIONS)}"
+            )
+
+
+def _remedy(name: str, target_protocol: object) -> str:
+    below = target_protocol if isinstance(target_protocol, str) else "s3"
+    if any({name, below} <= alike for alike in _ALIKE):
+        return f"the link below is {below!r}: say {below}={{…}} instead of {name}={{…}}, in storage_options too"
+    return f"give options of a link below by its protocol: {below}={{{name!r}: …}}, in storage_options too"
+
+
+def link_below(fo: object, target_protocol: object, target_options: Mapping[str, Any] | None, fs: object) -> ChainLink:
+    """The link that ``fo`` and its companions describe.
+
+    Raises:
+        InvalidInput: they describe none, or contradict each other.
+    """
+    if not isinstance(fo, str):
+        raise InvalidInput(f"fo={fo!r} is not a path: give the root of the store, as in sharded::s3://bucket/data.zarr")
+    if fs is not None:
+        if not isinstance(fs, AbstractFileSystem):
+            raise InvalidInput(f"fs={fs!r} is not an fsspec filesystem")
+        if target_protocol is not None or target_options:
+            raise InvalidInput("give either fs, or target_protocol with target_options")
+        root = str(fs._strip_protocol(fo))
+        return ChainLink((fs, root), None, root.rstrip("/"))
+    options = dict(target_options or {})
+    if target_protocol is None:
+        if not fo:
+            raise InvalidInput("sharded:// alone names no storage: put one below it, as in sharded::s3://bucket/data.zarr")
+        return ChainLink(fo, options or None, str(strip_protocol(fo)).rstrip("/"))
+    if not isinstance(target_protocol, str):
+        raise InvalidInput(f"target_protocol={target_protocol!r} is not the name of a protocol")
+    cls = get_filesystem_class(target_protocol)
+    root = str(cls._strip_protocol(fo))
+    if not _OF_A_CHAIN.isdisjoint(options):  # a chain goes on below
+        # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
+        path = "" if target_protocol == "dir" and fo == options.get("fo") else root
+        return ChainLink((chained_filesystem(target_protocol, options), path), None, root.rstrip("/"))
+    if has_magic(root):  # a pattern: the root is the directory above it
+        root = root[: root.index(next(c for c in root if c in "*?["))].rpartition("/")[0]
+    url = root if "://" in root else f"{target_protocol}://{root}"
+    return ChainLink(url, options or None, root.rstrip("/"))

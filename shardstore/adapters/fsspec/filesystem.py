@@ -1,0 +1,589 @@
+"""``ShardedFileSystem``: the fsspec protocol ``sharded``, for URL chains such as ``sharded::s3://bucket/data.zarr``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from fsspec.asyn import get_loop, sync
+from fsspec.compression import compr
+from fsspec.core import get_compression
+from fsspec.implementations.chained import ChainedFileSystem
+from fsspec.json import FilesystemJSONEncoder
+from fsspec.utils import tokenize
+
+from shardstore._sync import iterate, run_async
+from shardstore.adapters.fsspec.chain import check_options, link_below
+from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
+from shardstore.adapters.fsspec.root import Root, without_protocol
+from shardstore.adapters.fsspec.transaction import ShardedTransaction
+from shardstore.adapters.fsspec.transfers import FileTransfers
+from shardstore.adapters.given_bytes import given_bytes
+from shardstore.adapters.handle import Handle
+from shardstore.adapters.outcomes import raise_failed
+from shardstore.adapters.own_shards import set_value
+from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.counters import Counters
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import check_flags
+from shardstore.engine.reading.listing import ListedValue
+from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+
+_OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
+
+Info = dict[str, Any]
+
+
+class ShardedFileSystem(FileTransfers, ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A filesystem whose files are the presented keys of a store: documents without sharding, and single chunks.
+
+    Paths are those of the filesystem below, as in every chain: ``bucket/data.zarr/ct/c/0/0`` over S3. Those that do not start
+    with the root of the store are taken as relative to it, so ``ct/c/0/0`` names the same file. There are no empty directories.
+    Instances on the same place with the same options share one engine, with zarr's stores and mappings too.
+
+    Args:
+        fo, target_protocol, target_options: the chain below, as fsspec gives them; ``fo`` is the root of the store.
+        fs: a filesystem below, in place of ``target_protocol`` and ``target_options``.
+        read_only: refuse every write.
+        pipeline: hand zarr's whole selections and assignments to the engine, where zarr opens arrays through this.
+        options: of the engine; see ``shardstore.open``.
+
+    Raises:
+        InvalidInput: an option is not known or has a value that cannot be right; there is nothing below.
+    """
+
+    protocol = "sharded"
+    root_marker = ""
+    transaction_type = ShardedTransaction
+    everything = EVERYTHING
+
+    def __init__(
+        self,
+        fo: str = "",
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        fs: Any = None,
+        *,
+        read_only: bool = False,
+        pipeline: bool = True,
+        asynchronous: bool = False,
+        loop: Any = None,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        of_fsspec = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
+        super().__init__(asynchronous=asynchronous, loop=loop, batch_size=batch_size, **of_fsspec)
+        check_flags(read_only=read_only, pipeline=pipeline)
+        check_options(options, target_protocol)
+        self._root = Root(link_below(fo, target_protocol, target_options, fs), options)
+        self.read_only = read_only
+        self._pipeline = pipeline
+        self._given_loop = loop
+        # fsspec strips paths by a class method, which cannot know the root, everywhere; on an instance it can.
+        self._strip_protocol = self._root.full_path  # type: ignore[method-assign]
+
+    # -- paths -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return without_protocol(path)
+
+    def key_of(self, path: str) -> str:
+        """The presented key that a path names; ``""`` for the root."""
+        return self._root.key_of(path)
+
+    def settle(self) -> None:
+        """Find out where the hierarchy begins, before anything is done with paths."""
+        sync(self.loop, self._root.settle)
+
+    async def _key(self, path: str) -> str:
+        await self._root.settle()
+        return self._root.key_of(path)
+
+    async def _file_key(self, path: str, *, to_create: bool = False) -> str:
+        key = await self._key(path)
+        if not key and to_create:
+            await self._root.settle(to_create=True)
+            key = self._root.key_of(path)
+        if not key and not await self._has_any(""):
+            await self._root.settle(again=True)  # a hierarchy may have been made around it meanwhile
+            key = self._root.key_of(path)
+            if not key:
+                raise NotFound(f"there is nothing at {self.handle.url}")
+        if not key:
+            raise IsADirectoryError(f"{self._root.path!r} is the root of the store, not a file in it")
+        return key
+
+    async def _file_keys(self, paths: Iterable[str], *, to_create: bool = False) -> list[str]:
+        await self._root.settle()
+        return [self._root.key_of(path) or await self._file_key(path, to_create=to_create) for path in paths]
+
+    async def _expand_path(self, path: Any, *args: Any, **kwargs: Any) -> list[str]:
+        await self._root.settle()  # fsspec strips paths before it asks for anything
+        paths: list[str] = await super()._expand_path(path, *args, **kwargs)
+        return paths
+
+    def _info_of(self, value: ListedValue) -> Info:
+        return {"name": self._root.path_of(value.key), "size": value.nbytes, "type": "file"}
+
+    def _directory(self, key: str) -> Info:
+        return {"name": self._root.path_of(key), "size": 0, "type": "directory"}
+
+    # -- about -----------------------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> Any:
+        """The loop of synchronous calls; after a fork, the child's own."""
+        return self._given_loop if self._given_loop is not None else get_loop()
+
+    @property
+    def handle(self) -> Handle:
+        """What this shares with the other faces on the same place."""
+        return self._root.handle
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process; its coroutines run on fsspec's IO loop only."""
+        self._offer_pipeline()
+        return self._root.handle.engine
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        return self._root.handle.engine.counters
+
+    @property
+    def uses_pipeline(self) -> bool:
+        """Whether zarr hands whole selections and assignments to the engine."""
+        return self._pipeline
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """What JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
+        options = {k: v for k, v in self.storage_options.items() if include_password or k != "password"}
+        encoder = _JSONEncoder()
+        return {
+            "cls": f"{type(self).__module__}:{type(self).__name__}",
+            "protocol": self.protocol,
+            "args": encoder.make_serializable(self.storage_args),
+            **encoder.make_serializable(options),
+        }
+
+    def _offer_pipeline(self) -> None:
+        """Where zarr is in use, its arrays over this filesystem are to read and write in batches."""
+        if self._pipeline and "zarr" in sys.modules:
+            from shardstore.adapters.zarr.pipeline import install_pipeline
+
+            install_pipeline()
+
+    def check_writable(self) -> None:
+        """Raises ``ReadOnly`` where this instance may not write."""
+        if self.read_only:
+            raise ReadOnly(f"{self.handle.url} was opened read-only: open it with read_only=False to write")
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """There is no listing cache, and indices are validated by every read."""
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        """The bytes of one file from ``start`` to ``end`` (exclusive); negative ones count from its end."""
+        key = await self._file_key(path)
+        request, part = _byte_request(start, end)
+        value = await run_async(self.engine.get((key, request)))
+        if value is None:
+            raise self._missing(key)
+        return bytes(value[part])
+
+    async def _cat_ranges(
+        self,
+        paths: list[str],
+        starts: Any,
+        ends: Any,
+        max_gap: int | None = None,
+        batch_size: int | None = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> list[bytes | Exception]:
+        """Ranges of many files in one batch: two rounds of requests. ``max_gap`` is left to the engine."""
+        if not isinstance(paths, list):
+            raise TypeError("paths must be a list")
+        starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+        if len(starts) != len(paths) or len(ends) != len(paths):
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends do not belong together")
+        wanted = [_byte_request(start, end) for start, end in zip(starts, ends, strict=True)]
+        keys = await self._file_keys(paths)
+        values = await run_async(self.engine.get_many([(key, request) for key, (request, _) in zip(keys, wanted, strict=True)]))
+        out: list[bytes | Exception] = []
+        for key, value, (_, part) in zip(keys, values, wanted, strict=True):
+            if value is None:
+                out.append(self._missing(key))
+            elif isinstance(value, Exception):
+                out.append(value)
+            else:
+                out.append(bytes(value[part]))
+        if on_error != "return":
+            _raise_first(out)
+        return out
+
+    async def _cat(
+        self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
+    ) -> bytes | dict[str, bytes | Exception]:
+        """Whole files: one as bytes, many as a dictionary by path. One batch."""
+        paths = await self._expand_path(path, recursive=recursive)
+        if recursive:
+            paths = [p for p in paths if await self._isfile(p)] if len(paths) == 1 else await self._files_of(paths)
+        values = await self._cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return")
+        if len(paths) == 1 and isinstance(path, str) and paths[0] == self._root.full_path(path):
+            if isinstance(values[0], Exception):
+                return {} if on_error == "omit" else {paths[0]: values[0]}
+            return values[0]
+        return {p: v for p, v in zip(paths, values, strict=True) if on_error != "omit" or not isinstance(v, Exception)}
+
+    async def _files_of(self, paths: Sequence[str]) -> list[str]:
+        """Those of the paths, of which some are directories of others, that are files."""
+        parents = {p.rpartition("/")[0] for p in paths}
+        return [p for p in paths if p not in parents]
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Open a file; what is written to it, as text or compressed too, is stored when it is closed, and not by a block that fails.
+
+        What ``fsspec.open`` opens is different: it closes its files after an exception as it does without one.
+        """
+        self.settle()
+        binary = mode if "b" in mode else mode.replace("t", "") + "b"
+        of_text = {} if "b" in mode else {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
+        file: ShardedFile = super().open(path, binary, block_size, cache_options, **kwargs)
+        opened: Any = file
+        if (packing := get_compression(path, compression)) is not None:
+            opened = compr[packing](file, mode=binary[0])
+            if binary != "rb":
+                opened = PackedFile(opened, file)
+        return opened if "b" in mode else TextFile(opened, file, **of_text)
+
+    def _open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        autocommit: bool = True,
+        cache_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> ShardedFile:
+        if mode != "rb":
+            self.check_writable()
+        options = {"block_size": block_size, "autocommit": autocommit, "cache_options": cache_options, **kwargs}
+        key = sync(self.loop, self._file_key, path, to_create=mode != "rb")
+        return ShardedFile(self, self._root.path_of(key), self.engine, key, mode, **options)
+
+    def _missing(self, key: str) -> NotFound:
+        return NotFound(f"{key!r} does not exist in {self.handle.url}")
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def _info(self, path: str, **kwargs: Any) -> Info:
+        """Name, size in bytes and type; the size of a chunk as it is encoded, of a document as it is presented."""
+        key = await self._key(path)
+        if not key and not await self._has_any(""):
+            key = await self._file_key(path)
+        if not key:
+            return self._directory("")
+        nbytes = await run_async(self.engine.size(key))
+        if nbytes is not None:
+            return self._info_of(ListedValue(key, nbytes))
+        if not await self._has_any(key + "/"):
+            raise self._missing(key)
+        return self._directory(key)
+
+    async def _has_any(self, prefix: str) -> bool:
+        async for _ in iterate(lambda: self.engine.list(prefix)):
+            return True
+        return False
+
+    async def _ls(self, path: str, detail: bool = True, *, with_sizes: bool = True, **kwargs: Any) -> list[Any]:
+        """What lies directly below a directory, exactly; a file by itself."""
+        key = await self._key(path)
+        listed = await run_async(self.engine.list_dir(key + "/" if key else ""))
+        values: Sequence[ListedValue] = listed.values
+        if key and not listed.values and not listed.prefixes:
+            nbytes = await run_async(self.engine.size(key))
+            if nbytes is None:
+                raise self._missing(key)
+            values = [ListedValue(key, nbytes)]
+        infos = [self._info_of(value) for value in values]
+        if detail and with_sizes:
+            await self._add_sizes(infos)
+        infos += [self._directory(prefix.rstrip("/")) for prefix in listed.prefixes]
+        infos.sort(key=lambda info: str(info["name"]))
+        return infos if detail else [info["name"] for info in infos]
+
+    async def _add_sizes(self, infos: Iterable[Info]) -> None:
+        """Documents have to be read to know how long they are as presented."""
+        unknown = [info for info in infos if info["size"] is None]
+        requests = [(self.key_of(info["name"]), EVERYTHING) for info in unknown]
+        for info, value in zip(unknown, await run_async(self.engine.get_many(requests)), strict=True):
+            info["size"] = None if value is None or isinstance(value, Exception) else len(value)
+
+    async def _find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        prefix: str = "",
+        *,
+        with_sizes: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """All files below a path, by one listing and one index request a shard."""
+        key = await self._key(path)
+        start = key + "/" if key else ""
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        found: dict[str, Info] = {}
+        if maxdepth == 1 and not prefix:  # deeper levels need not be listed
+            listed = await run_async(self.engine.list_dir(start))
+            found = {value.key: self._info_of(value) for value in listed.values}
+            if withdirs:
+                found.update((p.rstrip("/"), self._directory(p.rstrip("/"))) for p in listed.prefixes)
+        else:
+            async for value in iterate(lambda: self.engine.list(start + prefix)):
+                parts = value.key[len(start) :].split("/")
+                if withdirs:
+                    for depth in range(1, min(len(parts), (maxdepth or len(parts)) + 1)):
+                        directory = start + "/".join(parts[:depth])
+                        found.setdefault(directory, self._directory(directory))
+                if maxdepth is None or len(parts) <= maxdepth:
+                    found[value.key] = self._info_of(value)
+        if not found and key and not prefix:
+            nbytes = await run_async(self.engine.size(key))
+            if nbytes is not None:
+                found[key] = self._info_of(ListedValue(key, nbytes))
+        elif found and withdirs and not prefix:
+            found[key] = self._directory(key)
+        infos = {str(found[k]["name"]): found[k] for k in sorted(found)}
+        if not detail:
+            return list(infos)
+        if with_sizes:
+            await self._add_sizes(infos.values())
+        return infos
+
+    async def _glob(self, path: str, maxdepth: int | None = None, **kwargs: Any) -> Any:
+        await self._root.settle()
+        if not kwargs.get("detail"):
+            kwargs["with_sizes"] = False
+        return await super()._glob(path, maxdepth, **kwargs)
+
+    async def _walk(
+        self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", detail: bool = False, **kwargs: Any
+    ) -> AsyncIterator[tuple[str, Any, Any]]:
+        """Directories, each with what is directly in it; from one listing, unless ``maxdepth`` makes single levels cheaper."""
+        if maxdepth is not None:
+            kwargs["with_sizes"] = detail  # of every level below, too
+            async for level in super()._walk(path, maxdepth, topdown, on_error, detail=detail, **kwargs):
+                yield level
+            return
+        await self._root.settle()
+        top = self._root.full_path(path)
+        try:
+            found = await self._find(top, withdirs=True, detail=True, with_sizes=detail)
+            if not found and top != self._root.path:
+                raise self._missing(self.key_of(top))
+        except OSError as exc:
+            if on_error == "raise":
+                raise
+            if callable(on_error):
+                on_error(exc)
+            yield (top, {}, {}) if detail else (top, [], [])
+            return
+        levels: dict[str, tuple[dict[str, Info], dict[str, Info]]] = {top: ({}, {})}
+        for name, info in found.items():
+            if name == top:
+                if info["type"] == "file":
+                    levels[top][1][""] = info
+                continue
+            parent, _, last = name.rpartition("/")
+            levels.setdefault(parent, ({}, {}))[0 if info["type"] == "directory" else 1][last] = info
+        pending = [top]
+        visited: list[str] = []
+        while pending:
+            here = pending.pop()
+            directories, files = levels.get(here, ({}, {}))
+            level = (here, directories, files) if detail else (here, list(directories), list(files))
+            if topdown:
+                yield level
+                pending += [f"{here}/{name}" for name in reversed(list(level[1]))]  # the caller may have removed some
+            else:
+                visited.append(here)
+                pending += [f"{here}/{name}" for name in directories]
+        for here in reversed(visited):
+            directories, files = levels.get(here, ({}, {}))
+            yield (here, directories, files) if detail else (here, list(directories), list(files))
+
+    async def _du(self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
+        """Bytes of all files below a path: chunks as encoded, documents as presented."""
+        infos = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
+        sizes = {name: info["size"] or 0 for name, info in infos.items()}
+        return sum(sizes.values()) if total else sizes
+
+    async def _ukey(self, path: str) -> str:
+        """Differs wherever the file's bytes may differ."""
+        key = await self._file_key(path)
+        value = await run_async(self.engine.pin(key))
+        if value is None:
+            raise self._missing(key)
+        return str(tokenize(self._root.path_of(key), value.version))
+
+    def ukey(self, path: str) -> str:
+        """Differs wherever the file's bytes may differ: of a chunk the version of its shard and its place in it."""
+        return str(sync(self.loop, self._ukey, path))
+
+    def checksum(self, path: str) -> int:
+        return int(self.ukey(path), 16)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
+        self.check_writable()
+        raise_failed(await run_async(self.engine.update_many(updates)))
+
+    async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
+        """Store a file; durable on return. ``mode="create"`` only where there is none, else ``FileExistsError``."""
+        self.check_writable()
+        key = await self._file_key(path, to_create=True)
+        if mode == "create":
+            if not await run_async(self.engine.create(key, given_bytes(value, key))):
+                raise FileExistsError(f"{key!r} exists in {self.handle.url} already")
+        elif mode == "overwrite":
+            await run_async(set_value(self.engine, key, given_bytes(value, key)))
+        else:
+            raise InvalidInput(f"mode {mode!r} is neither 'overwrite' nor 'create'")
+
+    async def _pipe(self, path: Any, value: Any = None, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Store files in one batch: one commit a shard, metadata first."""
+        if isinstance(path, str):
+            await self._pipe_file(path, value, **kwargs)
+        elif not isinstance(path, dict):
+            raise ValueError("path must be a string or a dictionary of values by path")
+        elif kwargs.get("mode", "overwrite") != "overwrite":
+            await asyncio.gather(*(self._pipe_file(p, v, **kwargs) for p, v in path.items()))
+        else:
+            keys = await self._file_keys(path, to_create=True)
+            await self._update([(key, SetValue(given_bytes(value, key))) for key, value in zip(keys, path.values(), strict=True)])
+
+    async def _rm_file(self, path: str, **kwargs: Any) -> None:
+        self.check_writable()
+        key = await self._file_key(path)
+        await run_async(self.engine.update((key, ERASE)))
+
+    async def _rm(
+        self, path: Any, recursive: bool = False, batch_size: int | None = None, maxdepth: int | None = None, **kwargs: Any
+    ) -> None:
+        """Erase files in one batch; with ``recursive`` directories too, whole shards unread and metadata last.
+
+        Paths are taken as they stand: this is what zarr calls, whose arrays may be named ``a[1]``. A file that is not there is
+        no error, as on object stores.
+        """
+        self.check_writable()
+        paths = [path] if isinstance(path, str) else list(path)
+        if recursive and maxdepth is None:
+            for p in paths:
+                await self._rm_tree(p)
+            return
+        if recursive:
+            paths = [found for p in paths for found in await self._find(p, maxdepth=maxdepth)]
+        keys = [key for p in paths if (key := await self._key(p))]
+        await self._update([(key, ERASE) for key in keys])
+
+    async def _rm_tree(self, path: str) -> None:
+        key = await self._key(path)
+        below = not key or await self._has_any(key + "/")
+        is_file = bool(key) and await run_async(self.engine.exists(key))
+        if is_file:
+            await run_async(self.engine.update((key, ERASE)))
+        elif not below:
+            raise self._missing(key)
+        if below:
+            await run_async(self.engine.erase_prefix(key + "/" if key else ""))
+
+    async def _rm_expanded(self, path: Any, recursive: bool, maxdepth: int | None) -> None:
+        paths = await self._expand_path(path)
+        if not recursive:
+            for p in paths:
+                if not await self._isfile(p):
+                    await self._info(p)
+                    raise IsADirectoryError(f"{self.key_of(p)!r} is a directory: rm(…, recursive=True) removes it with what is in it")
+        await self._rm(paths, recursive, maxdepth=maxdepth)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Erase files, by path or glob; directories with ``recursive``: whole shards unread, metadata last.
+
+        Raises:
+            NotFound: there is no such file.
+            IsADirectoryError: it is a directory, and ``recursive`` was not asked for.
+        """
+        sync(self.loop, self._rm_expanded, path, recursive, maxdepth)
+
+    async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        """Nothing is to be done: directories are there once something is in them."""
+        self.check_writable()
+        if await self._exists(path):
+            raise FileExistsError(f"{self.key_of(path)!r} exists in {self.handle.url} already")
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        if not exist_ok:
+            await self._mkdir(path)
+
+    async def _rmdir(self, path: str) -> None:
+        """Directories go with what is in them; one that is not empty is refused."""
+        self.check_writable()
+        key = await self._key(path)
+        if await self._has_any(key + "/" if key else ""):
+            raise OSError(f"{key!r} of {self.handle.url} is not empty: rm(…, recursive=True) removes it")
+
+    def rmdir(self, path: str) -> None:
+        """Nothing, or ``OSError`` where there is something in the directory."""
+        sync(self.loop, self._rmdir, path)
+
+    def start_transaction(self) -> ShardedTransaction:
+        """Hold back writes until ``end_transaction``; ``with fs.transaction:`` is safer, which ends it in any case."""
+        transaction: ShardedTransaction = self.transaction
+        transaction.start()
+        return transaction
+
+
+class _JSONEncoder(FilesystemJSONEncoder):  # type: ignore[misc]  # fsspec has no types
+    def make_serializable(self, obj: Any) -> Any:
+        return None if obj is None else super().make_serializable(obj)
+
+
+def _byte_request(start: int | None, end: int | None) -> tuple[ByteRequest, slice]:
+    """The request that covers ``start`` to ``end``, and which part of its answer that is.
+
+    Negative bounds count from the end of the value. What they mean is decided on the bytes of one read, not by asking for the
+    size first.
+    """
+    start = start or 0
+    if end is not None and end >= 0:
+        if start < 0:  # only the whole value tells both
+            return EVERYTHING, slice(start, end)
+        return ByteRange(start, max(start, end)), slice(None)
+    request: ByteRequest = EVERYTHING if start == 0 else ByteOffset(start) if start > 0 else ByteSuffix(-start)
+    return request, slice(None, end)
+
+
+def _raise_first(values: Iterable[object]) -> None:
+    for value in values:
+        if isinstance(value, Exception):
+            raise value

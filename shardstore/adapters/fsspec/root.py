@@ -1,0 +1,125 @@
+"""Where the paths of a filesystem begin: at the hierarchy that its URL points to, or into."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from fsspec.registry import get_filesystem_class, known_implementations
+from fsspec.utils import stringify_path
+
+from shardstore._sync import run_async
+from shardstore.adapters.fsspec.chain import ChainLink
+from shardstore.adapters.fsspec.roots import root_depth
+from shardstore.adapters.handle import Handle
+from shardstore.engine.keys import metadata_path
+from shardstore.errors import StorageError
+from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.open import open_storage
+
+_LINKS = ("sharded::", "sharded://")
+
+
+def without_protocol(path: Any) -> Any:
+    """What follows our own protocol in a path, or in each of a list, without a trailing ``/``."""
+    if isinstance(path, list):
+        return [without_protocol(p) for p in path]
+    path = str(stringify_path(path))
+    for link in _LINKS:
+        path = path.removeprefix(link)
+    return path.rstrip("/")
+
+
+class Root:
+    """The root of one filesystem's paths, and the engine there.
+
+    Nothing in ``sharded::s3://bucket/data.zarr/ct/c/0/0`` says where the hierarchy begins, and in such a URL fsspec gives the whole
+    path as the root. It is corrected once, before the first operation; full paths mean the same before and after.
+    """
+
+    def __init__(self, below: ChainLink, options: dict[str, Any]) -> None:
+        self.path = below.root
+        self.handle = Handle.make(below.target, below.storage_options, options)
+        self._below = below
+        self._options = options
+        self._settled = not isinstance(below.target, str) or not below.root.strip("/")
+        self._moved = False
+        self._settling: asyncio.Task[None] | None = None
+
+    def full_path(self, path: Any) -> Any:
+        """A path below the root, however it was written: whole, as a URL, or relative to the root."""
+        if isinstance(path, list):
+            return [self.full_path(p) for p in path]
+        path = without_protocol(path)
+        protocol, separator, _ = path.partition("://")
+        if separator and protocol in known_implementations and not self.path.startswith(protocol + separator):
+            path = str(get_filesystem_class(protocol)._strip_protocol(path))
+        if path == self.path or path.startswith(self.path + "/"):
+            return path
+        inside = path.strip("/")
+        return f"{self.path}/{inside}" if inside else self.path
+
+    def key_of(self, path: str) -> str:
+        """The presented key that a path names; ``""`` for the root."""
+        return str(self.full_path(path))[len(self.path) + 1 :]
+
+    def path_of(self, key: str) -> str:
+        return f"{self.path}/{key}" if key else self.path
+
+    async def settle(self, *, to_create: bool = False, again: bool = False) -> None:
+        """Find out, once, whether the root lies inside of a hierarchy or is a file; from then on the root is what it should be.
+
+        One request where there is a node at the root. ``to_create``: what is not there is going to be a file. ``again``: look
+        once more, where nothing was found at the root.
+        """
+        if not self._settled or ((to_create or again) and not self._moved):
+            await run_async(self._settle(to_create, again))
+
+    async def _settle(self, to_create: bool, again: bool) -> None:
+        """One at a time, on the IO loop: each would move the root up once more."""
+        loop = asyncio.get_running_loop()
+        while self._settling is not None and self._settling.get_loop() is loop and not self._settling.done():
+            await asyncio.wait([self._settling])
+        if self._moved or (self._settled and not to_create and not again):
+            return
+        self._settling = loop.create_task(self._look(to_create))
+        await asyncio.shield(self._settling)
+
+    async def _look(self, to_create: bool) -> None:
+        engine = self.handle.engine
+        if await engine.hierarchy.node("") is None:
+            address = Address.parse(self._below.target)
+            depth = await root_depth(address, self._below.storage_options or {})
+            root, inside = ("", "") if depth is None else (address.at(depth), address.path_from(depth))
+            if inside and await self._is_within(root, inside, to_create):
+                self._move_up(root, inside)
+            elif not inside:
+                with suppress(StorageError):  # what may not be listed or looked up there is taken for a root
+                    await self._move_up_from_file(to_create)
+        self._settled = True
+
+    async def _move_up_from_file(self, to_create: bool) -> None:
+        """The root becomes the directory of a file that belongs to no hierarchy."""
+        parent, _, name = self._below.target.rstrip("/").rpartition("/")
+        if "://" not in parent or await self._has_any():
+            return
+        if to_create or await open_storage(parent, self._below.storage_options).stat(name) is not None:
+            self._move_up(parent, name)
+
+    async def _has_any(self) -> bool:
+        async for _ in self.handle.engine.list(""):
+            return True
+        return False
+
+    async def _is_within(self, root: str, inside: str, to_create: bool) -> bool:
+        """Whether what lies at ``inside`` of the hierarchy at ``root`` has to be seen from there."""
+        around = Handle.make(root, self._below.storage_options, self._options).engine
+        if metadata_path(inside) is not None or await around.is_inside_array(inside):
+            return True
+        return await around.size(inside) is not None or (to_create and not await self._has_any())
+
+    def _move_up(self, root: str, inside: str) -> None:
+        self.handle = Handle.make(root, self._below.storage_options, self._options)
+        self.path = self.path[: -len(inside) - 1]
+        self._moved = True

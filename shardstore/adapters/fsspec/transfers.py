@@ -1,0 +1,181 @@
+"""Files of the fsspec filesystem, many at once: copied, moved, and brought from and to local files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fsspec.asyn import AsyncFileSystem, sync
+
+from shardstore._sync import run_async
+from shardstore.adapters.fsspec.batches import copied_in_batches, downloaded_in_batches, uploaded_in_batches
+from shardstore.engine.actions import ERASE
+from shardstore.errors import InvalidInput, NotFound
+
+
+class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The half of ``ShardedFileSystem`` that takes files from one place to another; the other half knows keys and the engine."""
+
+    # -- copying ---------------------------------------------------------------------------------------------------
+
+    async def _cp_file(self, path1: str, path2: str, *, pairs: list[tuple[str, str]] | None = None, **kwargs: Any) -> None:
+        if pairs is not None:  # a caller that collects them
+            pairs.append((path1, path2))
+            return
+        self.check_writable()
+        source = await self._file_key(path1)
+        target = await self._file_key(path2, to_create=True)
+        await run_async(copied_in_batches(self.engine, [(source, target)]))
+
+    async def _copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        on_error: str | None = None,
+        maxdepth: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Copy files in batches; whole nodes, to where nothing is, as they are stored."""
+        self.check_writable()
+        if recursive and maxdepth is None and (ends := await self._whole(path1, path2)) is not None:
+            await run_async(self.engine.copy_prefix(*ends))
+            return
+        if isinstance(path2, str) and not await self._key(path2) and not await self._has_any(""):
+            await self._root.settle(to_create=True)
+        missing_ok = on_error == "ignore" or (on_error is None and recursive)
+        files = await self._files_to_copy(path1, path2, recursive, maxdepth)
+        await run_async(copied_in_batches(self.engine, files, missing_ok=missing_ok))
+
+    async def _files_to_copy(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> list[tuple[str, str]]:
+        """From which keys to which, by fsspec's rules for globs, lists and directories; directories themselves are left out."""
+        pairs: list[tuple[str, str]] = []
+        await super()._copy(path1, path2, recursive, maxdepth=maxdepth, pairs=pairs)
+        parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
+        files = [(a, b) for a, b in pairs if self._root.full_path(a) not in parents]
+        sources = await self._file_keys(a for a, _ in files)
+        targets = await self._file_keys((b for _, b in files), to_create=True)
+        _refuse_collisions(targets)
+        return list(zip(sources, targets, strict=True))
+
+    async def _whole(self, path1: Any, path2: Any) -> tuple[str, str] | None:
+        """From where to where, if that can be done with stored objects: no part of an array, and nothing at the other end."""
+        if not isinstance(path1, str) or not isinstance(path2, str) or has_magic(path1):
+            return None
+        source, target = await self._key(path1), await self._key(path2)
+        into = path2.endswith("/") or await self._isdir(path2)
+        if into and not path1.endswith("/"):
+            target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
+        if not source or not target or target == source or f"{target}/".startswith(f"{source}/") or f"{source}/".startswith(f"{target}/"):
+            return None
+        if not await self._has_any(source + "/") or await self._exists(target):
+            return None
+        engine = self.engine
+        if engine.in_transaction:  # which holds back values, and knows nothing of objects
+            return None
+        inside = [await run_async(engine.is_inside_array(path)) for path in (source, target)]
+        return None if any(inside) else (source, target)
+
+    async def _mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Move files; whole nodes, to where nothing is, as they are stored: a rename where the storage has one.
+
+        Raises:
+            InvalidInput: something would be moved into or onto itself. Nothing was changed.
+        """
+        self.check_writable()
+        if recursive and maxdepth is None and (ends := await self._whole(path1, path2)) is not None:
+            await run_async(self.engine.move_prefix(*ends))
+            return
+        files = await self._files_to_copy(path1, path2, recursive, maxdepth)
+        if not files:
+            if isinstance(path1, str) and not has_magic(path1):
+                await self._info(path1)
+                raise IsADirectoryError(f"{self.key_of(path1)!r} is a directory: mv(…, recursive=True) moves it with what is in it")
+            raise NotFound(f"no file of {self.handle.url} is meant by {path1!r}")
+        sources, targets = {source for source, _ in files}, {target for _, target in files}
+        moved = ([path1] if isinstance(path1, str) else path1) if recursive else ()
+        directories = tuple([f"{await self._key(p)}/" for p in moved])
+        if not sources.isdisjoint(targets) or any(target.startswith(directories) for target in targets):
+            raise InvalidInput(f"moving {path1!r} to {path2!r} would move files onto or into themselves: name another target")
+        await run_async(copied_in_batches(self.engine, files))
+        await self._update([(source, ERASE) for source in sources])
+        if self.engine.in_transaction and maxdepth is None:
+            # What is erased as a whole may become something else before the commit: another array, say.
+            for directory in directories:
+                if directory != "/" and not has_magic(directory):
+                    await run_async(self.engine.erase_prefix(directory))
+
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
+        """Move files or directories; nodes are moved as they are stored."""
+        sync(self.loop, self._mv, path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+    # -- to and from local files -----------------------------------------------------------------------------------
+
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", *, pairs: list[tuple[str, str]] | None = None, **kwargs: Any
+    ) -> None:
+        if pairs is not None:
+            pairs.append((lpath, rpath))
+            return
+        if mode == "create":
+            data = await asyncio.to_thread(Path(lpath).read_bytes)
+            await self._pipe_file(rpath, data, mode="create")
+            return
+        self.check_writable()
+        key = await self._file_key(rpath, to_create=True)
+        await run_async(uploaded_in_batches(self.engine, [(lpath, key)]))
+
+    async def _put(self, lpath: Any, rpath: Any, recursive: bool = False, callback: Any = None, **kwargs: Any) -> None:
+        """Store local files in batches, metadata first whatever the order in which they are found."""
+        self.check_writable()
+        await self._root.settle()
+        if kwargs.get("mode", "overwrite") != "overwrite":
+            await super()._put(lpath, rpath, recursive, **({} if callback is None else {"callback": callback}), **kwargs)
+            return
+        pairs: list[tuple[str, str]] = []
+        await super()._put(lpath, rpath, recursive, pairs=pairs, **kwargs)
+        keys = await self._file_keys((remote for _, remote in pairs), to_create=True)
+        _refuse_collisions(keys)
+        await run_async(uploaded_in_batches(self.engine, [(local, key) for (local, _), key in zip(pairs, keys, strict=True)], callback))
+
+    async def _get_file(self, rpath: str, lpath: str, *, pairs: list[tuple[str, str]] | None = None, **kwargs: Any) -> None:
+        if pairs is not None:
+            pairs.append((rpath, lpath))
+            return
+        key = await self._file_key(rpath)
+        await run_async(downloaded_in_batches(self.engine, [(key, lpath)]))
+
+    async def _get(self, rpath: Any, lpath: Any, recursive: bool = False, callback: Any = None, **kwargs: Any) -> None:
+        """Fetch files in batches: two rounds of requests for each."""
+        await self._root.settle()
+        pairs: list[tuple[str, str]] = []
+        await super()._get(rpath, lpath, recursive, pairs=pairs, **kwargs)
+        files: list[tuple[str, str]] = []
+        parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
+        for remote, local in pairs:
+            if self._root.full_path(remote) in parents:
+                await asyncio.to_thread(Path(local).mkdir, parents=True, exist_ok=True)
+            else:
+                files.append((await self._file_key(remote), local))
+        _refuse_collisions([local for _, local in files])
+        await run_async(downloaded_in_batches(self.engine, files, callback))
+
+
+def _refuse_collisions(targets: Sequence[str]) -> None:
+    """fsspec flattens lists of paths: of those with the same last name one would replace the other.
+
+    Raises:
+        InvalidInput: two files have the same target.
+    """
+    seen: set[str] = set()
+    for target in targets:
+        if target in seen:
+            raise InvalidInput(f"two of the files would become {target!r}: lists are flattened; name directories, or each target")
+        seen.add(target)
+
+
+def has_magic(path: Any) -> bool:
+    return any(character in path for character in "*?[")

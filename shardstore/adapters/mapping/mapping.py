@@ -1,0 +1,239 @@
+"""``ShardedMap``: presented keys and their bytes as a mapping."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from shardstore._sync import run_sync
+from shardstore.adapters.given_bytes import given_bytes
+from shardstore.adapters.handle import Handle
+from shardstore.adapters.outcomes import raise_failed
+from shardstore.adapters.transaction import transaction
+from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.counters import Counters
+from shardstore.engine.engine import Engine
+from shardstore.engine.options import check_flags
+from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.model.ranges import EVERYTHING, BytesLike
+
+OnError = Literal["raise", "omit", "return"]
+
+
+class ShardedMap(MutableMapping[str, bytes]):
+    """Keys of a store as presented, documents and single chunks, and their bytes.
+
+    Single operations are batches of one; ``getitems``, ``setitems`` and ``delitems`` take many: two rounds of requests for
+    a read, one commit a shard for a write. Maps on the same place with the same options share one engine, with zarr's
+    stores and fsspec's filesystems too.
+
+    Args:
+        url: what ``shardstore.open`` takes.
+        read_only: refuse every write.
+        storage_options: for the filesystem that the URL names.
+        options: of the engine; see ``shardstore.open``.
+    """
+
+    def __init__(self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
+        check_flags(read_only=read_only)
+        self._handle = Handle.make(url, storage_options, options)
+        self._read_only = read_only
+
+    # -- about -----------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process; its coroutines run on fsspec's IO loop only."""
+        return self._handle.engine
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        return self.engine.counters
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without credentials."""
+        return self._handle.url
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    def prefetch(self, path: str, region: Sequence[slice] | None = None) -> int:
+        """Load the shard indices of a region of an array; see ``ShardedStore.prefetch``."""
+        return run_sync(self.engine.prefetch(path.strip("/"), region))
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Hold back writes until the block ends; see ``ShardedStore.transaction``."""
+        self._check_writable()
+        return transaction(self._handle)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardedMap):
+            return NotImplemented
+        return self._handle == other._handle and self._read_only == other._read_only
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return f"ShardedMap({self.url!r})"
+
+    # -- many keys -------------------------------------------------------------------------------------------------
+
+    def getitems(self, keys: Iterable[str], on_error: OnError = "raise") -> dict[str, bytes | Exception]:
+        """The values of many keys, in one batch.
+
+        ``on_error``: what becomes of a key that is missing or cannot be read. ``"raise"``: the first error is raised;
+        ``"omit"``: a missing key is left out, other errors are raised; ``"return"``: its error takes the place of its value.
+
+        Raises:
+            NotFound: (``"raise"``) a key does not exist.
+            Corruption: the shard or the entry of a key is damaged.
+        """
+        if on_error not in ("raise", "omit", "return"):
+            raise InvalidInput(f"on_error={on_error!r} is none of 'raise', 'omit' and 'return'")
+        wanted = list(dict.fromkeys(keys))
+        found: dict[str, bytes | Exception] = {}
+        for key, value in zip(wanted, run_sync(self.engine.get_many([(key, EVERYTHING) for key in wanted])), strict=True):
+            if value is None:
+                if on_error == "omit":
+                    continue
+                outcome: bytes | Exception = self._missing(key)
+            else:
+                outcome = value if isinstance(value, Exception) else bytes(value)
+            if isinstance(outcome, Exception) and on_error != "return":
+                raise outcome
+            found[key] = outcome
+        return found
+
+    def setitems(self, values: Mapping[str, BytesLike]) -> None:
+        """Store the values of many keys in one batch; durable on return. One commit a shard, metadata first.
+
+        Raises:
+            InvalidInput: a key or a document is refused; the others may be stored, a note says how many.
+            Conflict: others kept changing a shard.
+        """
+        self._update([(key, SetValue(given_bytes(value, key))) for key, value in values.items()])
+
+    def delitems(self, keys: Iterable[str]) -> None:
+        """Erase many keys in one batch; those that are not there are no error. Metadata goes last."""
+        self._update([(key, ERASE) for key in keys])
+
+    # -- single keys -----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> bytes:
+        value = self.engine.get_at_once(_checked(key), EVERYTHING)
+        if value is None:
+            value = run_sync(self.engine.get((key, EVERYTHING)))
+        if value is None:
+            raise self._missing(key)
+        return bytes(value)
+
+    def __setitem__(self, key: str, value: BytesLike) -> None:
+        self._update([(_checked(key), SetValue(given_bytes(value, key)))])
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise self._missing(key)
+        self._update([(key, ERASE)])
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and bool(key) and run_sync(self.engine.exists(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list_prefix(""))
+
+    def __len__(self) -> int:
+        return len(self.list_prefix(""))
+
+    def clear(self) -> None:
+        """Remove everything, whole shards unread."""
+        self._check_writable()
+        run_sync(self.engine.erase_prefix(""))
+
+    # -- below a prefix --------------------------------------------------------------------------------------------
+
+    def list_prefix(self, prefix: str) -> list[str]:
+        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
+        return run_sync(self._keys(prefix))
+
+    def getsize(self, key: str) -> int:
+        """The size of a value in bytes, of which only a document is read.
+
+        Raises:
+            NotFound: there is no such key.
+        """
+        nbytes = run_sync(self.engine.size(_checked(key)))
+        if nbytes is None:
+            raise self._missing(key)
+        return nbytes
+
+    def listdir(self, path: str = "") -> list[str]:
+        """The names directly below a path, sorted; ``[]`` where there is nothing."""
+        path = path.strip("/")
+        prefix = path + "/" if path else ""
+        listed = run_sync(self.engine.list_dir(prefix))
+        return sorted({key[len(prefix) :].rstrip("/") for key in (*listed.keys, *listed.prefixes)})
+
+    def rename(self, src_path: str, dst_path: str) -> None:
+        """Move a node, or everything below a path, as it is stored.
+
+        Raises:
+            InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.
+        """
+        self._check_writable()
+        run_sync(self.engine.move_prefix(src_path.strip("/"), dst_path.strip("/")))
+
+    def rmdir(self, path: str) -> None:
+        """Remove a node, or everything below a path: whole shards unread, metadata last."""
+        self._check_writable()
+        path = path.strip("/")
+        run_sync(self.engine.erase_prefix(path + "/" if path else ""))
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    async def _keys(self, prefix: str) -> list[str]:
+        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
+
+    def _update(self, updates: list[tuple[str, Action]]) -> None:
+        self._check_writable()
+        raise_failed(run_sync(self.engine.update_many(updates)))
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+    def _missing(self, key: str) -> NotFound:
+        return NotFound(f"{key!r} does not exist in {self.url}")
+
+
+def mapping_class(present: str) -> type[ShardedMap]:
+    """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
+    if present == "v2" and _has_zarr2():
+        from shardstore.adapters.mapping.zarr2_store import Zarr2Store
+
+        return Zarr2Store
+    if present == "draft" and _has_zarr2():
+        from shardstore.adapters.mapping.zarr2_draft_store import Zarr2DraftStore
+
+        return Zarr2DraftStore
+    return ShardedMap
+
+
+@functools.cache
+def _has_zarr2() -> bool:
+    try:
+        return importlib.metadata.version("zarr").startswith("2.")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidInput(f"a key is a string, not {key!r}")
+    return key

@@ -1,0 +1,150 @@
+"""The arrays that data is going to be written to: how they are cut, and along which dimensions.
+
+A target is whatever ``align`` is given: a store, a URL, a node of zarr's. Those who are not shardstore's cost no import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from shardstore._sync import run_sync
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+from shardstore.adapters.handle import Handle
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import join
+from shardstore.engine.reading.shard_chunks import Value
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
+from shardstore.model.ranges import EVERYTHING
+from shardstore.plan.policy import ShardingPolicy
+
+_CHAIN = "sharded::"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetArray:
+    """An array that exists. ``shard_shape`` in elements; of an array without shards, the shape of a chunk."""
+
+    path: str
+    shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
+    dimension_names: tuple[str | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A store, and the node of it that was named."""
+
+    engine: Engine
+    path: str
+
+    @property
+    def policy(self) -> ShardingPolicy:
+        """Of arrays that do not exist yet."""
+        return self.engine.options.chunks_per_shard
+
+    def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
+        """Those of ``paths`` that are arrays, as they are now, in two rounds of requests.
+
+        Raises:
+            Unsupported: the chunks of one are not of one shape.
+        """
+        keys = [join(path, name) for path in paths for name in (METADATA_NAME, ".zarray", ".zattrs")]
+        values = iter(run_sync(self.engine.get_many([(key, EVERYTHING) for key in keys])))
+        v3: dict[str, JsonObject] = {}
+        found: dict[str, TargetArray] = {}
+        for path in paths:
+            document, v2, v2_attributes = (_document(next(values)) for _ in range(3))
+            if document is not None and is_array(document):
+                v3[path] = document
+            elif document is None and v2 is not None:
+                found[path] = _of_v2(path, v2, v2_attributes or {})
+        nodes = run_sync(self.engine.hierarchy.load(v3))
+        for path, document in v3.items():
+            node = nodes[path]
+            found[path] = self._of_v3(path, document, None if node is None else node.layout)
+        return found
+
+    def _of_v3(self, path: str, presented: JsonObject, layout: ArrayLayout | None) -> TargetArray:
+        plain = parse_plain(presented)
+        if isinstance(plain, str):
+            raise Unsupported(f"array {path!r} in {self.engine.storage.url} has no shards to align with: {plain}")
+        per_shard = (1,) * len(plain.shape) if layout is None else layout.index_format.chunks_per_shard
+        shard_shape = tuple(c * n for c, n in zip(plain.chunk_shape, per_shard, strict=True))
+        names = presented.get("dimension_names")
+        return TargetArray(path, plain.shape, shard_shape, tuple(names) if isinstance(names, list) else None)
+
+
+def _document(value: Value) -> JsonObject | None:
+    if isinstance(value, Exception):
+        raise value
+    return None if value is None else loads_object(value)
+
+
+def _of_v2(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:
+    """An array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
+    names = attributes.get("_ARRAY_DIMENSIONS")
+    return TargetArray(path, tuple(document["shape"]), tuple(document["chunks"]), tuple(names) if isinstance(names, list) else None)
+
+
+def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target:
+    """The target that ``store`` names.
+
+    Args:
+        store: a store of shardstore's, a URL or path with or without ``sharded::``, or an array, group or store of zarr's on one of
+            shardstore's.
+
+    Raises:
+        InvalidInput: it is none of these.
+    """
+    if isinstance(store, os.PathLike):
+        store = os.fspath(store)
+    if isinstance(store, str) and store.startswith(_CHAIN):
+        return _of_filesystem(*url_to_fs(store, **(storage_options or {})))
+    if isinstance(store, str):
+        return Target(Handle.make(store, dict(storage_options) if storage_options else None, {}).engine, "")
+    if storage_options:
+        raise InvalidInput(f"storage_options go with a URL, not with {store!r}")
+    node_path = ""
+    if is_zarr(store) and hasattr(store, "store_path"):
+        store, node_path = store.store, store.path
+    if isinstance(engine := getattr(store, "engine", None), Engine):
+        return Target(engine, node_path)
+    if isinstance(filesystem := getattr(store, "fs", None), ShardedFileSystem):  # zarr's FsspecStore
+        below = _of_filesystem(filesystem, store.path)
+        return Target(below.engine, join(below.path, node_path).strip("/"))
+    raise InvalidInput(
+        f"{type(store).__name__} is not a store of shardstore's: give what shardstore.open returned, its URL, or sharded:: and its URL. "
+        "For zarr's own stores xarray does it: to_zarr(align_chunks=True)"
+    )
+
+
+def array_of_zarr(store: Any) -> TargetArray | None:
+    """What an array of zarr's on a store that is not shardstore's tells of itself; ``None`` where ``store`` is something else."""
+    zarr = sys.modules.get("zarr")
+    if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
+        return None
+    return TargetArray(store.path, store.shape, store.shards or store.chunks, None)
+
+
+def _is_ours(store: Any) -> bool:
+    return isinstance(getattr(store, "engine", None), Engine) or isinstance(getattr(store, "fs", None), ShardedFileSystem)
+
+
+def is_zarr(store: Any) -> bool:
+    """Whether it is a store or a node of zarr's."""
+    zarr = sys.modules.get("zarr")
+    return zarr is not None and isinstance(store, zarr.Array | zarr.Group | zarr.abc.store.Store)
+
+
+def _of_filesystem(filesystem: Any, path: str) -> Target:
+    if not isinstance(filesystem, ShardedFileSystem):
+        raise InvalidInput(f"{type(filesystem).__name__} is not the filesystem of a store of shardstore's: write sharded:: before the URL")
+    return Target(filesystem.engine, filesystem.key_of(path))

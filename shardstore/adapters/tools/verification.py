@@ -1,0 +1,137 @@
+"""``shardstore.verify`` and ``shardstore.census``: open what is to be looked at, and bring zarr's codecs, or matplotlib, where wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from shardstore.adapters.handle import Handle
+from shardstore.engine.options import check_flags
+from shardstore.errors import Unsupported
+from shardstore.extras import how_to_install
+from shardstore.maintenance.census.file import Census, merged, read_census
+from shardstore.maintenance.census.run import take_census
+from shardstore.maintenance.cluster import ExecutorLike
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
+from shardstore.maintenance.verify.chunks import Decoder
+from shardstore.maintenance.verify.run import Copy, Progress, VerifyReport, verify_engine
+
+CensusLike: TypeAlias = Census | str | os.PathLike[str]
+"""A census, or a file of one."""
+
+
+def verify(
+    url: Any,
+    *,
+    path: str = "",
+    deep: bool = False,
+    against: Any = None,
+    census: CensusLike | Sequence[CensusLike] | None = None,
+    executor: ExecutorLike | None = None,
+    workers: int | None = None,
+    part: Part | str | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    against_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Look whether what is stored makes sense: metadata, indexes, checksums, objects that belong to nothing. Writes nothing.
+
+    Args:
+        url: the root of a store, as ``shardstore.open`` takes it.
+        path: the node in it to verify, with all that is below; everything, if it is not given.
+        deep: decode every chunk by zarr's codecs.
+        against: another copy, as ``url``: metadata as presented, and the bytes of every chunk, are compared, however either is sharded.
+        census: what ``census`` returned, or a file of it, or several of them that parts have taken: what is gone since, or lies
+            elsewhere, is found.
+        executor: a ``concurrent.futures.Executor`` to run on, or the ``distributed.Client`` of a dask cluster; threads of this process,
+            if it is not given.
+        workers: how many tasks run at once.
+        part: ``"3/16"``, or a ``Part``: look at this share of the objects only.
+        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        max_memory: bytes of chunks that are held at once in each process; one chunk a task at least.
+        only: keys of objects, such as those that could not be read in an earlier run: look at no others.
+        storage_options: for the filesystem: credentials, endpoint, retries.
+        against_options: likewise, of ``against``.
+        progress: called with the number of objects and of bytes that have been looked at, and of how many objects (``None`` while these
+            are listed).
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        InvalidInput: an argument cannot be right.
+        Unsupported: ``deep`` without zarr-python.
+        StorageError: the listing failed, or a metadata document could not be read.
+        ShardStoreError: the executor was lost, with its scheduler or a process.
+    """
+    check_flags(deep=deep)
+    handle = _opened(url, storage_options)
+    copy = None if against is None else Copy(_opened(against, against_options).engine, path)
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    expected = None if census is None else _one_census(census)
+    decodes = decoder() if deep else None
+    return verify_engine(handle.engine, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress)
+
+
+def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
+    return Handle.make(url, None if storage_options is None else dict(storage_options), {})
+
+
+def census(
+    url: Any,
+    *,
+    path: str = "",
+    contents: bool = False,
+    executor: ExecutorLike | None = None,
+    workers: int | None = None,
+    part: Part | str | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Census:
+    """Which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
+
+    Args:
+        url, path, executor, workers, part, retries, max_memory, only, storage_options, progress: as ``verify`` has them. What parts have
+            taken, ``verify`` takes together.
+        contents: read every object whole and record a digest of it: then ``verify`` finds every object that changed since.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        StorageError: the listing failed, or a metadata document could not be read. Objects that could not be read are in ``failed``.
+        ShardStoreError: the executor was lost, with its scheduler or a process.
+    """
+    check_flags(contents=contents)
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    return take_census(_opened(url, storage_options).engine, path, of_contents=contents, execution=execution, progress=progress)
+
+
+def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:
+    several = [given] if isinstance(given, Census | str | os.PathLike) else given
+    return merged([one if isinstance(one, Census) else read_census(one) for one in several])
+
+
+def decoder() -> Decoder:
+    """What makes decoders of zarr's codecs. Raises ``Unsupported`` where zarr-python is not installed."""
+    try:
+        from shardstore.adapters.zarr.decoding import zarr_decoder
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "zarr":
+            raise
+        raise Unsupported(f"to decode chunks takes zarr-python: {how_to_install('zarr')}; without deep all else is verified") from exc
+    return zarr_decoder
+
+
+def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
+    """What draws a census into a file; see ``adapters.tools.census_plot``. Raises ``Unsupported`` where matplotlib is not installed."""
+    try:
+        from shardstore.adapters.tools.census_plot import save_picture
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise Unsupported(f"to draw into a file takes matplotlib: {how_to_install('plot')}; --draw draws in the terminal") from exc
+    return save_picture

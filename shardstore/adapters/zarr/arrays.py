@@ -1,0 +1,111 @@
+"""What arrays of zarr-python do beside their codec pipelines, where they are seen by their shards.
+
+zarr tells a pipeline neither which array it is of, nor that chunks are to be deleted because an array shrinks: it deletes their keys, which
+for a store are those of other, smaller chunks. So the two methods of ``zarr.AsyncArray`` are replaced by ones that do the same for
+every other array. Without them no array with shards of its own is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from functools import wraps
+from typing import Any
+
+import zarr.core.array
+from fsspec.asyn import get_loop
+from zarr.core.array import AsyncArray
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.common import parse_shapelike
+
+from shardstore._sync import run_sync
+from shardstore.adapters.zarr.by_shards import ArrayView, ShardPipeline
+from shardstore.adapters.zarr.pipeline import is_sharded
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import check_key, join, metadata_key
+from shardstore.engine.metadata.translation import refusal_of_shards
+from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.presentation import same_chunks
+from shardstore.format.v2.metadata import ARRAY_NAME
+from shardstore.model.ranges import EVERYTHING
+
+_initialised = AsyncArray.__init__
+_resized = AsyncArray.resize
+_shards_initialized = getattr(zarr.core.array, "_shards_initialized", None)
+
+
+def replace_methods() -> None:
+    """Make zarr's arrays do what is here; nothing where this zarr's are not as they are known, or where it is done."""
+    if AsyncArray.__init__ is _init or "delete_outside_chunks" not in inspect.signature(_resized).parameters:
+        return
+    array_class: Any = AsyncArray
+    array_class.__init__ = _init
+    array_class.resize = _resize
+    if _shards_initialized is not None:
+        zarr.core.array._shards_initialized = _with_chunks
+
+
+@wraps(_initialised)
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _initialised(self, *args, **kwargs)
+    pipeline = self.codec_pipeline
+    if isinstance(pipeline, ShardPipeline):
+        pipeline.bind(self.store_path)
+    elif is_sharded(self.metadata) or (self.metadata.zarr_format == 2 and not self.store_path.read_only):
+        _refuse_early(self)
+
+
+def _refuse_early(array: Any) -> None:
+    """Refuse what the store would refuse, if it is one of ours: now, before anything is stored of the array or of its parents.
+
+    Raises:
+        InvalidInput: it is sharded for zarr, does not have our pipeline, and the store does not show it like that (nor is it there); or it
+            is one of Zarr v2, new, and was to be sharded.
+    """
+    from shardstore.adapters.zarr.place import place_behind
+
+    store = array.store_path.store
+    if _runs_on_io_loop() or (place := place_behind(store)) is None:  # to wait here would block it; the store refuses then
+        return
+    path = place.key(array.store_path.path).rstrip("/")
+    if array.metadata.zarr_format == 3:
+        if not run_sync(_is_shown(place.engine, path, ArrayView(array.metadata, store).document)):
+            raise InvalidInput(refusal_of_shards(path))
+    elif place.engine.options.chunks_per_shard not in (None, "auto"):
+        documents = array.metadata.to_buffer_dict(default_buffer_prototype())
+        run_sync(place.engine.check_v2_array(join(path, ARRAY_NAME), documents[ARRAY_NAME].to_bytes()))
+
+
+def _runs_on_io_loop() -> bool:
+    try:
+        return asyncio.get_running_loop() is get_loop()
+    except RuntimeError:
+        return False
+
+
+async def _is_shown(engine: Engine, path: str, document: JsonObject) -> bool:
+    data = await engine.get((check_key(metadata_key(path)), EVERYTHING))
+    return data is not None and same_chunks(document, loads_object(data))
+
+
+@wraps(_resized)
+async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True) -> None:
+    pipeline = self.codec_pipeline
+    if delete_outside_chunks and isinstance(pipeline, ShardPipeline):
+        shape = parse_shapelike(new_shape)
+        if len(shape) == len(self.metadata.shape):  # zarr has the words for it where it is not
+            self.metadata.update_shape(shape)  # as there: what zarr refuses is refused before anything is deleted
+            delete_outside_chunks = not await pipeline.erase_outside(self.store_path, self.metadata.shape, shape)
+    await _resized(self, new_shape, delete_outside_chunks)
+
+
+async def _with_chunks(array: Any) -> tuple[str, ...]:
+    """The keys of the shards of which something is stored, as zarr has them."""
+    pipeline = getattr(array, "codec_pipeline", None)
+    shards = await pipeline.shards_with_chunks(array.store_path) if isinstance(pipeline, ShardPipeline) else None
+    if shards is None:
+        assert _shards_initialized is not None
+        initialized: tuple[str, ...] = await _shards_initialized(array)
+        return initialized
+    return tuple(key for key in array._iter_shard_keys() if key in shards)

@@ -1,0 +1,294 @@
+"""Direct calls of the libraries behind zarr's common codecs: chunks are decoded into the output, and encoded from the input.
+
+zarr's codecs wrap the same calls in buffers, and make a new array at every step. What is not known here to the letter (the classes, the
+data type, where the arrays lie) is left to zarr's codecs; see ``zarr_chunks.ChunkCodec``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from numcodecs import blosc, zstd
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.core.buffer import cpu
+
+from shardstore.adapters.zarr.numcodecs import encode_bytes, numcodec_of
+from shardstore.errors import Corruption
+from shardstore.format.blosc_header import check_blosc_header
+from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.chunk_coding import ChunkCoding, header_fault, zstd_frame_header
+
+if TYPE_CHECKING:
+    from zarr.abc.codec import Codec
+    from zarr.core.array_spec import ArraySpec
+
+AnyArray = npt.NDArray[Any]
+
+DESTINATION_NBYTES = 2**16
+"""Chunks of at least this size are decompressed into memory that is there already. To look at that memory costs the library 1.5 µs a call,
+as much as to copy 16 KiB; new memory costs page faults, which begin where ``malloc`` no longer reuses its blocks (128 KiB).
+"""
+
+
+class Step:
+    """One codec from bytes to bytes. What it is given may be any contiguous buffer, and is not changed."""
+
+    takes_destination = False
+    makes_copy = True
+    """What ``encode`` returns shares no memory with what it is given."""
+
+    def encoded_nbytes(self, nbytes: int | None) -> int | None:
+        """The bytes that come out where ``nbytes`` go in; ``None``: it depends on them."""
+        return None
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        """``data`` decoded: ``nbytes`` bytes, where they are known. Into ``destination``, which has that many, where one is given and the
+        step takes it; what is returned tells.
+
+        Raises:
+            Exception: of whatever kind, where it cannot be decoded.
+        """
+        raise NotImplementedError
+
+    def encode(self, data: AnyArray) -> Any:
+        raise NotImplementedError
+
+
+class _Numcodec(Step):
+    """What a codec of numcodecs does."""
+
+    makes_copy = False  # as far as is known
+
+    def __init__(self, numcodec: Any) -> None:
+        self._numcodec = numcodec
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        return self._numcodec.decode(np.frombuffer(data, "B"))
+
+    def encode(self, data: AnyArray) -> Any:
+        return encode_bytes(self._numcodec, data)
+
+
+class _Blosc(_Numcodec):
+    takes_destination = makes_copy = True
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        check_blosc_header(data, nbytes)
+        if destination is None:
+            return blosc.decompress(data)
+        blosc.decompress(data, destination)
+        return destination
+
+
+class _Zstd(_Numcodec):
+    takes_destination = makes_copy = True
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        if nbytes is None:
+            return zstd.decompress(data)
+        header = zstd_frame_header(memoryview(data))
+        if header is None or header[1] != nbytes:
+            # Several frames, or of a size that is told nowhere, or damaged; the library would allocate whatever it says.
+            fault = header_fault(ChunkCoding(compressor="zstd", compressed_nbytes=nbytes), data, len(data))
+            if fault is not None:
+                raise Corruption(fault)
+            return zstd.decompress(data)
+        if destination is None:
+            return zstd.decompress(data)
+        # Frames that hold more than this one says do not fit, and less than a frame says is an error: all of it is written, or none counts.
+        zstd.decompress(data, destination)
+        return destination
+
+
+class _Gzip(_Numcodec):
+    makes_copy = True
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        if nbytes is not None:
+            single = zlib.decompressobj(wbits=31)
+            try:
+                decoded = single.decompress(data, nbytes + 1)  # one more, or it stops before the checksum
+            except zlib.error:
+                pass  # the other one has the words for it, if it is an error
+            else:
+                if single.eof and not single.unused_data:
+                    return decoded
+        return self._numcodec.decode(data)  # several members, or zeros behind them
+
+
+class _Crc32c(Step):
+    def encoded_nbytes(self, nbytes: int | None) -> int | None:
+        return None if nbytes is None else nbytes + CRC32C_NBYTES
+
+    def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
+        array = np.frombuffer(data, "B")
+        body = array[:-CRC32C_NBYTES]
+        stored, computed = array[-CRC32C_NBYTES:].tobytes(), _crc32c(body)
+        if stored != computed:
+            raise Corruption(f"its checksum is {stored.hex()} but its bytes give {computed.hex()}")
+        return body
+
+    def encode(self, data: AnyArray) -> Any:
+        encoded = np.empty(len(data) + CRC32C_NBYTES, "B")
+        encoded[:-CRC32C_NBYTES] = data
+        encoded[-CRC32C_NBYTES:] = np.frombuffer(_crc32c(data), "B")
+        return encoded
+
+
+def _crc32c(data: AnyArray) -> bytes:
+    return int(google_crc32c.value(data)).to_bytes(CRC32C_NBYTES, "little")
+
+
+def _step(codec: Codec) -> Step | None:
+    """What does the same; ``None`` where there is nothing."""
+    kind: Any = type(codec)
+    own: Any = codec
+    if kind is Crc32cCodec:
+        return _Crc32c()
+    if kind is BloscCodec:
+        return _Blosc(own._blosc_codec)
+    if kind is ZstdCodec:
+        return _Zstd(own._zstd_codec)
+    if kind is GzipCodec:
+        return _Gzip(own._gzip_codec)
+    numcodec = numcodec_of(codec)
+    if numcodec is None:
+        return None
+    by_id = {"blosc": _Blosc, "zstd": _Zstd, "gzip": _Gzip}
+    return by_id.get(numcodec.codec_id, _Numcodec)(numcodec)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectChain:
+    """What zarr's codecs do to the chunks of one shape and data type."""
+
+    shape: tuple[int, ...]
+    """Of a chunk."""
+    dtype: np.dtype[Any]
+    """Of the elements as they are stored, byte order included."""
+    order: tuple[int, ...] | None
+    """How axes are transposed before elements are stored; ``None``: not at all."""
+    stored_shape: tuple[int, ...]
+    """Of a chunk whose axes are transposed."""
+    nbytes: int
+    """Of the elements of a chunk."""
+    steps: tuple[tuple[Step, int | None], ...]
+    """In the order of encoding, each with the bytes that it is given, where that is known."""
+
+    @property
+    def takes_destination(self) -> bool:
+        """Whether ``decode`` is given memory to decompress into."""
+        return bool(self.steps) and self.steps[0][0].takes_destination and self.nbytes >= DESTINATION_NBYTES
+
+    @property
+    def takes_scratch(self) -> bool:
+        """Whether ``encode`` is given memory in which to lay out elements: what it returns is elsewhere."""
+        return bool(self.steps) and self.steps[0][0].makes_copy
+
+    def holds(self, dtype: np.dtype[Any]) -> bool:
+        """Whether elements of this type become stored ones by no more than a change of their byte order."""
+        return dtype == self.dtype or (self.dtype.fields is None and dtype == self.dtype.newbyteorder("S"))
+
+    def decode(self, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
+        """The elements of a chunk, in the shape of a chunk: in memory of their own, in that of ``data``, or in ``destination``.
+
+        ``destination`` has ``nbytes`` bytes and one dimension; to be given where ``takes_destination``.
+
+        Raises:
+            Exception: of whatever kind, where it cannot be decoded; in ``destination`` there may be anything then.
+        """
+        value: Any = data
+        for step, nbytes in self.steps[:0:-1]:
+            value = step.decode(value, nbytes, None)
+        if self.steps:
+            value = self.steps[0][0].decode(value, self.nbytes, destination)
+        flat = np.frombuffer(value, self.dtype)
+        if flat.nbytes != self.nbytes:
+            raise Corruption(f"it decodes to {flat.nbytes} bytes, {self.nbytes} were expected")
+        chunk = flat.reshape(self.stored_shape)
+        return chunk if self.order is None else chunk.transpose(np.argsort(self.order))
+
+    def place_for(self, region: AnyArray) -> AnyArray | None:
+        """The memory of ``region``, as ``decode`` takes it, where a whole chunk can be decoded there; ``None`` elsewhere."""
+        if self.order is not None:
+            if region.shape != self.shape:
+                return None
+            region = region.transpose(self.order)
+        if region.nbytes != self.nbytes or region.dtype != self.dtype or not region.flags.c_contiguous or not region.flags.writeable:
+            return None
+        return region.reshape(-1).view("B")
+
+    def encode(self, chunk: AnyArray, scratch: AnyArray | None = None) -> memoryview:
+        """The bytes of a chunk whose type it ``holds``; they may be those of ``chunk`` itself.
+
+        ``scratch`` has ``nbytes`` bytes, to be used until this returns; to be given where ``takes_scratch``.
+        """
+        if self.order is not None:
+            chunk = chunk.transpose(self.order)
+        if chunk.dtype != self.dtype or not chunk.flags.c_contiguous:
+            if scratch is not None:
+                there = scratch.view(self.dtype).reshape(chunk.shape)
+                there[...] = chunk
+                chunk = there
+            else:
+                chunk = np.ascontiguousarray(chunk, self.dtype)
+        value: Any = chunk.reshape(-1).view("B")
+        for step, _ in self.steps:
+            value = step.encode(np.frombuffer(value, "B"))
+        return memoryview(value)
+
+
+def compile_chain(codecs: Iterable[Codec], spec: ArraySpec) -> DirectChain | None:
+    """Direct calls for codecs that are fitted to ``spec``; ``None`` where not all of it is known to be what zarr does."""
+    if spec.prototype.buffer is not cpu.Buffer or spec.prototype.nd_buffer is not cpu.NDBuffer:
+        return None  # the memory of a GPU, say
+    order: Sequence[int] = range(len(spec.shape))
+    steps: list[tuple[Step, int | None]] = []
+    dtype: np.dtype[Any] | None = None
+    nbytes: int | None = None
+    for codec in codecs:
+        if type(codec) is TransposeCodec and dtype is None:
+            order = [order[axis] for axis in codec.order]
+        elif type(codec) is BytesCodec and dtype is None:
+            dtype = _stored_dtype(codec, spec)
+            if dtype is None:
+                return None
+            nbytes = prod(spec.shape) * dtype.itemsize
+        elif dtype is not None and (step := _step(codec)) is not None:
+            steps.append((step, nbytes))
+            nbytes = step.encoded_nbytes(nbytes)
+        else:
+            return None
+    if dtype is None or not prod(spec.shape):
+        return None
+    is_in_order = list(order) == list(range(len(spec.shape)))
+    return DirectChain(
+        shape=spec.shape,
+        dtype=dtype,
+        order=None if is_in_order else tuple(order),
+        stored_shape=tuple(spec.shape[axis] for axis in order),
+        nbytes=prod(spec.shape) * dtype.itemsize,
+        steps=tuple(steps),
+    )
+
+
+def _stored_dtype(codec: BytesCodec, spec: ArraySpec) -> np.dtype[Any] | None:
+    """How zarr's codec reads bytes, found out by letting it read one element: versions of zarr treat structured types differently."""
+    declared = spec.dtype.to_native_dtype()
+    if declared.hasobject or not declared.itemsize:
+        return None
+    pattern = np.arange(declared.itemsize, dtype="B")
+    read = codec._decode_sync(spec.prototype.buffer.from_array_like(pattern), replace(spec, shape=(1,))).as_numpy_array()
+    for candidate in (declared, declared.newbyteorder("S")):
+        if candidate.fields is not None and read.dtype != declared:
+            continue
+        if pattern.view(candidate).astype(read.dtype).tobytes() == read.tobytes():
+            return candidate
+    return None

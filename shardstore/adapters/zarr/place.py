@@ -1,0 +1,70 @@
+"""Where the arrays of a zarr store lie, for stores behind which there is an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, WrapperStore
+
+from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
+from shardstore.adapters.zarr.store import ShardedStore, handles_keys_as
+
+if TYPE_CHECKING:
+    from shardstore.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The engine behind a zarr store, and the prefix of the store's keys in it: ``""``, or one that ends with ``/``."""
+
+    store: Store
+    engine: Engine
+    prefix: str
+
+    def key(self, path: str) -> str:
+        """The engine's key of a path in the store."""
+        return self.prefix + path
+
+    async def ensure_open(self) -> None:
+        await self.store._ensure_open()
+
+    def check_writable(self) -> None:
+        """Raises where the store, or what is behind it, may not be written."""
+        self.store._check_writable()
+        if isinstance(self.store, FsspecStore):
+            self.store.fs.check_writable()
+
+
+def place_of(store: object) -> Place | None:
+    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
+
+    Nor has a subclass one that handles keys in its own way.
+    """
+    if not issubclass(type(store), Store):
+        return None  # it only says that it is one, as mocks do
+    if isinstance(store, ShardedStore) and store.uses_pipeline:
+        return Place(store, store.engine, "")
+    if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
+        return None
+    if isinstance(store.fs, ShardedFileSystem) and store.fs.uses_pipeline:
+        prefix = store.fs.key_of(store.path)
+        return Place(store, store.fs.engine, prefix + "/" if prefix else "")
+    return None
+
+
+def place_behind(store: Store) -> Place | None:
+    """Where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    if not issubclass(type(store), Store):
+        return None
+    innermost = store
+    while isinstance(innermost, WrapperStore):
+        innermost = innermost._store
+    if isinstance(innermost, ShardedStore):
+        return Place(store, innermost.engine, "")
+    if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, ShardedFileSystem):
+        return None
+    innermost.fs.settle()
+    prefix = innermost.fs.key_of(innermost.path)
+    return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")

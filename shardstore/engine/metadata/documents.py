@@ -1,0 +1,250 @@
+"""Metadata documents as clients read and write them: each write is a compare-and-swap of what it was translated from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from shardstore.engine.actions import OwnShards
+from shardstore.engine.keys import join, metadata_key
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
+from shardstore.engine.metadata.translation import Translation
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reading.index_cache import IndexCache
+from shardstore.engine.writing.retrying import Contention
+from shardstore.errors import Conflict, Corruption, InvalidInput
+from shardstore.format.json_text import dumps, loads_object
+from shardstore.format.metadata_v3 import is_array
+from shardstore.format.presentation import present_array, same_chunks
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
+
+
+class _Fate(Enum):
+    """What becomes of a document that nothing is stored for."""
+
+    KEPT = "kept"
+    ERASED = "erased"
+
+
+_NOT_STORED_YET = Generation("planned")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArray:
+    """An array's document as it will be stored, and on which condition.
+
+    It ``goes_first`` where it replaces a document by which its chunks would be something else; behind its chunks elsewhere.
+    """
+
+    stored: bytes
+    condition: Condition
+    node: Node
+    goes_first: bool
+
+
+class Documents:
+    """The metadata documents of one store."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        hierarchy: Hierarchy,
+        indices: IndexCache,
+        options: EngineOptions,
+        contention: Contention,
+    ) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._contention = contention
+        self._leaves_shards = options.leaves_shards
+        self._reader = DocumentReader(storage, hierarchy, hides_kept=options.hides_kept)
+        self._translation = Translation(storage, hierarchy, self._reader, options)
+
+    async def read(self, path: str) -> StoredDocument | None:
+        """The stored document of the node at ``path`` as it is now, or ``None``."""
+        return await self._reader.read(path)
+
+    def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
+        """The same from a ``document_read`` of it; what it says is remembered."""
+        return self._reader.learn(path, outcome)
+
+    async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
+        """Store what a client wrote as the document of ``path``; ``False`` where ``only_if_absent`` and there was one.
+
+        Raises:
+            InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
+                turn existing objects into shards. Nothing is changed.
+            Conflict: others kept changing the document.
+        """
+        data = bytes(data)
+
+        def written(old: StoredDocument | None) -> bytes | _Fate:
+            return _Fate.KEPT if only_if_absent and old is not None else data
+
+        return await self._replace(path, written, own_shards)
+
+    async def revise(self, path: str, compute: Callable[[bytes | None], bytes | None]) -> None:
+        """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None``: there is none, or is to be none.
+        Nothing is stored where it returns the very bytes that it was given.
+
+        Raises as ``write`` and ``erase`` do.
+        """
+
+        def revised(old: StoredDocument | None) -> bytes | _Fate:
+            before = None if old is None else old.presented()
+            after = compute(before)
+            if after is before:
+                return _Fate.KEPT
+            return _Fate.ERASED if after is None else after
+
+        await self._replace(path, revised)
+
+    async def erase(self, path: str) -> None:
+        """Remove the document of ``path``.
+
+        Raises:
+            InvalidInput: it is the metadata of a sharded array that still has shards.
+        """
+        if not await self._replace(path, lambda old: _Fate.KEPT if old is None else _Fate.ERASED):
+            self._hierarchy.forget(path)
+
+    async def _replace(
+        self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate], own_shards: OwnShards = OwnShards.REFUSED
+    ) -> bool:
+        """Store what ``new`` makes of the current document, or remove it; ``False`` where it is kept, and nothing was changed."""
+        turn = self._contention.turn(metadata_key(path))
+        while True:
+            current = await self.read(path)
+            data = new(current)
+            if data is _Fate.KEPT:
+                return False
+            try:
+                if isinstance(data, bytes):
+                    stored = await self._translation.to_stored(path, data, current, own_shards)
+                    generation = await self._write(path, stored, await self._condition(current))
+                    self._stored(path, stored, generation)
+                elif current is not None:
+                    await self._erase(path, current)
+            except ConditionFailed as exc:
+                await turn.lost(f"the metadata of {path!r}", exc)
+                continue
+            except InvalidInput as exc:
+                # What is in the way of a new array may be the chunks of another client, who has created the same one just now.
+                if current is None and await self.read(path) is not None:
+                    await turn.lost(f"the metadata of {path!r}", exc)
+                    continue
+                raise
+            return True
+
+    async def plan_array(
+        self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED
+    ) -> PlannedArray | None:
+        """How an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
+
+        ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
+        """
+        try:
+            document = loads_object(data)
+        except Corruption:
+            return None
+        if not is_array(document):
+            return None
+        current = None if erased_first else await self.read(path)
+        try:
+            translated = await self._translation.array(path, document, current, nothing_there=erased_first, own_shards=own_shards)
+        except InvalidInput:
+            if erased_first or current is not None or (current := await self.read(path)) is None:
+                raise
+            # What is in the way may be the chunks of another client, who has created the same array just now.
+            translated = await self._translation.array(path, document, current, own_shards=own_shards)
+        stored = dumps(translated)
+        node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
+        is_unborn = node.layout is not None and current is None
+        goes_first = current is not None and not same_chunks(present_array(translated), present_array(current.document or {}))
+        return PlannedArray(stored, await self._condition(current), replace(node, is_unborn=is_unborn), goes_first)
+
+    async def check_planned(self, planned: PlannedArray) -> None:
+        """Is what the array was planned from still there? Asked before its chunks are written.
+
+        Raises:
+            Conflict: another client changed the document meanwhile; nothing of the array was written.
+        """
+        path = planned.node.path
+        current = await self.read(path)
+        expected = planned.condition.generation if isinstance(planned.condition, IfGeneration) else None
+        if (None if current is None else current.generation) != expected and not isinstance(planned.condition, Unconditional):
+            raise Conflict(f"another client wrote the metadata of array {path!r} during the transaction: try again")
+
+    async def write_planned(self, planned: PlannedArray) -> None:
+        """Store a planned document, if what it was planned from is still there.
+
+        Raises:
+            Conflict: another client changed the document meanwhile.
+        """
+        path = planned.node.path
+        try:
+            generation = await self._write(path, planned.stored, planned.condition)
+        except ConditionFailed as exc:
+            raise Conflict(
+                f"another client wrote the metadata of array {path!r} during the transaction; the transaction's shards of a new array "
+                "are withdrawn: try again"
+            ) from exc
+        self._stored(path, planned.stored, generation)
+
+    async def _write(self, path: str, stored: bytes, condition: Condition) -> Generation:
+        with self._doubted_unless_carried_out(path):
+            return await self._storage.write(metadata_key(path), [stored], len(stored), condition)
+
+    @contextmanager
+    def _doubted_unless_carried_out(self, path: str) -> Iterator[None]:
+        """A change that ends in an error may have been made: then what is remembered of the document is not to be believed."""
+        try:
+            yield
+        except BaseException:
+            self._hierarchy.doubt(path)
+            raise
+
+    def _stored(self, path: str, data: bytes, generation: Generation) -> None:
+        """Remember what was just stored."""
+        before = self._hierarchy.known(path)
+        node, _ = self._hierarchy.describe(path, data, generation)
+        if (
+            before is not None
+            and before.layout is not None
+            and (node.layout is None or node.layout.index_format != before.layout.index_format)
+        ):
+            self._indices.drop_prefix(join(path, ""))
+        self._hierarchy.put(node)
+        self._hierarchy.announce(path)
+
+    async def check(self, path: str, data: BytesLike) -> None:
+        """Raise what ``write`` would raise now; nothing is stored."""
+        await self._translation.to_stored(path, bytes(data), await self.read(path))
+
+    async def _erase(self, path: str, current: StoredDocument) -> None:
+        layout = None if self._leaves_shards else current.node.layout
+        objects = None if layout is None else await self._translation.chunk_objects(path, layout)
+        if objects is not None and objects.with_chunks is not None:
+            raise InvalidInput(
+                f"the metadata of array {path!r} cannot be erased while it has shards: nothing could tell any more what they hold; "
+                "erase its chunks first, or delete the whole node (delete_dir, erase_prefix)"
+            )
+        condition = await self._condition(current) if self._storage.capabilities.conditional_delete else UNCONDITIONAL
+        with self._doubted_unless_carried_out(path):
+            await self._storage.delete(metadata_key(path), condition)
+        if objects is not None:
+            await self._translation.clear_away(objects)
+        self._hierarchy.forget(path)
+        self._hierarchy.announce(path)
+
+    async def _condition(self, current: StoredDocument | None) -> Condition:
+        capabilities = await self._storage.probe()
+        if current is None:
+            return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
+        return IfGeneration(current.generation) if capabilities.compare_and_swap else UNCONDITIONAL

@@ -1,0 +1,387 @@
+"""Storage whose arrays may be sharded several times, shown with so many levels taken off that one is left.
+
+::
+
+    the client's engine        takes the last level off
+    LevelledStorage            documents: translated, both ways; data of an array with n levels below: from the n-th storage
+      n-th storage             an engine, shown as a storage, upon the one before
+      ...
+      first storage            an engine, shown as a storage, upon what is stored
+    what is stored             data of every other array, as it is
+
+An engine as a storage gives chunks versions and replaces them by these, so the client's engine commits to them as to objects. Documents are
+never read through such an engine: what is shown is computed of the stored one, whose version it has, and replaced on that condition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from shardstore.engine.keys import ancestors, join, metadata_key, metadata_path, possible_owners
+from shardstore.errors import Corruption
+from shardstore.format.chunk_keys import looks_like_chunk_prefix
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.levels import PresentLevel, levels_below, levels_of, restored
+from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_shown
+from shardstore.format.presentation import consolidated_arrays, map_consolidated
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, resolve
+from shardstore.storage.base import (
+    CHANGED,
+    Copy,
+    DirListing,
+    Failed,
+    Found,
+    New,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+    Storage,
+    document_read,
+)
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.requests.body import joined
+from shardstore.storage.requests.conditions import failed
+from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.stored.detect import DetectedStorage, is_draft
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_KEYS_AT_ONCE = 256
+
+
+class LevelledStorage(StorageWrapper):
+    """``inner``, of whose sharded arrays no more than one level is left to be taken off, down to the level that is ``wanted``.
+
+    ``above`` makes an engine upon a storage and shows what that presents as a storage.
+    """
+
+    def __init__(self, inner: Storage, wanted: PresentLevel, above: Callable[[Storage], Storage]) -> None:
+        super().__init__(inner)
+        self._wanted: PresentLevel = wanted
+        self._above = above
+        self._storages = [inner]
+        self._deep: dict[str, int] = {}  # arrays with levels below, as their documents were last seen
+
+    def _is_active(self) -> bool:
+        """Whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
+        return self._wanted != 1 or is_draft(self.inner)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those that the storage of every array has: an engine is no better than what it works upon."""
+        below = self.inner.capabilities
+        if not self._is_active():
+            return below
+        atomic = below.atomic_commits
+        conditional_delete = atomic and below.conditional_delete
+        return replace(below, create_if_absent=atomic, compare_and_swap=atomic, conditional_delete=conditional_delete, reads_beside=False)
+
+    async def probe(self) -> Capabilities:
+        await self.inner.probe()
+        return self.capabilities
+
+    def is_deep(self, path: str) -> bool:
+        """Whether the chunks of the array at ``path`` lie in objects that are not stored as such; from any thread."""
+        return path in self._deep
+
+    def _storage_at(self, below: int) -> Storage:
+        while len(self._storages) <= below:
+            self._storages.append(self._above(self._storages[-1]))
+        return self._storages[below]
+
+    def _storage_of(self, key: str) -> Storage:
+        """Where the data at ``key`` is read and written; documents are in ``inner``."""
+        for path, below in self._deep.items():
+            if key.startswith(join(path, "")):
+                return self._storage_at(below)
+        return self.inner
+
+    # -- documents, as they are shown ----------------------------------------------------------------------------------
+
+    def _note(self, path: str, below: int) -> None:
+        if below:
+            self._deep[path] = below
+        else:
+            self._deep.pop(path, None)
+
+    def _shown(self, path: str, outcome: ReadOutcome) -> ReadOutcome:
+        """What the read of a whole stored document gives a client; where its data is from now on is remembered."""
+        if isinstance(outcome, Failed):
+            return outcome
+        if not isinstance(outcome, Found):
+            self._note(path, 0)
+            return outcome
+        document = _parsed(outcome.buffers[0])
+        if document is None or not is_array(document):
+            self._note(path, 0)
+            shown = document if document is None else map_consolidated(document, lambda _, array: self._levels(array)[-1])
+            return outcome if shown == document or shown is None else _with_content(outcome, dumps(shown))
+        levels = self._levels(document)
+        self._note(path, len(levels) - 1)
+        return _with_content(outcome, dumps(levels[-1])) if len(levels) > 1 else outcome
+
+    def _levels(self, document: JsonObject) -> list[JsonObject]:
+        """The levels of an array down to that which is shown."""
+        documents = levels_of(document)
+        return documents[: 1 + levels_below(documents, self._wanted)]
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        if not self._is_active():
+            outcomes = await self.inner.read(reads)
+            return outcomes if not self._is_active() else await self.read(reads)  # what is stored has just been found out
+        paths = [metadata_path(read.key) for read in reads]
+        asked = [read if path is None else document_read(read.key) for read, path in zip(reads, paths, strict=True)]
+        places = [self.inner if path is not None else self._storage_of(read.key) for read, path in zip(reads, paths, strict=True)]
+        # Documents come last: they have to be true of the data that was read before them.
+        outcomes = await _each(places, asked, lambda storage, some: storage.read(some), self.inner)
+        return [
+            outcome if path is None else _of_read(read, self._shown(path, outcome))
+            for read, path, outcome in zip(reads, paths, outcomes, strict=True)
+        ]
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        if not self._is_active() or metadata_path(key) is None:
+            return await self._storage_of(key).stat(key)
+        (outcome,) = await self.read([document_read(key)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return ObjectInfo(key, outcome.nbytes, outcome.generation) if isinstance(outcome, Found) else None
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        path = metadata_path(key)
+        if path is None:
+            return await self._storage_of(key).write(key, body, nbytes, condition)
+        if not self._is_active():
+            return await self.inner.write(key, body, nbytes, condition)
+        data = await joined(body, nbytes, key)
+        document = _parsed(data)
+        if path in self._deep:
+            return await self._replace(path, data, document, condition)
+        if document is not None and is_group(document):
+            data = await self._stored_group(path, data, document)
+        return await self.inner.write(key, [data], len(data), condition)
+
+    async def _replace(self, path: str, data: bytes, document: JsonObject | None, condition: Condition) -> Generation:
+        """Write the document of an array that had levels below when it was last seen."""
+        key = metadata_key(path)
+        (outcome,) = await self.inner.read([document_read(key)])
+        self._shown(path, outcome)
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found) or not self.is_deep(path):
+            return await self.inner.write(key, [data], len(data), condition)
+        if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
+            raise failed(key, self.url)
+        levels = self._levels(_parsed(outcome.buffers[0]) or {})
+        stored = None if document is None or not is_array(document) else restored(document, levels)
+        if stored is None:  # nothing is left of the chunks, or this would be refused: it is an array of its own, or none
+            generation = await self.inner.write(key, [data], len(data), condition)
+            self._note(path, 0)
+            return generation
+        encoded = dumps(stored)
+        return await self.inner.write(key, [encoded], len(encoded), condition)
+
+    async def _stored_group(self, path: str, data: bytes, document: JsonObject) -> bytes:
+        """A group's document with what it says of arrays as these are stored, or as it said before."""
+        below = list(consolidated_arrays(document))
+        if not below:
+            return data
+        keys = [metadata_key(path), *(metadata_key(join(path, name)) for name in below)]
+        outcomes = await self.inner.read([document_read(key) for key in keys])
+        own, *arrays = [_parsed(outcome.buffers[0]) if isinstance(outcome, Found) else None for outcome in outcomes]
+        before = {} if own is None else consolidated_arrays(own)
+        known = dict(zip(below, arrays, strict=True))
+
+        def stored(name: str, shown: JsonObject) -> JsonObject:
+            for candidate in (known[name], before.get(name)):
+                if candidate is not None and is_array(candidate) and (found := restored(shown, self._levels(candidate))) is not None:
+                    return found
+            return shown
+
+        translated = map_consolidated(document, stored)
+        return data if translated == document else dumps(translated)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        storage = self._storage_of(key)
+        if storage is self.inner:
+            return await storage.compose(key, source, segments, condition)
+        ranges = tuple(ByteRange(s.offset, s.offset + s.nbytes) for s in segments if isinstance(s, Copy))
+        (outcome,) = await storage.read([Read(key, ranges, source)])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            raise failed(key, self.url)
+        kept = iter(outcome.buffers)
+        body = [next(kept) if isinstance(s, Copy) else s.data if isinstance(s, New) else bytes(s.nbytes) for s in segments]
+        return await storage.write(key, body, sum(segment.nbytes for segment in segments), condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        """Of data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
+        if not self._deep or self._storage_of(source) is self._storage_of(target) is self.inner:
+            return await self.inner.copy(source, target)
+        (outcome,) = await self.read([Read(source, (EVERYTHING,))])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        unconditional = [bytes(buffer) for buffer in outcome.buffers] if isinstance(outcome, Found) else None
+        return None if unconditional is None else await self.write(target, unconditional, sum(map(len, unconditional)), UNCONDITIONAL)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        if any(f"{path}/".startswith((f"{source}/", f"{target}/")) or f"{source}/".startswith(f"{path}/") for path in self._deep):
+            return False
+        return await self.inner.rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        path = metadata_path(key)
+        if path is None:
+            return await self._storage_of(key).delete(key, condition)
+        existed = await self.inner.delete(key, condition)
+        self._note(path, 0)
+        return existed
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        paths = [metadata_path(key) for key in keys]
+        places = [self.inner if path is not None else self._storage_of(key) for key, path in zip(keys, paths, strict=True)]
+
+        async def erase(storage: Storage, some: Sequence[str]) -> Sequence[None]:
+            await storage.delete_many(some)
+            return [None] * len(some)
+
+        await _each(places, keys, erase, self.inner)
+        for path in paths:
+            if path is not None:
+                self._note(path, 0)
+
+    # -- listing -------------------------------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Find out what is stored, which listing finds out in any case."""
+        if isinstance(self.inner, DetectedStorage):
+            await self.inner.settled()
+
+    async def _within(self, prefix: str) -> Storage:
+        """Where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
+        paths = [path for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
+        await self.read([document_read(metadata_key(path)) for path in paths])
+        return next((self._storage_at(self._deep[path]) for path in paths if path in self._deep), self.inner)
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        await self._settle()
+        return await (await self._within(prefix) if self._is_active() else self.inner).list_dir(prefix)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        await self._settle()
+        storage = await self._within(prefix) if self._is_active() else self.inner
+        if storage is not self.inner or not self._is_active():
+            async for info in storage.list(prefix):
+                yield info
+            return
+        seen: dict[str, PlainArray | None] = {}
+        deep: dict[str, PlainArray] = {}
+        page: list[ObjectInfo] = []
+        async for info in self.inner.list(prefix):
+            page.append(info)
+            if len(page) == _KEYS_AT_ONCE:
+                for shown in await self._outside(page, seen, deep):
+                    yield shown
+                page = []
+        for shown in await self._outside(page, seen, deep):
+            yield shown
+        for path, array in deep.items():
+            start = join(path, "")
+            async for info in self._storage_at(self._deep.get(path, 0)).list(start + array.key_encoding.prefix_of((), len(array.shape))):
+                if info.key.startswith(prefix) and array.key_encoding.decode(info.key[len(start) :], len(array.shape)) is not None:
+                    yield info
+
+    async def _outside(
+        self, page: Sequence[ObjectInfo], seen: dict[str, PlainArray | None], deep: dict[str, PlainArray]
+    ) -> Sequence[ObjectInfo]:
+        """Those of some stored objects that are no shards of arrays with levels below, which are added to ``deep``."""
+        await self._look_up([info.key for info in page if metadata_path(info.key) is None], seen)
+        outside: list[ObjectInfo] = []
+        for info in page:
+            owner = None if metadata_path(info.key) is not None else _owner(info.key, seen)
+            array = None if owner is None else seen[owner]
+            if owner is not None and array is not None and owner in self._deep:
+                deep[owner] = array
+            else:
+                outside.append(info)
+        return outside
+
+    async def _look_up(self, keys: Sequence[str], seen: dict[str, PlainArray | None]) -> None:
+        """Read the documents of the arrays that the keys may be chunks of, the outermost first."""
+        while unknown := list(dict.fromkeys(path for key in keys if (path := _unknown_owner(key, seen)) is not None)):
+            outcomes = await self.inner.read([document_read(metadata_key(path)) for path in unknown])
+            for path, outcome in zip(unknown, outcomes, strict=True):
+                if isinstance(outcome, Failed):
+                    raise outcome.error
+                self._shown(path, outcome)
+                document = _parsed(outcome.buffers[0]) if isinstance(outcome, Found) else None
+                array = parse_shown(document) if document is not None and is_array(document) else None
+                seen[path] = array if isinstance(array, PlainArray) else None
+
+
+def _unknown_owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
+    """The outermost array that could own a key and was not looked at; ``None`` where one that was is known to own it."""
+    for path, rest in possible_owners(key):
+        if path not in seen:
+            return path
+        array = seen[path]
+        if array is not None and array.key_encoding.decode(rest, len(array.shape)) is not None:
+            return None
+    return None
+
+
+def _owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
+    for path, rest in possible_owners(key):
+        array = seen.get(path)
+        if array is not None and array.key_encoding.decode(rest, len(array.shape)) is not None:
+            return path
+    return None
+
+
+def _parsed(data: BytesLike) -> JsonObject | None:
+    try:
+        return loads_object(data)
+    except Corruption:
+        return None
+
+
+def _with_content(outcome: Found, data: bytes) -> Found:
+    return replace(outcome, nbytes=len(data), buffers=(memoryview(data),))
+
+
+def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
+    """What a document that was read whole gives for a read of a part, or of one version."""
+    if not isinstance(outcome, Found):
+        return outcome
+    if read.generation is not None and read.generation != outcome.generation:
+        return CHANGED
+    (data,) = outcome.buffers
+    return replace(outcome, buffers=tuple(data[(r := resolve(wanted, len(data))).start : r.end] for wanted in read.ranges))
+
+
+async def _each(
+    places: Sequence[Storage], items: Sequence[T], call: Callable[[Storage, Sequence[T]], Awaitable[Sequence[R]]], last: Storage
+) -> list[R]:
+    """One call for each of the places, with its items, and then for ``last``; what they return in the order of the items."""
+    if all(place is last for place in places):
+        return list(await call(last, items)) if items else []
+    numbers: dict[int, list[int]] = {}
+    for i, place in enumerate(places):
+        numbers.setdefault(id(place), []).append(i)
+    in_the_end = numbers.pop(id(last), [])
+    found = await asyncio.gather(*(call(places[mine[0]], [items[i] for i in mine]) for mine in numbers.values()))
+    results = dict(zip((i for mine in numbers.values() for i in mine), (one for some in found for one in some), strict=True))
+    if in_the_end:
+        results |= zip(in_the_end, await call(last, [items[i] for i in in_the_end]), strict=True)
+    return [results[i] for i in range(len(items))]

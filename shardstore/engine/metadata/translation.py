@@ -1,0 +1,265 @@
+"""From the document that a client writes to the one that is stored, and what is refused on the way.
+
+The stored form depends on what is stored already: an update keeps the sharding, a creation asks the policy. Nothing
+may be stored that makes existing objects mean something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardstore.engine.actions import OwnShards
+from shardstore.engine.keys import join
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.levels import levels_below, levels_of
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.presentation import (
+    asks_for_shards,
+    can_be_presented,
+    consolidated_arrays,
+    has_chunks_of,
+    map_consolidated,
+    present_array,
+    same_chunks,
+    shard_document,
+    update_stored,
+)
+from shardstore.format.shard_index import IndexFormat
+from shardstore.format.v2.kept import carry_kept
+from shardstore.model.generation import Generation, IfGeneration
+from shardstore.plan.policy import chunks_per_shard
+from shardstore.storage.base import ConditionFailed, Found, ObjectInfo, Read, Storage
+from shardstore.stored.detect import is_draft
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkObjects:
+    """The objects at an array's keys: one that holds chunks, if there is one, and shards of nothing but an index before it, with the
+    versions of which that is known."""
+
+    with_chunks: str | None
+    without: dict[str, Generation]
+
+
+class Translation:
+    """Decides the stored form of documents of one store."""
+
+    def __init__(self, storage: Storage, hierarchy: Hierarchy, reader: DocumentReader, options: EngineOptions) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._reader = reader
+        self._options = options
+
+    async def to_stored(self, path: str, data: bytes, current: StoredDocument | None, own_shards: OwnShards = OwnShards.REFUSED) -> bytes:
+        """The bytes to store for what a client wrote, given what is stored now.
+
+        Raises:
+            InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
+                turn existing objects into shards.
+        """
+        try:
+            document: JsonObject | None = loads_object(data)
+        except Corruption:
+            document = None  # some other file of this name: passes through, as everything does that is not Zarr's
+        was_sharded = current is not None and current.node.kind == "sharded"
+        if document is None or not (is_array(document) or is_group(document)):
+            if was_sharded and current is not None:
+                await self._refuse_while_chunks_exist(current.node, "is no longer an array's")
+            return data
+        if is_group(document):
+            if was_sharded and current is not None:
+                await self._refuse_while_chunks_exist(current.node, "is a group's")
+            return await self._group(path, document, data, current)
+        stored = await self.array(path, document, current, own_shards=own_shards)
+        return data if stored == document else dumps(stored)
+
+    async def array(
+        self,
+        path: str,
+        presented: JsonObject,
+        current: StoredDocument | None,
+        *,
+        nothing_there: bool = False,
+        own_shards: OwnShards = OwnShards.REFUSED,
+    ) -> JsonObject:
+        """The stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
+        previous = current.document if current is not None and is_array(current.document or {}) else None
+        presented = self._carried(presented, previous)
+        if current is not None and previous is not None:
+            shown = present_array(previous)
+            if same_chunks(presented, shown) or (own_shards is not OwnShards.REFUSED and has_chunks_of(presented, previous)):
+                return update_stored(presented, previous)
+            await self._refuse_while_chunks_exist(current.node, _difference(presented, shown))
+        if asks_for_shards(presented, may_stack=self._options.stacks_transformers):
+            if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
+                raise InvalidInput(refusal_of_shards(path))
+            stored = self._as_asked(presented)
+            if levels_below(levels_of(stored), self._options.present_level):
+                raise InvalidInput(
+                    f"array {path!r} asks for shards that hold shards, of which present_level={self._options.present_level!r} shows other "
+                    "chunks than its creator writes: create it through a store with present_level=1"
+                )
+            await self._refuse_over_objects(path, stored, current, nothing_there)
+            return stored
+        restored = self._restored(path, presented, current)
+        if restored is not None:
+            return restored
+        wanted = chunks_per_shard(self._options.chunks_per_shard, path, presented)
+        if wanted is None and presented.get("storage_transformers"):
+            wanted = (1,) * len(presented["shape"])  # without one of this store's the client's last would be taken for it
+        if wanted is None:
+            return presented
+        by_transformer = self._options.shards_by_transformer(is_draft=is_draft(self._storage))
+        index_format = self._options.index_format(wanted, by_transformer=by_transformer)
+        stored = shard_document(presented, index_format, by_transformer=by_transformer)
+        if not can_be_presented(presented, stored):
+            return presented  # a document that is not sound: it passes through, and nothing is made of it
+        await self._refuse_over_objects(path, stored, current, nothing_there)
+        return stored
+
+    def _as_asked(self, document: JsonObject) -> JsonObject:
+        """How an array is stored for which the client has chosen the shards: as given, where the codec does the sharding.
+
+        One that cannot be shown chunk by chunk passes through whole, for every client.
+        """
+        layout = parse_layout(document)
+        if isinstance(layout, str) or not self._options.shards_by_transformer(is_draft=is_draft(self._storage)):
+            return document
+        index_format = self._options.index_format(layout.index_format.chunks_per_shard, by_transformer=True)
+        return shard_document(present_array(document), index_format, by_transformer=True)
+
+    async def _refuse_over_objects(self, path: str, stored: JsonObject, current: StoredDocument | None, nothing_there: bool) -> None:
+        """A new sharded array must not make shards of objects that are there; those of a damaged document are its own."""
+        layout = parse_layout(stored)
+        if isinstance(layout, str) or nothing_there or self._is_known(path, layout, current):
+            return
+        found = (await self.chunk_objects(path, layout)).with_chunks
+        if found is not None:
+            raise InvalidInput(
+                f"array {path!r} cannot be created sharded: object {found!r} exists already and would be taken for a shard. Write the "
+                "metadata before the chunks, or erase what is there first"
+            )
+
+    def _is_known(self, path: str, layout: ArrayLayout, current: StoredDocument | None) -> bool:
+        """Whether the document of an array of this layout was damaged while this process knew it."""
+        known = self._hierarchy.known(path)
+        if current is None or current.node.kind != "other" or known is None or known.layout is None:
+            return False
+        was = known.layout
+        return (was.chunk_shape, was.key_encoding, was.index_format) == (layout.chunk_shape, layout.key_encoding, layout.index_format)
+
+    def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
+        """An array whose document was damaged while this process knew its layout gets the same sharding again."""
+        known = self._hierarchy.known(path)
+        plain = parse_plain(presented)
+        if current is None or current.node.kind != "other" or known is None or known.layout is None or isinstance(plain, str):
+            return None
+        if (plain.chunk_shape, plain.key_encoding) != (known.layout.chunk_shape, known.layout.key_encoding):
+            return None
+        return shard_document(presented, known.layout.index_format, by_transformer=known.layout.by_transformer)
+
+    async def _group(self, path: str, document: JsonObject, data: bytes, current: StoredDocument | None) -> bytes:
+        """A group's document; array documents inside are stored as the arrays themselves are, or as they were stored before."""
+        previous = None if current is None else current.document
+        paths = list(consolidated_arrays(document))
+        arrays = await self._reader.read_many([join(path, below) for below in paths]) if paths else {}
+        original = document
+        known = {below: now.document for below in paths if (now := arrays[join(path, below)]) is not None and now.document is not None}
+        document = self._carried(document, previous, known)
+        inside = consolidated_arrays(document)
+        if not inside:
+            return data if document == original else dumps(document)
+        before = consolidated_arrays(current.document) if current is not None and current.document is not None else {}
+        stored: dict[str, JsonObject] = {}
+        for below, presented in inside.items():
+            now = arrays[join(path, below)]
+            for candidate in (now.document if now is not None else None, before.get(below)):
+                # Some have it in memory as a client sees the array that has chosen its shards.
+                if candidate is not None and below not in stored and has_chunks_of(presented, candidate):
+                    stored[below] = update_stored(presented, candidate)
+            if below in stored:
+                continue
+            if now is not None:
+                raise InvalidInput(
+                    f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
+                    "consolidate again"
+                )
+            if asks_for_shards(presented, may_stack=self._options.stacks_transformers) and present_array(presented) == presented:
+                stored[below] = presented  # it passed through whole until somebody erased it
+                continue
+            stored[below] = await self.array(join(path, below), presented, None)
+        translated = map_consolidated(document, lambda below, _: stored[below])
+        return data if translated == original else dumps(translated)
+
+    def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
+        """With what is kept for the view of Zarr v2, which clients of this one do not see."""
+        return carry_kept(document, previous, nodes) if self._options.hides_kept else document
+
+    # -- what must not be reinterpreted ----------------------------------------------------------------------------
+
+    async def _refuse_while_chunks_exist(self, node: Node, change: str) -> None:
+        """An array may become something else only where nothing is left of it; shards without chunks are cleared away."""
+        array = node.layout or node.plain
+        objects = None if array is None else await self.chunk_objects(node.path, array)
+        if objects is not None and (objects.with_chunks is not None or not await self.clear_away(objects)):
+            raise InvalidInput(
+                f"the metadata of array {node.path!r} cannot change while it has chunks: the new document {change}. "
+                "Erase the array first (overwrite=True does), or write to another path"
+            )
+
+    async def chunk_objects(self, path: str, array: ArrayLayout | PlainArray) -> ChunkObjects:
+        """What lies at the chunk or shard keys of an array, up to the first object that holds chunks."""
+        encoding, ndim = array.key_encoding, len(array.shape)
+        start = join(path, "")
+        without: dict[str, Generation] = {}
+        async for found in self._storage.list(start + encoding.prefix_of((), ndim)):
+            if encoding.decode(found.key[len(start) :], ndim) is None:
+                continue
+            emptied = await self._emptied(found, array.index_format) if isinstance(array, ArrayLayout) else None
+            if emptied is None:
+                return ChunkObjects(found.key, without)
+            without[found.key] = emptied
+        return ChunkObjects(None, without)
+
+    async def clear_away(self, objects: ChunkObjects) -> bool:
+        """Remove the shards without chunks; whether all are gone: one that somebody has written a chunk to since is left as it is."""
+        deletions = (self._storage.delete(key, IfGeneration(generation)) for key, generation in objects.without.items())
+        errors = [outcome for outcome in await asyncio.gather(*deletions, return_exceptions=True) if isinstance(outcome, BaseException)]
+        for error in errors:
+            if not isinstance(error, ConditionFailed):
+                raise error
+        return not errors
+
+    async def _emptied(self, found: ObjectInfo, index_format: IndexFormat) -> Generation | None:
+        """The version of a shard that is nothing but an index without entries, as is left where a server ignores conditions on DELETE."""
+        if found.nbytes != index_format.nbytes:
+            return None
+        (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
+        if not isinstance(outcome, Found):
+            return None
+        try:
+            return None if index_format.decode(outcome.buffers[0]).present().any() else outcome.generation
+        except Corruption:
+            return None
+
+
+def refusal_of_shards(path: str) -> str:
+    """The words of the error for a client that asks for shards and may not."""
+    return (
+        f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers), and "
+        "this client would take a whole shard for what others call a chunk. Through zarr-python, on a store with pipeline=True and "
+        "present='v3', that is in order. Elsewhere leave shards= out (in xarray: del ds[name].encoding['shards']) and choose the shard "
+        "shape by chunks_per_shard when you open the store"
+    )
+
+
+def _difference(presented: JsonObject, before: JsonObject) -> str:
+    members = [m for m in ("data_type", "chunk_grid", "chunk_key_encoding", "codecs") if presented.get(m) != before.get(m)]
+    changes = ", ".join(f"{m} from {before.get(m)!r} to {presented.get(m)!r}" for m in members)
+    return f"changes {changes}"

@@ -1,0 +1,66 @@
+"""Single chunks that can be read without waiting for anything: in the thread that asks, instead of a hop to the IO loop and back.
+
+That is so where the array's document is fresh, the shard's index is known and verified, and the storage holds the bytes in memory: a local
+file in the page cache. It is the reader's second round for one chunk, with the same checks; whatever is not as expected, the reader does.
+
+Called from any thread, beside the IO loop: it looks at what others replace as a whole, and changes nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from shardstore.engine.counters import Counters
+from shardstore.engine.metadata.hierarchy import Hierarchy
+from shardstore.engine.reading.reader import Reader
+from shardstore.errors import Corruption
+from shardstore.model.ranges import ByteRange, ByteRequest, resolve
+from shardstore.storage.base import Found, Read, Storage
+
+
+@runtime_checkable
+class ReadsAtOnce(Protocol):
+    """A storage that can answer some reads without waiting."""
+
+    def read_at_once(self, read: Read) -> Found | None:
+        """The answer, of exactly the bytes that were asked for; ``None`` where it would have to be waited for, or is another."""
+
+
+class AtOnce:
+    """Single reads of one store."""
+
+    def __init__(self, storage: ReadsAtOnce, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._reader = reader
+        self._counters = counters
+
+    def get(self, key: str, request: ByteRequest) -> memoryview | None:
+        """What is asked for of a chunk that exists; ``None`` says nothing: ask the engine."""
+        target = self._hierarchy.fresh_chunk(key)
+        if target is None:
+            return None
+        cached = self._reader.remembered_index(target.shard_key, target.layout.index_format)
+        if cached is None:
+            return None
+        try:
+            where = cached.index.location(target.slot, cached.object_nbytes)
+        except Corruption:
+            return None
+        if where is None:
+            return None
+        inside = resolve(request, where.nbytes)
+        if inside.start >= inside.end:
+            return None
+        wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
+        found = self._storage.read_at_once(Read(target.shard_key, (wanted,), cached.generation))
+        if found is None:
+            return None
+        (data,) = found.buffers
+        self._counters.add(requests=1, bytes_read=len(data), chunks_read=1, index_hits=1)
+        return data
+
+
+def at_once(storage: Storage, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> AtOnce | None:
+    """The reads of a storage that can answer some at once; ``None`` where it cannot."""
+    return AtOnce(storage, hierarchy, reader, counters) if isinstance(storage, ReadsAtOnce) else None

@@ -1,0 +1,117 @@
+"""Arrays as a client sees them that has chosen their shards itself: in its view a chunk is a shard, in that of others it is not.
+
+Such a client is safe only where whatever it reads and writes is expanded to the chunks that others see (zarr's arrays with our codec
+pipeline do that). Whether an array is to be expanded is decided by what is stored, and looked up again when that has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from shardstore.engine.actions import OwnShards, SetValue
+from shardstore.engine.keys import join, metadata_key
+from shardstore.engine.metadata.documents import Documents
+from shardstore.engine.metadata.hierarchy import Hierarchy
+from shardstore.engine.writing.transaction import Overlay
+from shardstore.errors import Corruption, InvalidInput, NotFound
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
+from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a client's document of an array is of, when the stored document had this version (``None``: it is looked up each time)."""
+
+    generation: Generation | None
+    by_shards: bool
+    """Its chunks are shards of the chunks that are shown; or else they are what is shown."""
+
+
+async def look(
+    path: str,
+    document: JsonObject,
+    *,
+    overlay: Overlay | None,
+    hierarchy: Hierarchy,
+    documents: Documents,
+    for_write: bool,
+    last: Sight | None,
+) -> Sight:
+    """What ``document`` is of, which a client has of the array at ``path``. ``last`` is what this returned before.
+
+    Raises:
+        NotFound: (writes) there is no array.
+        InvalidInput: the array is neither any more.
+        Corruption: its metadata is damaged.
+    """
+    key = metadata_key(path)
+    if overlay is not None and overlay.decides(key):
+        data = overlay.get(key)
+        return _sight(path, document, None if data is None else loads_object(data), None, for_write)
+    known = hierarchy.known(path)
+    if last is not None and known is not None and known.generation == last.generation:
+        # With its indices a read checks that again.
+        may_trust = hierarchy.is_fresh(known) or (not for_write and known.layout is not None)
+        if may_trust:
+            return last
+    stored = await documents.read(path)
+    if stored is None:
+        return _sight(path, document, None, None, for_write)
+    if stored.document is None or not is_array(stored.document):
+        raise Corruption(f"{key!r} is not the metadata of an array any more: {stored.node.reason or 'it is a group'}")
+    if last is not None and last.generation == stored.generation:
+        return last
+    if isinstance(parse_layout(stored.document), str) and mentions_sharding(stored.document.get("codecs")):
+        return Sight(stored.generation, by_shards=False)  # every client sees it as it is stored
+    return _sight(path, document, present_array(stored.document), stored.generation, for_write)
+
+
+def _sight(path: str, document: JsonObject, shown: JsonObject | None, generation: Generation | None, for_write: bool) -> Sight:
+    if shown is None:
+        if for_write:
+            raise NotFound(f"array {path!r} has been deleted: create it again, or open what is there now, before writing its chunks")
+        return Sight(None, True)
+    if same_chunks(document, shown):
+        return Sight(generation, False)
+    if same_chunks(present_array(document), shown):
+        return Sight(generation, True)
+    raise InvalidInput(
+        f"array {path!r} is not what it was when it was created or opened here (chunk shape, data type or codecs are others): open it again"
+    )
+
+
+def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tuple[bytes, SetValue | None]:
+    """How clients see a document that a transaction holds back, and what is to be stored instead, if that is something else.
+
+    ``before``: what was to be stored so far, which had shards of its own; the same array keeps them.
+    """
+    if before is not None:
+        document, was = _array(data), _array(bytes(before.data))
+        if document is not None and was is not None and has_chunks_of(document, was):
+            data, own_shards = dumps(update_stored(document, was)), before.own_shards
+    if own_shards is OwnShards.REFUSED:
+        return data, None
+    return present_bytes(data), SetValue(data, own_shards)
+
+
+def _array(data: bytes) -> JsonObject | None:
+    try:
+        document = loads_object(data)
+    except Corruption:
+        return None
+    return document if is_array(document) else None
+
+
+async def chunks_in_shards(
+    keys: AsyncIterator[str], path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]
+) -> AsyncIterator[str]:
+    """Those of the presented ``keys`` that are chunks in shards that are ``wanted``, by the coordinates of the shards of ``layout``."""
+    start = join(path, "")
+    async for key in keys:
+        coords = layout.key_encoding.decode(key[len(start) :], layout.ndim)
+        if coords is not None and wanted(layout.grid.shard_of(coords)):
+            yield key

@@ -1,0 +1,224 @@
+"""Many chunks in parts, each of which is read by the thread that decodes it, a moment before it does.
+
+What is read in a batch lies in memory all at once: memory that has to be made, and is cold when it is decoded. A part is short, and its
+memory was that of the part before. This is for storages that can read in any thread, local files, and for shards whose indices are known
+and verified. Whatever is not as expected, the reader does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.engine.counters import Counters
+from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
+from shardstore.engine.reading.index_cache import CachedIndex
+from shardstore.engine.reading.reader import Reader
+from shardstore.engine.reading.shard_read import group_located
+from shardstore.errors import ShardStoreError
+from shardstore.format.shard_index import Places, places_in
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.plan.reads import ReadLimits, coalesce_all
+from shardstore.storage.base import Found, Read, ReadOutcome, Storage
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_BYTES = 2**20  # of a part: what the allocator keeps for the next one
+_LEAST_BYTES = 2**16
+_PARTS_A_THREAD = 4  # so that threads end at about the same time
+_STRIDE = 2**44  # between the bytes of one shard and of the next, where they are numbered together
+_MOST_OBJECT_BYTES = _STRIDE // 2
+_MOST_SHARDS = 2**18
+
+_Index = tuple[CachedIndex | ShardStoreError | None, bool]
+"""The index of a shard, and whether it was read just now."""
+
+
+@runtime_checkable
+class ReadsInThreads(Protocol):
+    """A storage that can read in the calling thread, whichever it is."""
+
+    def reads_in_threads(self) -> bool:
+        """Whether that is the best way, as for local files; to be asked once it has been used: what is there can be mounted by that."""
+
+    def read_in_memory(self, read: Read) -> Found | None:
+        """The answer, of exactly the bytes that were asked for, where they need not be waited for. ``None`` where they must be: the system
+        is fetching them.
+        """
+
+    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """As ``Storage.read``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some chunks of one version of a shard."""
+
+    shard: int
+    """Its number in ``ChunkParts.shards``."""
+    numbers: list[int]
+    """Of the chunks, in the batch."""
+    read: Read
+    places: list[tuple[int, int, int]]
+    """Of each chunk: which range of the read it lies in, and from where to where in that."""
+    nbytes: int
+    """Of all ranges."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkParts:
+    """A batch of whole chunks. Nothing has been read yet but indices."""
+
+    storage: ReadsInThreads
+    counters: Counters
+    parts: list[Part]
+    shards: list[Ints]
+    """The numbers of all that is wanted of each shard. If one of its parts is not read, none of it counts: it may be of another version."""
+    missing: list[int]
+    """The numbers of chunks that do not exist, if the parts of their shard are read."""
+    others: list[int]
+    """The numbers of what the engine has to be asked for."""
+
+    def in_memory(self, part: Part) -> list[memoryview] | None:
+        """The chunks of a part, unless they have to be waited for: then ``wait_for`` it later. From any thread."""
+        return self._cut(part, self.storage.read_in_memory(part.read))
+
+    def wait_for(self, part: Part) -> list[memoryview] | None:
+        """The chunks of a part; ``None``: the engine has to be asked for everything of its shard. From any thread."""
+        (outcome,) = self.storage.read_here([part.read])
+        return self._cut(part, outcome)
+
+    def _cut(self, part: Part, outcome: ReadOutcome | None) -> list[memoryview] | None:
+        if not isinstance(outcome, Found):
+            return None
+        buffers = outcome.buffers
+        self.counters.add(requests=len(buffers), bytes_read=sum(map(len, buffers)), chunks_read=len(part.numbers))
+        return [buffers[at][first:last] for at, first, last in part.places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexed:
+    """What is wanted of a shard that exists."""
+
+    key: str
+    numbers: Ints
+    slots: Ints
+    index: CachedIndex
+    is_current: bool
+    """The index was read just now; else reading a part confirms it."""
+
+
+class PartReads:
+    """The batches of one store."""
+
+    def __init__(self, storage: ReadsInThreads, hierarchy: Hierarchy, reader: Reader, limits: ReadLimits, counters: Counters) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._reader = reader
+        self._gap_bytes = limits.gap_bytes
+        self._counters = counters
+        self.is_of_use = True
+        """Not where it was found out that the storage is better read otherwise."""
+
+    def known(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
+        """As ``find``, where the array is fresh and all indices are remembered; from any thread."""
+        located = self._hierarchy.fresh_together(keys)
+        if located is None:
+            return None
+        index_format = located.layout.index_format
+        indices: list[_Index] = []
+        for key in located.shard_keys:
+            index = self._reader.remembered_index(key, index_format)
+            if index is None:
+                return None
+            indices.append((index, False))
+        self._counters.add(index_hits=len(indices))
+        return self._divided(located, indices, threads)
+
+    async def find(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
+        """Whole chunks, for so many threads; ``None`` where the engine has to be asked for all."""
+        try:
+            located = await self._hierarchy.locate_together(keys, for_write=False)
+            if located is None or located.node.is_unborn or self._hierarchy.is_deep(located.node.path):
+                return None
+            indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
+        except ShardStoreError:  # the reader comes upon it too, and says more
+            return None
+        return None if indices is None else self._divided(located, indices, threads)
+
+    def _divided(self, located: LocatedChunks, indices: Sequence[_Index], threads: int) -> ChunkParts | None:
+        self.is_of_use = self._storage.reads_in_threads()
+        if not self.is_of_use:
+            return None
+        divided = ChunkParts(self._storage, self._counters, [], [], [], [])
+        shards: list[_Indexed] = []
+        for key, numbers, (index, is_current) in zip(located.shard_keys, located.numbers(), indices, strict=True):
+            if index is None:
+                divided.missing.extend(numbers.tolist())
+            elif isinstance(index, ShardStoreError) or index.object_nbytes > _MOST_OBJECT_BYTES:
+                divided.others.extend(numbers.tolist())
+            else:
+                shards.append(_Indexed(key, numbers, located.slots[numbers], index, is_current))
+        if shards and len(shards) <= _MOST_SHARDS:
+            _add_parts(divided, shards, self._gap_bytes, threads)
+        elif shards:
+            return None
+        return divided
+
+
+def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, threads: int) -> None:
+    """What lies in the shards, all at once: of shard i, bytes are counted from i times ``_STRIDE``."""
+    numbers = np.concatenate([shard.numbers for shard in shards])
+    places = places_in([(shard.index.index, shard.index.object_nbytes, shard.slots) for shard in shards])
+    of_shard = np.repeat(np.arange(len(shards)), [len(shard.numbers) for shard in shards])
+    starts, nbytes = places.offsets, places.nbytes
+    if not places.exists.all() or not nbytes.all():
+        keep = _that_are_read(shards, of_shard, places)
+        for shard, is_kept in zip(shards, keep.tolist(), strict=True):
+            if not is_kept:
+                divided.others.extend(shard.numbers.tolist())
+        divided.missing.extend(numbers[keep[of_shard] & ~places.exists].tolist())
+        there = keep[of_shard] & places.exists
+        numbers, of_shard, starts, nbytes = numbers[there], of_shard[there], starts[there], nbytes[there]
+    divided.shards.extend(shard.numbers for shard in shards)
+    if not len(numbers):
+        return
+    part_nbytes = min(_MOST_BYTES, max(_LEAST_BYTES, int(nbytes.sum()) // (_PARTS_A_THREAD * threads)))
+    starts = starts + of_shard * _STRIDE
+    coalesced = coalesce_all(starts, starts + nbytes, ReadLimits(gap_bytes, part_nbytes))
+    requests, of_request = coalesced.requests, coalesced.of_request
+    bases = np.array([request.start for request in requests], dtype=np.int64)
+    lengths = np.array([request.end for request in requests], dtype=np.int64) - bases
+    # Several requests of a shard are one part where they are as short together as one may be, about.
+    of_part = (bases // _STRIDE) * _MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
+    in_order = np.argsort(of_request, kind="stable")
+    of_request = of_request[in_order]
+    firsts = starts[in_order] - bases[of_request]
+    lasts = (firsts + nbytes[in_order]).tolist()
+    which, whose, froms = numbers[in_order].tolist(), of_request.tolist(), firsts.tolist()
+    begins = np.flatnonzero(np.diff(of_part[of_request], prepend=-1)).tolist()
+    for begin, end in zip(begins, [*begins[1:], len(which)], strict=True):
+        low, high = whose[begin], whose[end - 1]
+        number = requests[low].start // _STRIDE
+        base, shard = number * _STRIDE, shards[number]
+        ranges = tuple([ByteRange(request.start - base, request.end - base) for request in requests[low : high + 1]])
+        within = [(at - low, first, last) for at, first, last in zip(whose[begin:end], froms[begin:end], lasts[begin:end], strict=True)]
+        nbytes_read = sum([part.end - part.start for part in ranges])
+        divided.parts.append(Part(number, which[begin:end], Read(shard.key, ranges, shard.index.generation), within, nbytes_read))
+
+
+def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
+    """Which shards are read here: not those with damaged entries, nor those whose index nothing would confirm; ``(shards,)``."""
+    asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
+    is_current = np.array([shard.is_current for shard in shards])
+    kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
+    return kept
+
+
+def part_reads(storage: Storage, hierarchy: Hierarchy, reader: Reader, limits: ReadLimits, counters: Counters) -> PartReads | None:
+    """The batches of a storage that reads in any thread; ``None`` where it cannot."""
+    return PartReads(storage, hierarchy, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None

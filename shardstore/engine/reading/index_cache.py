@@ -1,0 +1,104 @@
+"""Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds.
+
+Two layouts of an array can have indices of the same length, so an index does not show by which of them its shard was written. It is
+*verified* once the array's document was read after the index, and still said the layout that the index was read by: shards are
+deleted before a document that gives them another meaning is written.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from shardstore.engine.reading.versions import chunk_version
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.model.chunks import ChunkLocation
+from shardstore.model.generation import Generation
+
+_ENTRY_OVERHEAD = 512  # of the objects around the array
+_VERSION_OVERHEAD = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CachedIndex:
+    """The index of one version of a shard that is ``object_nbytes`` long."""
+
+    index_format: IndexFormat
+    generation: Generation
+    object_nbytes: int
+    index: ShardIndex
+    is_verified: bool = False
+    older: Mapping[int, Generation] = field(default_factory=dict)
+    """By slot, the versions of chunks that this process has carried over from earlier versions of the shard."""
+
+    @property
+    def cost(self) -> int:
+        return self.index.nbytes + _ENTRY_OVERHEAD + len(self.older) * _VERSION_OVERHEAD
+
+    def version(self, slot: int, where: ChunkLocation) -> Generation:
+        """The version of the chunk in a slot, which lies at ``where``."""
+        return self.older.get(slot) or chunk_version(self.generation, where)
+
+
+class IndexCache:
+    """Least recently used go first. Used on one event loop only, so without a lock; but for ``peek``."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._entries: OrderedDict[str, CachedIndex] = OrderedDict()
+
+    def get(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
+        """The entry, unless it was decoded in another format than the array has now."""
+        entry = self._entries.get(shard_key)
+        if entry is None:
+            return None
+        if entry.index_format != index_format:
+            self.drop(shard_key)
+            return None
+        self._entries.move_to_end(shard_key)
+        return entry
+
+    def peek(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
+        """As ``get``, from any thread: the cache stays as it is, but that the entry counts as just used."""
+        entry = self._entries.get(shard_key)
+        if entry is None or entry.index_format != index_format:
+            return None
+        with suppress(KeyError):  # dropped meanwhile
+            self._entries.move_to_end(shard_key)
+        return entry
+
+    def put(self, shard_key: str, entry: CachedIndex) -> None:
+        self.drop(shard_key)
+        if entry.cost > self._limit:
+            return
+        self._entries[shard_key] = entry
+        self._used += entry.cost
+        while self._used > self._limit:
+            _, oldest = self._entries.popitem(last=False)
+            self._used -= oldest.cost
+
+    def verify(self, shard_key: str, entry: CachedIndex) -> CachedIndex:
+        """``entry`` as verified, remembered as that where it has not been replaced."""
+        verified = replace(entry, is_verified=True)
+        if self._entries.get(shard_key) is entry:
+            self._entries[shard_key] = verified
+        return verified
+
+    def drop(self, shard_key: str) -> None:
+        entry = self._entries.pop(shard_key, None)
+        if entry is not None:
+            self._used -= entry.cost
+
+    def drop_prefix(self, prefix: str) -> None:
+        for key in [key for key in list(self._entries) if key.startswith(prefix)]:  # a list in one step: others peek
+            self.drop(key)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used

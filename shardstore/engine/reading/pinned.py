@@ -1,0 +1,116 @@
+"""One version of a value, to be read piece by piece: what an open file reads."""
+
+from __future__ import annotations
+
+from shardstore.engine.actions import content_version
+from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
+from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.shard_read import group_by_shard
+from shardstore.engine.reading.versions import chunk_version
+from shardstore.engine.values import Values
+from shardstore.errors import Conflict, ShardStoreError, StorageError
+from shardstore.model.chunks import ChunkLocation
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
+
+_TRIES = 5
+
+
+class HeldValue:
+    """A value that is in memory already: a document as presented, or what a transaction holds back."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self.nbytes = len(data)
+
+    @property
+    def version(self) -> str:
+        """Differs wherever the bytes differ."""
+        return content_version(self._data).token
+
+    async def read(self, start: int, end: int) -> memoryview:
+        return self._data[start:end]
+
+
+class PinnedValue:
+    """``nbytes`` bytes at ``offset`` of one version of a stored object.
+
+    ``version`` differs wherever the bytes may differ.
+    """
+
+    def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, offset: int, nbytes: int) -> None:
+        self._storage = storage
+        self._key = key
+        self._stored_key = stored_key
+        self._generation = generation
+        self._offset = offset
+        self.nbytes = nbytes
+        self.version = chunk_version(generation, ChunkLocation(offset, nbytes)).token
+
+    async def read(self, start: int, end: int) -> memoryview:
+        """Bytes from ``start`` to ``end`` (exclusive) of the value, clipped to it.
+
+        Raises:
+            Conflict: the object was replaced since the value was opened: what was read before may be of another version.
+        """
+        start, end = max(0, start), min(end, self.nbytes)
+        if start >= end:
+            return memoryview(b"")
+        wanted = ByteRange(self._offset + start, self._offset + end)
+        (outcome,) = await self._storage.read([Read(self._stored_key, (wanted,), self._generation)])
+        match outcome:
+            case Found(_, _, (data,)) if len(data) == end - start:
+                return data
+            case Failed(error):
+                raise error
+            case Absent() | Changed():
+                raise Conflict(
+                    f"{self._key!r} was being read in pieces, and object {self._stored_key!r} was replaced in between: open it again, "
+                    "or read it whole"
+                )
+            case _:
+                raise StorageError(f"reading {self._key!r}: bytes {wanted.start} to {wanted.end} of {self._stored_key!r} came cut short")
+
+
+OpenValue = PinnedValue | HeldValue
+
+
+async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, values: Values) -> OpenValue | None:
+    """The value of a key as it is now, ``None`` where there is none. What has no version to name is read whole.
+
+    Raises:
+        Corruption: the index of the chunk's shard, or the chunk's entry in it, is damaged.
+    """
+    for _ in range(_TRIES):
+        (target,) = await hierarchy.locate([key], for_write=True)
+        match target:
+            case ChunkTarget():
+                (shard,) = group_by_shard([(0, target, EVERYTHING)])
+                try:
+                    found = await reader.chunk_place(shard, surely=True)
+                except StaleLayout:
+                    continue
+                if found is None:
+                    return None
+                generation, where = found
+                return PinnedValue(storage, key, shard.key, generation, where.offset, where.nbytes)
+            case MetadataTarget():
+                return await _whole(key, values)
+            case PlainTarget():
+                info = await storage.stat(key)
+                if info is None:
+                    return None
+                if info.generation is None:
+                    return await _whole(key, values)
+                return PinnedValue(storage, key, key, info.generation, 0, info.nbytes)
+            case GoneTarget():
+                return None
+    raise Conflict(f"the metadata that decides where {key!r} lies kept changing; try again")
+
+
+async def _whole(key: str, values: Values) -> HeldValue | None:
+    (value,) = await values.get_many([(key, EVERYTHING)])
+    if isinstance(value, ShardStoreError):
+        raise value
+    return None if value is None else HeldValue(value)

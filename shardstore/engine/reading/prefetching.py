@@ -1,0 +1,69 @@
+"""Loading the indices of a region before its chunks are wanted, so that each of them is one round of requests and not two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
+from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
+
+_AT_ONCE = 256
+_LAYOUT_TRIES = 5
+
+
+async def prefetch(hierarchy: Hierarchy, reader: Reader, path: str, region: Sequence[slice] | None, most_bytes: int) -> int:
+    """Load the indices of the shards that hold ``region`` of the array at ``path``, as many as fit into ``most_bytes``.
+
+    ``region`` is in elements, a slice for each dimension; ``None``: the whole array. Returns how many shards there are of those that
+    were asked for.
+
+    Raises:
+        NotFound: there is no sharded array at ``path``.
+        InvalidInput: ``region`` is none of the array's.
+        Corruption: an index is damaged.
+    """
+    for _ in range(_LAYOUT_TRIES):
+        node = await hierarchy.node(path)
+        if node is None or node.layout is None:
+            raise NotFound(f"there is no sharded array at {path!r}" if node is None else f"{path!r} is no sharded array: it has no indices")
+        shards = islice(_shards(node, node.layout, region), most_bytes // max(1, node.layout.grid.nslots * 16))
+        found = 0
+        try:
+            while some := list(islice(shards, _AT_ONCE)):
+                for index in await reader.load_indices(some):
+                    if isinstance(index, ShardStoreError):
+                        raise index
+                    found += index is not None
+        except StaleLayout:
+            continue
+        return found
+    raise Conflict(f"the metadata of array {path!r} kept changing; try again")
+
+
+def _shards(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> Iterator[ShardRead]:
+    if region is None:
+        region = [slice(None)] * layout.ndim
+    parts: Sequence[object] = region
+    if len(parts) != layout.ndim or not all(isinstance(part, slice) and part.step in (None, 1) for part in parts):
+        raise InvalidInput(f"region {region!r} is not a slice without step for each of the {layout.ndim} dimensions of array {node.path!r}")
+    axes: list[range] = []
+    for part, extent, side in zip(region, layout.shape, layout.shard_shape, strict=True):
+        start, stop, _ = part.indices(extent)
+        axes.append(range(start // side, -(-stop // side)) if stop > start else range(0))
+    for coords in _positions(axes):
+        yield ShardRead(node, layout, coords, shard_key(node.path, layout, coords))
+
+
+def _positions(axes: Sequence[range]) -> Iterator[ChunkCoords]:
+    """As ``itertools.product``, which would first write out the axes, however long."""
+    if not axes:
+        yield ()
+        return
+    for first in axes[0]:
+        for rest in _positions(axes[1:]):
+            yield (first, *rest)

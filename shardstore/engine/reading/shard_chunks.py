@@ -1,0 +1,129 @@
+"""The chunks that are wanted of one version of a shard: where they lie by its index, and slices of what was read.
+
+A chunk whose entry in the index cannot be right, or of which fewer bytes came than it has, is damaged: that is its value then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.engine.reading.index_cache import CachedIndex
+from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.errors import Corruption, ShardStoreError
+from shardstore.format.shard_index import Places
+from shardstore.model.chunks import ChunkLocation
+from shardstore.model.ranges import ByteRange, resolve
+from shardstore.plan.reads import CoalescedReads
+
+Value = memoryview | None | ShardStoreError
+"""What became of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedChunks:
+    """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
+
+    numbers: list[int]
+    slots: list[int]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+
+def index_error(shard: ShardRead, cause: Corruption) -> Corruption:
+    error = Corruption(
+        f"the index of shard {shard.key!r} of array {shard.node.path!r} is damaged: {cause}. Write or erase all "
+        f"{shard.layout.grid.nslots} chunks of the shard, or restore the object"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def cut(shard: ShardRead, cached: CachedIndex, places: Places, data: memoryview, start: int, values: list[Value]) -> int:
+    """Slices out of ``data``, which begins at byte ``start`` of the object; how many chunks there are."""
+    wanted = wanted_chunks(shard, cached, places, values)
+    all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
+    return slice_all(shard, wanted, all_in_one, (data,), values)
+
+
+def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
+    """Copy values that are a small part of the buffer of so many bytes in which they lie, so that they do not keep it in memory."""
+    mine = [(i, value) for i in numbers if isinstance(value := values[i], memoryview)]
+    if sum(len(value) for _, value in mine) * 2 < nbytes:
+        for i, value in mine:
+            values[i] = memoryview(bytes(value))
+
+
+def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> WantedChunks:
+    """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
+    numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
+    requests = shard.requests
+    if not places.exists.all():
+        for at in np.flatnonzero(~places.exists).tolist():
+            values[numbers[at]] = _location_error(shard, cached, slots[at]) if places.is_damaged[at] else None
+        there: list[int] = np.flatnonzero(places.exists).tolist()
+        numbers, slots = [numbers[at] for at in there], [slots[at] for at in there]
+        starts, nbytes = starts[there], nbytes[there]
+        requests = [requests[at] for at in there] if shard.parts else []
+    if shard.versions is not None:
+        for number, slot, offset, length in zip(numbers, slots, starts.tolist(), nbytes.tolist(), strict=True):
+            shard.versions[number] = cached.version(slot, ChunkLocation(offset, length)), length
+    if not shard.parts:
+        return WantedChunks(numbers, slots, starts, starts + nbytes)
+    inside = [resolve(request, length) for request, length in zip(requests, nbytes.tolist(), strict=True)]
+    bounds = np.array([(part.start, part.end) for part in inside], dtype=np.int64).reshape(len(inside), 2)
+    return WantedChunks(numbers, slots, starts + bounds[:, 0], starts + bounds[:, 1])
+
+
+def slice_all(shard: ShardRead, wanted: WantedChunks, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]) -> int:
+    """What is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
+    bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]
+    firsts, lasts = wanted.starts - bases, wanted.ends - bases
+    came = np.array([len(buffer) for buffer in buffers], dtype=np.int64)[coalesced.of_request]
+    for number, of_request, first, last in zip(wanted.numbers, coalesced.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
+        values[number] = buffers[of_request][first:last]
+    cut_short: list[int] = np.flatnonzero(lasts > came).tolist()
+    for at in cut_short:
+        start, end = int(wanted.starts[at]), int(wanted.ends[at])
+        what = f"bytes [{start}, {end}) were asked for, {max(0, int(came[at] - firsts[at]))} came"
+        values[wanted.numbers[at]] = _chunk_error(shard, wanted.slots[at], what, None)
+    return len(wanted.numbers) - len(cut_short)
+
+
+def chunk_location(shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:
+    try:
+        return cached.index.location(slot, cached.object_nbytes)
+    except Corruption as exc:
+        return _chunk_error(shard, slot, str(exc), exc)
+
+
+def _location_error(shard: ShardRead, cached: CachedIndex, slot: int) -> Corruption:
+    error = chunk_location(shard, cached, slot)
+    assert isinstance(error, Corruption)
+    return error
+
+
+def _chunk_error(shard: ShardRead, slot: int, what: str, cause: Exception | None) -> Corruption:
+    encoded = shard.layout.key_encoding.encode(shard.layout.grid.coords_of(shard.coords, slot))
+    error = Corruption(
+        f"chunk {encoded!r} of array {shard.node.path!r} in shard {shard.key!r} is damaged: {what}. Write the chunk again, or "
+        "restore the shard; the other chunks of the shard are not affected"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def makes_a_request(places: Places, shard: ShardRead) -> bool:
+    """Whether reading what is wanted by a cached index makes a request, which confirms that the index still holds.
+
+    What is empty, or damaged, is to be confirmed otherwise.
+    """
+    lengths = places.nbytes[places.exists]
+    if not shard.parts:
+        return bool(lengths.any())
+    requests = [request for request, exists in zip(shard.requests, places.exists.tolist(), strict=True) if exists]
+    inside = map(resolve, requests, lengths.tolist())
+    return any(part.end > part.start for part in inside)

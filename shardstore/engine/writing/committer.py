@@ -1,0 +1,436 @@
+"""One commit of one shard: read what has to be known, plan, write on condition, and plan again when another was faster.
+
+A commit is conditional on the version that it was planned from, except where it brings or erases every chunk of the
+shard. What survives a cancellation, at any await: the old shard or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from uuid import uuid4
+
+import numpy as np
+
+from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
+from shardstore.engine.counters import Counters
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
+from shardstore.engine.reading.index_versions import IndexVersions
+from shardstore.engine.reading.reader import Reader, StaleLayout, same_shards
+from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.writing.chunk_lengths import refusal
+from shardstore.engine.writing.plan_writer import PlanWriter
+from shardstore.engine.writing.retrying import Contention, Turn
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.ranges import ByteRange, BytesLike
+from shardstore.plan.appending import can_append, plan_append
+from shardstore.plan.commits import CommitPlan, CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
+from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Storage
+
+_DAMAGED = Generation("damaged")
+
+SlotActions = dict[int, list[Action]]
+Refused = dict[int, InvalidInput]
+"""The slots whose actions could not be applied, such as a patch behind the end of the chunk; they stay as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of one array, as it is laid out now."""
+
+    node: Node
+    layout: ArrayLayout
+    coords: ChunkCoords
+
+    @property
+    def key(self) -> str:
+        return shard_key(self.node.path, self.layout, self.coords)
+
+    def chunk_key(self, slot: int) -> str:
+        return shard_key(self.node.path, self.layout, self.layout.grid.coords_of(self.coords, slot))
+
+
+class Committer:
+    """Commits to single shards of one store."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        hierarchy: Hierarchy,
+        indices: IndexCache,
+        reader: Reader,
+        options: EngineOptions,
+        counters: Counters,
+        contention: Contention,
+    ) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._reader = reader
+        self._options = options
+        self._counters = counters
+        self._contention = contention
+        self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
+        self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
+        self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
+        self._warned = False
+        self._versions = IndexVersions(storage)
+        self.keeps_versions = False
+        """Whether the versions of chunks survive commits of this process that do not change them."""
+
+    async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
+        """Carry out actions on slots of one shard, in one commit; durable on return.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+            Corruption: a chunk that would have to be kept, or the index, is damaged; nothing was written.
+            Conflict: others were faster too many times in a row; nothing was written.
+        """
+        await self._check_capabilities()
+        if self._options.strategy == "append" and not can_append(shard.layout.index_format):
+            raise Unsupported(
+                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy='append' needs an index at the end of the "
+                "shard with a checksum, which this array has not; open the store with strategy='rewrite'"
+            )
+        turn = self._contention.turn(shard.key)
+        await turn.start()
+        refused: Refused = {}
+        is_done = False
+        swaps = {slot: chain for slot, chain in actions.items() if has_swaps(chain)}
+        needs_old = any(map(needs_old_value, actions.values())) or any(map(needs_old_version, swaps.values()))
+        if len(actions) == shard.layout.grid.nslots and not needs_old:
+            updates = _apply(shard, actions, {}, {}, refused)
+            is_done = not refused and await self._replace(shard, swaps, updates)
+        if not is_done:
+            refused = await self._update(shard, actions, swaps, turn)
+        turn.won()
+        self._counters.add(commits=1, chunks_written=len(actions) - len(refused))
+        return refused
+
+    async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
+        """Store another form of the same chunks, as ``decide`` plans it from the shard's index; whether anything was stored.
+
+        ``decide`` is asked again where another writer was faster, and may find that nothing is left to do.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+            Corruption: the index is damaged, or ``decide`` found so; nothing was written.
+            Conflict: others were faster too many times in a row; nothing was written.
+        """
+        turn = self._contention.turn(shard.key)
+        await turn.start()
+        while True:
+            cached = await self._load(shard, has_lost=turn.has_lost)
+            plan = None if cached is None else decide(cached)
+            if plan is None:
+                return False
+            try:
+                await self._execute(shard, cached, plan, {})
+            except ConditionFailed as exc:
+                self._indices.drop(shard.key)
+                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
+            else:
+                turn.won()
+                self._counters.add(commits=1)
+                return True
+
+    async def replace(self, shard: Shard, generation: Generation, plan: WriteShard | DeleteShard) -> None:
+        """Put ``plan``, made from version ``generation`` of a shard whatever its index said, in the place of that version.
+
+        Raises:
+            ConditionFailed: the shard is another version now, or gone; nothing was written.
+            StaleLayout: the array is laid out otherwise by now; nothing was written.
+            NotFound: the array has been deleted; nothing was written.
+        """
+        await self._confirm(shard)  # after the shard was read: so that version was of this layout, see ``_load``
+        self._indices.drop(shard.key)
+        condition = IfGeneration(generation) if self._storage.capabilities.compare_and_swap else UNCONDITIONAL
+        if isinstance(plan, DeleteShard):
+            await self._delete(shard, condition)
+        else:
+            self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
+        self._counters.add(commits=1)
+
+    async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
+        """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
+        plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
+        if isinstance(plan, WriteShard):
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            try:
+                generation = await self._write_new(
+                    shard, body, plan.nbytes, self._condition(None) if shard.node.is_unborn else UNCONDITIONAL
+                )
+            except ConditionFailed:
+                return False
+            _tell_versions(swaps, self._remember(shard, generation, plan, {}))
+        elif shard.node.is_unborn:
+            return False
+        else:
+            await self._storage.delete(shard.key, UNCONDITIONAL)
+            self._indices.drop(shard.key)
+        return True
+
+    async def _update(self, shard: Shard, actions: SlotActions, swaps: SlotActions, turn: Turn) -> Refused:
+        key = shard.key
+        atomic = self._storage.capabilities.atomic_commits
+        # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
+        cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_unborn else None
+        if cached is not None and not self._reader.is_sure(cached):
+            cached = None  # read again, and the document after it
+        from_cache = cached is not None
+        while True:
+            if not from_cache:
+                cached = await self._load(shard, has_lost=turn.has_lost)
+            if cached is not None and shard.node.is_unborn and cached.index.present().any():
+                raise _not_alone(shard)
+            try:
+                refused: Refused = {}
+                updates = await self._resolve(shard, cached, actions, swaps, refused)
+                if not updates and not from_cache:
+                    return refused
+                plan = self._plan(shard, cached, updates)
+                if isinstance(plan, NothingToDo) and not from_cache:
+                    return refused
+                if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
+                    older = self._older(cached, updates)
+                    _tell_versions(swaps, await self._execute(shard, cached, plan, older))
+                    return refused
+            except ConditionFailed as exc:
+                self._indices.drop(key)
+                await turn.lost(f"shard {key!r} of array {shard.node.path!r}", exc)
+            except Corruption as exc:
+                self._indices.drop(key)
+                if not from_cache:
+                    raise self._damaged(shard, exc) from exc
+            from_cache = False
+
+    def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
+        index_format, order, capabilities = shard.layout.index_format, self._options.chunk_order, self._storage.capabilities
+        if cached is None:
+            return plan_rewrite(index_format, None, 0, updates, order)
+        if self._options.strategy == "append" and capabilities.compose and cached.object_nbytes >= capabilities.copy_pays_nbytes:
+            room_nbytes = APPEND_ROOM_NBYTES if capabilities.appends_in_place else None
+            return plan_append(
+                index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room_nbytes
+            )
+        return plan_rewrite(index_format, cached.index, cached.object_nbytes, updates, order)
+
+    async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
+        """The index as it is now, verified; without one, the layout is confirmed where another writer was faster just now.
+
+        Raises:
+            StaleLayout: the array is laid out otherwise.
+        """
+        (index,) = await self._reader.load_indices([ShardRead(shard.node, shard.layout, shard.coords, shard.key)])
+        if isinstance(index, Corruption):
+            if shard.node.is_unborn:
+                raise _not_alone(shard) from index
+            await self._confirm(shard)
+        if isinstance(index, ShardStoreError):
+            raise index
+        is_sure = self._reader.is_sure(index) if index is not None else not has_lost
+        if not is_sure and not shard.node.is_unborn:
+            # Shards are deleted before a document gives them another meaning: so this version of the shard is of this layout,
+            # and a commit on condition of it cannot change one of an array that was created since.
+            await self._confirm(shard)
+            if index is not None:
+                index = self._indices.verify(shard.key, index)
+        return index
+
+    async def _confirm(self, shard: Shard) -> None:
+        """Is the shard still laid out as this commit believes?
+
+        Raises:
+            StaleLayout: it is not; the keys have to be located again.
+        """
+        if (node := await self._hierarchy.node(shard.node.path, fresh=True)) is None:
+            raise NotFound(f"array {shard.node.path!r} was deleted by another client while its chunks were being written")
+        if node.layout is None or not same_shards(node.layout, shard.layout):
+            raise StaleLayout
+
+    async def _resolve(
+        self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused
+    ) -> dict[int, BytesLike | None]:
+        """The new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
+        wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
+        old: dict[int, BytesLike | None] = dict.fromkeys(wanted)
+        if wanted and cached is not None:
+            places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in wanted}
+            ranges = {slot: ByteRange(p.offset, p.offset + p.nbytes) for slot, p in places.items() if p is not None}
+            if ranges:
+                found = await self._plans.read_pinned(shard.key, list(ranges.values()), cached.generation)
+                old.update(zip(ranges, found, strict=True))
+        versions: dict[int, Generation] = {}
+        for slot, chain in swaps.items():
+            if cached is not None and needs_old_version(chain):
+                try:
+                    where = cached.index.location(slot, cached.object_nbytes)
+                except Corruption:
+                    versions[slot] = _DAMAGED  # there is something, and nobody can have seen it
+                    continue
+                if where is not None:
+                    versions[slot] = cached.version(slot, where)
+        updates = _apply(shard, actions, old, versions, refused)
+        for slot in [slot for slot, chain in swaps.items() if changes_nothing(chain)]:
+            updates.pop(slot, None)
+        return updates
+
+    async def _execute(
+        self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, older: Mapping[int, Generation]
+    ) -> CachedIndex | None:
+        """Carry out the plan; the index of the shard that this has made, if it has made one."""
+        condition = self._condition(cached)
+        if isinstance(plan, DeleteShard):
+            await self._delete(shard, condition)
+            return None
+        if not any(isinstance(segment, CopyOld) for segment in plan.segments):
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            generation = await self._write_new(shard, body, plan.nbytes, condition)
+        else:
+            assert cached is not None  # there is nothing to copy where there is no shard
+            generation = await self._plans.write(shard.key, cached.generation, plan, condition)
+        return self._remember(shard, generation, plan, older)
+
+    def _older(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
+        """The versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
+        if cached is None or not self.keeps_versions:
+            return {}
+        slots: list[int] = np.flatnonzero(cached.index.present()).tolist()
+        places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in slots if slot not in updates}
+        return {slot: cached.version(slot, where) for slot, where in places.items() if where is not None}
+
+    async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        """Write a shard that keeps nothing of an old one."""
+        if shard.node.is_unborn:
+            self._doubtful.add(shard.key)
+        try:
+            generation = await self._storage.write(shard.key, body, nbytes, condition)
+        except ShardStoreError as exc:
+            if not isinstance(exc, WriteOutcomeUnknown):
+                self._doubtful.discard(shard.key)
+            raise
+        self._doubtful.discard(shard.key)
+        return generation
+
+    async def _delete(self, shard: Shard, condition: Condition) -> None:
+        """Remove a shard that has no chunks left, unless someone has just written one."""
+        capabilities, key = self._storage.capabilities, shard.key
+        if capabilities.compare_and_swap and not capabilities.conditional_delete:
+            # An unconditional DELETE could remove a chunk written a moment ago. A shard of nothing but an index is as
+            # good as none, and can be swapped in safely.
+            plan = plan_empty(shard.layout.index_format)
+            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            self._remember(shard, await self._storage.write(key, body, plan.nbytes, condition), plan, {})
+            return
+        await self._storage.delete(key, condition)
+        self._indices.drop(key)
+
+    def _condition(self, cached: CachedIndex | None) -> Condition:
+        capabilities = self._storage.capabilities
+        if cached is None:
+            return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
+        return IfGeneration(cached.generation) if capabilities.compare_and_swap else UNCONDITIONAL
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    async def _check_capabilities(self) -> None:
+        """Once, before the first commit: say what this storage cannot promise."""
+        capabilities = await self._storage.probe()
+        if (capabilities.atomic_commits and capabilities.across_machines) or self._warned:
+            return
+        if capabilities.atomic_commits:
+            message = (
+                f"{self._storage.url} lies on a network file system: writers on different machines can lose each other's chunks. Let the "
+                "writers of a shard run on one machine, or say locks='cluster' where the file system's locks reach across machines"
+            )
+        else:
+            message = (
+                f"{self._storage.url} offers no compare-and-swap: writers that share a shard can lose each other's chunks. "
+                "Let one writer at a time write a shard"
+            )
+        if self._options.require_atomic:
+            raise Unsupported(message + ", or open the store without require_atomic=True")
+        self._warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    async def withdraw_unborn(self) -> list[str]:
+        """Remove the shards that were written of arrays that could not be created after all, where they are still ours.
+
+        Returns what may be left: the keys, each with the reason. One of which it is not known whether it was written is left alone,
+        even where the same bytes are there: they can be those of another client that creates the same array.
+        """
+        unborn, self._unborn = self._unborn, {}
+        left = [f"{key!r} (whether it was written is not known)" for key in sorted(self._doubtful)]
+        self._doubtful.clear()
+        for key, (shard, generation) in unborn.items():
+            self._indices.drop(key)
+            try:
+                await self._delete(shard, IfGeneration(generation))
+            except ConditionFailed:
+                continue  # somebody else's by now
+            except ShardStoreError as exc:
+                left.append(f"{key!r} ({exc})")
+        self._unborn = {}  # an emptied shard is remembered as one that was written
+        return left
+
+    def forget_unborn(self) -> None:
+        """The arrays have been created: what was written of them stays."""
+        self._unborn = {}
+
+    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, older: Mapping[int, Generation]) -> CachedIndex:
+        index_format = shard.layout.index_format
+        generation = self._versions.named(generation, index_format, lambda: index_format.encode(plan.index))
+        index = CachedIndex(index_format, generation, plan.nbytes, plan.index, is_verified=True, older=older)
+        self._indices.put(shard.key, index)
+        if shard.node.is_unborn:
+            self._unborn[shard.key] = shard, generation
+        return index
+
+    def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
+        return Corruption(
+            f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
+            f"{cause}. Write or erase that chunk first, or in the same batch"
+        )
+
+
+def _not_alone(shard: Shard) -> Conflict:
+    return Conflict(
+        f"another client wrote shard {shard.key!r} of array {shard.node.path!r} while a transaction was creating that array; the "
+        "transaction's own shards of it are withdrawn: try again"
+    )
+
+
+def _apply(
+    shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], versions: dict[int, Generation], refused: Refused
+) -> dict[int, BytesLike | None]:
+    """The new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
+    updates: dict[int, BytesLike | None] = {}
+    nbytes = shard.layout.encoded_chunk_nbytes
+    for slot, chain in actions.items():
+        key = shard.chunk_key(slot)
+        try:
+            value = apply_actions(chain, old.get(slot), key, versions.get(slot))
+            if value is not None and (error := refusal(key, value, nbytes)) is not None:
+                raise error
+            updates[slot] = value
+        except InvalidInput as exc:
+            refused[slot] = exc
+    return updates
+
+
+def _tell_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
+    """Tell whoever wants to know which version they have stored. What did not last has one that nobody will see."""
+    for slot, chain in swaps.items():
+        for action in chain:
+            if isinstance(action, Swap) and action.outcome.happened and action.data is not None:
+                where = index.index.location(slot, index.object_nbytes) if index is not None and action.outcome.lasted else None
+                gone = Generation(f"replaced at once {uuid4().hex}")
+                action.outcome.version = gone if where is None or index is None else index.version(slot, where)

@@ -1,0 +1,182 @@
+"""Erasing by prefix: whole shards are removed unread, partly covered ones are rewritten, metadata goes last."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from shardstore.engine.actions import ERASE, Action
+from shardstore.engine.keys import join, metadata_path
+from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
+from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
+from shardstore.engine.reading.listing import ArrayPrefix, Listing
+from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.writing.writer import Writer
+from shardstore.errors import Conflict, InvalidInput, ShardStoreError
+from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.model.chunks import ChunkCoords
+from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
+from shardstore.storage.base import Storage
+
+_KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
+_SHARDS_AT_ONCE = 64
+_TRIES = 5
+
+
+class Erasing:
+    """Removes everything below a prefix."""
+
+    def __init__(
+        self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, listing: Listing, reader: Reader, writer: Writer
+    ) -> None:
+        self._storage = storage
+        self._hierarchy = hierarchy
+        self._indices = indices
+        self._listing = listing
+        self._reader = reader
+        self._writer = writer
+
+    async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
+        """Erase every key below ``prefix``, which is ``""`` or ends with ``/`` (the draft's ``erase_prefix``).
+
+        A node is removed by operations on the stored prefix, its metadata last: until then what is left of it can be read. With
+        ``keep_documents`` the metadata stays.
+
+        Raises:
+            InvalidInput: the prefix ends otherwise.
+            Conflict: the metadata of the array kept changing; some chunks may be left.
+        """
+        if prefix and not prefix.endswith("/"):
+            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        for _ in range(_TRIES):
+            try:
+                await self._erase(prefix, keep_documents)
+            except StaleLayout:
+                continue
+            return
+        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+
+    async def erase_chunks(self, prefix: str) -> None:
+        """Erase the chunks below a prefix that ends inside the coordinates of a sharded array: whole shards unread, and no other object.
+
+        Raises:
+            Conflict: the metadata of the array kept changing; some chunks may be left.
+        """
+        for _ in range(_TRIES):
+            within = await self._listing.array_prefix(prefix)
+            if within is None or not within.rest or within.node.layout is None:
+                return
+            plan = plan_prefix(within.node.layout, within.rest)
+            try:
+                if plan.covers_whole_shards:
+                    await self._erase_shards(join(within.node.path, plan.stored_prefix))
+                else:
+                    await self._erase_chunks(prefix, within, plan)
+            except StaleLayout:
+                continue
+            return
+        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+
+    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
+        """Remove the shards of an array that are ``wanted`` by their coordinates, unread."""
+        start, encoding = join(path, ""), layout.key_encoding
+
+        async def keys() -> AsyncIterator[str]:
+            async for found in self._storage.list(start + encoding.prefix_of((), layout.ndim)):
+                coords = encoding.decode(found.key[len(start) :], layout.ndim)
+                if coords is not None and wanted(coords):
+                    self._indices.drop(found.key)
+                    yield found.key
+
+        await self._delete_each(keys())
+
+    async def _erase_shards(self, prefix: str) -> None:
+        await self._delete_each(found.key async for found, shard in self._listing.stored(prefix) if shard is not None)
+        self._indices.drop_prefix(prefix)
+
+    async def _delete_each(self, keys: AsyncIterator[str]) -> None:
+        batch: list[str] = []
+        async for key in keys:
+            batch.append(key)
+            if len(batch) == _KEYS_AT_ONCE:
+                await self._storage.delete_many(batch)
+                batch = []
+        if batch:
+            await self._storage.delete_many(batch)
+
+    async def _erase(self, prefix: str, keep_documents: bool) -> None:
+        within = await self._listing.array_prefix(prefix, even_damaged=True)
+        if within is None or not within.rest:
+            await self._erase_nodes(prefix, keep_documents)
+            return
+        assert within.node.layout is not None
+        plan = plan_prefix(within.node.layout, within.rest)
+        if plan.covers_whole_shards:
+            await self._erase_objects(join(within.node.path, plan.stored_prefix), [] if keep_documents else None)
+            return
+        await self._erase_chunks(prefix, within, plan)
+        await self._erase_others(prefix, keep_documents)
+
+    async def _erase_nodes(self, prefix: str, keep_documents: bool) -> None:
+        documents: list[str] = []
+        if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
+            await cut_links(prefix)
+        await self._erase_objects(prefix, documents)
+        if keep_documents:
+            return
+        try:
+            for start in range(0, len(documents), _KEYS_AT_ONCE):
+                await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])
+        finally:  # where it failed, some may be gone
+            self._hierarchy.forget_below(prefix.rstrip("/"))
+
+    async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
+        """Remove the stored objects below ``prefix``; documents are not, but noted, the deepest first."""
+
+        async def to_delete() -> AsyncIterator[str]:
+            async for found in self._storage.list(prefix):
+                if documents is not None and metadata_path(found.key) is not None:
+                    documents.append(found.key)
+                else:
+                    yield found.key
+
+        await self._delete_each(to_delete())
+        if documents is not None:
+            documents.sort(key=lambda key: -key.count("/"))
+        self._indices.drop_prefix(prefix)
+
+    async def _erase_chunks(self, prefix: str, within: ArrayPrefix, plan: PrefixPlan) -> None:
+        """Chunks whose keys start with ``prefix``, out of shards that hold others too."""
+        shards: list[ShardRead] = []
+        async for _, shard in self._listing.stored(join(within.node.path, plan.stored_prefix)):
+            if shard is not None:
+                shards.append(shard)
+            if len(shards) == _SHARDS_AT_ONCE:
+                await self._erase_from(shards, prefix, plan)
+                shards = []
+        await self._erase_from(shards, prefix, plan)
+
+    async def _erase_from(self, shards: list[ShardRead], prefix: str, plan: PrefixPlan) -> None:
+        updates: list[tuple[ChunkTarget, Action]] = []
+        for shard, index in zip(shards, await self._reader.load_indices(shards) if shards else [], strict=True):
+            if isinstance(index, ShardStoreError):
+                raise index
+            if not isinstance(index, CachedIndex):
+                continue
+            encode = shard.layout.key_encoding.encode
+            for coords in chunks_of(shard.layout, shard.coords, index.index, plan.leading):
+                key = join(shard.node.path, encode(coords))
+                if key.startswith(prefix):
+                    updates.append((ChunkTarget.of(key, shard.node, shard.layout, coords), ERASE))
+        for outcome in await self._writer.commit(updates):
+            if outcome is not None:
+                raise outcome
+
+    async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
+        """Objects below the prefix that are no shards: they are stored as they are presented."""
+        others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
+        if keep_documents:
+            others = [key for key in others if metadata_path(key) is None]
+        others.sort(key=lambda key: (metadata_path(key) is not None, -key.count("/")))
+        for start in range(0, len(others), _KEYS_AT_ONCE):
+            await self._storage.delete_many(others[start : start + _KEYS_AT_ONCE])

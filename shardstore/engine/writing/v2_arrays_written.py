@@ -1,0 +1,62 @@
+"""Arrays of Zarr v2 in a store that shards arrays of Zarr v3: they would stay without shards, and nobody would notice."""
+
+from __future__ import annotations
+
+import warnings
+
+from shardstore.engine.keys import join
+from shardstore.engine.options import EngineOptions
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import loads_object
+from shardstore.format.v2.metadata import ARRAY_NAME, array_from_v2
+from shardstore.model.ranges import BytesLike
+from shardstore.plan.policy import chunks_per_shard
+from shardstore.storage.base import Storage
+
+
+def array_path(key: str) -> str | None:
+    """The path of the array of Zarr v2 whose metadata document the key is, if it is one."""
+    path, _, name = key.rpartition("/")
+    return path if name == ARRAY_NAME else None
+
+
+class WrittenV2Arrays:
+    """Looks at each document of a new array of Zarr v2 that passes through one store."""
+
+    def __init__(self, storage: Storage, options: EngineOptions) -> None:
+        self._storage = storage
+        self._options = options
+        self._has_warned = False
+
+    async def check(self, key: str, data: BytesLike, *, nothing_there: bool = False) -> None:
+        """Refuse a new array that would be sharded if it were one of Zarr v3, where the sharding was asked for; else warn, once.
+
+        ``nothing_there``: whatever is stored will have been erased. Any other key is in order.
+
+        Raises:
+            InvalidInput: it would be sharded by ``chunks_per_shard``.
+        """
+        path, policy = array_path(key), self._options.chunks_per_shard
+        if path is None or policy is None or self._options.present != "v3" or (policy == "auto" and self._has_warned):
+            return
+        if not self._would_be_sharded(path, bytes(data)) or (not nothing_there and await self._storage.stat(key) is not None):
+            return
+        what = f"array {path!r} is one of Zarr v2 ({join(path, ARRAY_NAME)!r})"
+        remedy = (
+            "open the store with present='v2', which shards what clients of Zarr v2 write, or with chunks_per_shard=None, which stores it "
+            "as it is; or write Zarr v3 (zarr_format=3)"
+        )
+        if policy != "auto":
+            raise InvalidInput(f"{what}, and would be stored without the shards that chunks_per_shard={policy!r} asks for: {remedy}")
+        self._has_warned = True
+        warnings.warn(f"{what}, and is stored without shards: {remedy}. Others of this store are not reported", UserWarning, stacklevel=2)
+
+    def _would_be_sharded(self, path: str, data: bytes) -> bool:
+        """As far as it can be told; a tuple is meant for all arrays."""
+        policy = self._options.chunks_per_shard
+        try:
+            written = loads_object(data)
+            document = array_from_v2(written, None)
+        except (Corruption, InvalidInput):
+            return isinstance(policy, tuple | list)  # a type that Zarr v3 does not have, say
+        return chunks_per_shard(policy, path, document, written=written) is not None

@@ -1,0 +1,208 @@
+"""What a shard's index must have said, where that can be proved from what is left of it.
+
+Each function gives an index or ``None``; none of them guesses:
+
+- ``corrected``: one byte is wrong, and the checksum tells which and what it was: exactly one correction makes sense.
+- ``restored``: several bytes are wrong; where the chunks lie is known, what is left of the index tells which is which, and its
+  checksum says that this was the index.
+- ``contiguous``: all chunks are there, of one known size, so that only their order is open, and what is left of the index tells that.
+- ``agreeing``: entries that stand in an older index of the same object as well, whose checksum is right.
+- ``claims``: entries that name bytes of their own; whether those are a chunk is for the chunk's own checksum to prove.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.repair.crc_algebra import single_corrections
+from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
+
+_MOST_CORRECTED_BYTES = 2**16  # 4,096 entries: the more bytes, the more corrections fit by chance, 255 of 2**32 for each byte
+_MOST_ASSIGNED = 2**24  # entries times chunks that are assigned to them: bytes of memory, and a second or two
+_ENOUGH_CHECKSUM_BYTES = 3  # that agree: another index has them with a probability of 4 * 2**-24
+
+
+def without_checksum(index_format: IndexFormat, encoded: bytes) -> ShardIndex:
+    """What the bytes of an index say, whatever its checksum says of them."""
+    unchecked = replace(index_format, codecs=replace(index_format.codecs, checksum=False))
+    return unchecked.decode(encoded[: unchecked.nbytes])
+
+
+def is_sound(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> bool:
+    """Whether every entry fits the object, and none overlaps another or the index: as every writer leaves it that shares no bytes."""
+    if index.invalid(object_nbytes).any():
+        return False
+    starts, ends = _ranges(index)
+    at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
+    starts, ends = np.append(starts, at), np.append(ends, at + index_format.nbytes)
+    starts, ends = starts[ends > starts], ends[ends > starts]
+    order = np.argsort(starts, kind="stable")
+    return bool((starts[order][1:] >= ends[order][:-1]).all())
+
+
+def _ranges(index: ShardIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    used = index.flat[index.present()].astype(np.int64)
+    return used[:, 0], used[:, 0] + used[:, 1]
+
+
+# -- proofs ------------------------------------------------------------------------------------------------------------
+
+
+def corrected(index_format: IndexFormat, encoded: bytes, object_nbytes: int) -> ShardIndex | None:
+    """The index with its one wrong byte put right, where exactly one correction gives a sound index; the checksum's own bytes count too."""
+    body, stored = encoded[:-CRC32C_NBYTES], encoded[-CRC32C_NBYTES:]
+    if not index_format.codecs.checksum or len(body) > _MOST_CORRECTED_BYTES:
+        return None
+    difference = int.from_bytes(stored, "little") ^ int.from_bytes(crc32c(body), "little")
+    candidates = [_flipped(body, position, bits) for position, bits in single_corrections(len(body), difference)]
+    if sum(byte != 0 for byte in difference.to_bytes(4, "little")) == 1:
+        candidates.append(body)  # the entries are right, the checksum is not
+    found = [index for candidate in candidates if is_sound(index_format, index := without_checksum(index_format, candidate), object_nbytes)]
+    return found[0] if len(found) == 1 else None
+
+
+def _flipped(body: bytes, position: int, bits: int) -> bytes:
+    changed = bytearray(body)
+    changed[position] ^= bits
+    return bytes(changed)
+
+
+def restored(
+    index_format: IndexFormat,
+    left: bytes,
+    ranges: npt.NDArray[np.uint64],
+    older: ShardIndex | None,
+    slot_orders: list[npt.NDArray[np.intp]],
+) -> ShardIndex | None:
+    """The index whose damaged bytes are ``left``, from its beginning on, where its checksum proves it.
+
+    ``ranges``, ``(k, 2)``: where chunks lie that the index names and ``older`` does not, in the order of their bytes; they belong to slots
+    in one of ``slot_orders``. The other slots are as ``older`` has them, or empty. Of all such indices that one is taken that agrees
+    with most of the bytes. It is proved where 3 of the 4 bytes of the checksum are those that ``left`` has.
+    """
+    if not index_format.codecs.checksum or len(ranges) > prod(index_format.chunks_per_shard):
+        return None
+    stored = left[index_format.nbytes - CRC32C_NBYTES :]
+    if len(stored) < _ENOUGH_CHECKSUM_BYTES or len(ranges) * prod(index_format.chunks_per_shard) > _MOST_ASSIGNED:
+        return None
+    damaged = without_checksum(index_format, left.ljust(index_format.nbytes, b"\0"))
+    for order in slot_orders:
+        index = _assigned(index_format, damaged.flat, ranges, None if older is None else older.flat, order)
+        checksum = index_format.encode(index)[-CRC32C_NBYTES:]
+        if sum(a == b for a, b in zip(checksum, stored, strict=False)) >= _ENOUGH_CHECKSUM_BYTES:
+            return index
+    return None
+
+
+def _assigned(
+    index_format: IndexFormat,
+    damaged: npt.NDArray[np.uint64],
+    ranges: npt.NDArray[np.uint64],
+    older: npt.NDArray[np.uint64] | None,
+    order: npt.NDArray[np.intp],
+) -> ShardIndex:
+    """Every range to one slot, in this order of slots, so that as many bytes as can be are those of ``damaged``.
+
+    The best score of the first slots with the first ``j`` ranges follows from that of one slot less: its slot has range ``j``, or none.
+    """
+    entries = np.full_like(damaged, EMPTY)
+    if older is not None:
+        is_older = _equal_bytes(older, damaged) >= _equal_bytes(entries, damaged)
+        entries[is_older] = older[is_older]
+    otherwise = _equal_bytes(entries, damaged)
+    count = len(ranges)
+    scores = np.full(count + 1, -np.inf)
+    scores[0] = 0
+    takes = np.zeros((len(order), count + 1), dtype=np.bool_)
+    for row, slot in enumerate(order.tolist()):
+        without = scores + otherwise[slot]
+        with_one = np.full(count + 1, -np.inf)
+        with_one[1:] = scores[:-1] + _equal_bytes(ranges, damaged[slot])
+        takes[row] = with_one > without
+        scores = np.maximum(with_one, without)
+    at = count
+    for row in reversed(range(len(order))):
+        if takes[row, at]:
+            at -= 1
+            entries[order[row]] = ranges[at]
+    return index_format.index(entries)
+
+
+def _equal_bytes(some: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """``(n,)``: how many bytes of each entry, ``(n, 2)``, are those of the other."""
+    differences = np.ascontiguousarray(some ^ others).view(np.uint8).reshape(len(some), ENTRY_NBYTES)
+    return np.asarray((differences == 0).sum(axis=1), dtype=np.int64)
+
+
+def contiguous(index_format: IndexFormat, chunk_nbytes: int, left: bytes, slot_orders: list[npt.NDArray[np.intp]]) -> ShardIndex | None:
+    """The index of a full shard of chunks of ``chunk_nbytes`` in one of ``slot_orders``, the one that agrees with ``left``.
+
+    ``left`` is what is left of the index, from its beginning on. At least half of its whole entries have to agree, and with one order only.
+    """
+    counted = [(_agreement(index, index_format, left), index) for index in (_in_order(index_format, chunk_nbytes, o) for o in slot_orders)]
+    best, index = max(counted, key=lambda one: one[0])
+    if prod(index_format.chunks_per_shard) == 1 and len(left) == index_format.nbytes:
+        return index  # there is no other place for the only chunk
+    others = [other for agreement, other in counted if agreement == best and not np.array_equal(other.entries, index.entries)]
+    return index if best >= max(1, -(-(len(left) // ENTRY_NBYTES) // 2)) and not others else None
+
+
+def _in_order(index_format: IndexFormat, chunk_nbytes: int, order: npt.NDArray[np.intp]) -> ShardIndex:
+    entries = np.empty((len(order), 2), dtype=np.uint64)
+    header = index_format.nbytes if index_format.location == "start" else 0
+    entries[order, 0] = header + chunk_nbytes * np.arange(len(order))
+    entries[:, 1] = chunk_nbytes
+    return index_format.index(entries)
+
+
+def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int:
+    count = min(len(left) // ENTRY_NBYTES, len(index.flat))
+    found = np.frombuffer(left[: count * ENTRY_NBYTES], dtype=index_format.codecs.dtype).reshape(-1, 2)
+    return int((found == index.flat[index_format.stored_slots[:count]]).all(axis=1).sum())
+
+
+def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:
+    """The entries that both say, the others empty."""
+    same = (damaged.flat == older.flat).all(axis=1)
+    return only(damaged, same)
+
+
+def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_start: int) -> bool:
+    """Whether ``damaged``, at ``index_start`` at the end of an object, is a whole index that followed on ``older``, which ends at
+    ``older_end``; and not the bytes of an append that was never finished.
+
+    Then chunks were kept, whose entries stand in the same slots of both, or all of them were replaced by chunks that fill all that lies
+    between the two.
+    """
+    old = older.present()
+    kept = int(((damaged.flat == older.flat).all(axis=1) & old).sum())
+    offsets, lengths = damaged.flat[:, 0], damaged.flat[:, 1]
+    limit = np.uint64(index_start)
+    is_new = (offsets >= older_end) & (offsets <= limit) & (lengths <= limit - np.minimum(offsets, limit)) & (lengths > 0)
+    if kept:
+        return 2 * (kept + int(is_new.sum())) >= int(old.sum())
+    return bool(is_new.any()) and int(lengths[is_new].sum()) == index_start - older_end
+
+
+def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -> ShardIndex:
+    """The entries that name bytes of the object that are not the index's, and that no other entry names; the others empty."""
+    present = damaged.present() & ~damaged.invalid(object_nbytes)
+    offsets, lengths = damaged.flat[:, 0].astype(np.int64), damaged.flat[:, 1].astype(np.int64)
+    at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
+    present &= (offsets + lengths <= at) | (offsets >= at + index_format.nbytes)
+    _, first, counts = np.unique(damaged.flat, axis=0, return_index=True, return_counts=True)
+    alone = np.zeros(len(present), dtype=np.bool_)
+    alone[first[counts == 1]] = True
+    return only(damaged, present & alone)
+
+
+def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:
+    """The index with no entries but those of ``slots``, ``(nslots,)``."""
+    entries = np.where(slots[:, np.newaxis], index.flat, np.uint64(EMPTY))
+    entries.flags.writeable = False
+    return ShardIndex(entries.reshape(index.entries.shape), index.chunk_nbytes)

@@ -1,0 +1,200 @@
+"""The document of an array: ``.zarray`` and ``.zattrs`` as a v3 ``zarr.json`` that is not sharded, and back.
+
+Attributes: ``_ARRAY_DIMENSIONS``, xarray's name for the dimensions in v2, becomes ``dimension_names`` where it is a list of
+as many strings as the array has dimensions; anything else of that name stays an attribute. The other way round names are
+shown only where each dimension has one (v2 has no half of them), and an attribute of that name goes before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import is_array, parse_plain
+from shardstore.format.v2 import codecs as v2_codecs
+from shardstore.format.v2 import dtypes as v2_dtypes
+from shardstore.format.v2 import fill_values as v2_fill_values
+from shardstore.format.v2.codecs import V2Codecs, codec_id
+from shardstore.format.v2.dtypes import NoCounterpart
+from shardstore.format.v2.json import same_text
+from shardstore.format.v2.kept import Kept, difference, split_attributes, with_attributes
+
+ARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
+
+_MAX_NDIM = 64
+# Members whose meanings depend on each other: what is kept of a group counts as a whole, or not at all.
+_GROUPS = (("dtype", "order", "filters", "compressor"), ("fill_value",), ("dimension_separator",))
+_MEMBERS = frozenset(("zarr_format", "shape", "chunks", *(name for group in _GROUPS for name in group)))
+_IN_V2 = {"data_type": "dtype", "codecs": "filters"}
+
+
+def array_from_v2(zarray: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None = None) -> JsonObject:
+    """The v3 document of a v2 array, presented: without sharding. ``zattrs`` is ``None`` where there is no ``.zattrs``.
+
+    ``previous`` is the v3 document that is replaced, if there is one. Where it describes the same array but for shape and
+    attributes, all else is taken from it: its spelling, its chunk keys, and the members that v2 cannot show.
+    ``array_to_v2`` gives back exactly ``zarray`` and ``zattrs``.
+
+    Raises:
+        InvalidInput: a member has no exact counterpart in Zarr v3, named with the reason.
+    """
+    try:
+        document = _core(zarray)
+        regenerated = _regenerate(document)
+    except NoCounterpart as exc:
+        member = _IN_V2.get(exc.member, exc.member)
+        raise InvalidInput(f"{member!r} of this Zarr v2 array cannot be stored as Zarr v3: {exc.reason}") from exc
+    kept = difference(zarray, regenerated)
+    if previous is not None and is_array(previous):
+        updated = _update(zarray, previous)
+        if updated is not None:
+            document, kept = updated
+    else:
+        previous = None
+    attributes = _move_dimensions(document, zattrs, previous)
+    translated = with_attributes(document, attributes, kept)
+    shown, shown_attributes = array_to_v2(translated)
+    if not same_text(shown, zarray) or not same_text(shown_attributes, zattrs):
+        raise InvalidInput("this Zarr v2 array cannot be kept exactly in Zarr v3")  # a member spelled in a way that is not foreseen
+    return translated
+
+
+def array_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
+    """``.zarray`` and ``.zattrs`` of a v3 array without sharding; of one sharded, its presented document has to be given.
+
+    ``.zattrs`` is ``None`` where the document has no attributes to show.
+
+    Raises:
+        Unsupported: no v2 document describes these chunks exactly; the reason in words.
+    """
+    try:
+        regenerated = _regenerate(document)
+    except NoCounterpart as exc:
+        raise Unsupported(f"this array cannot be shown as Zarr v2, for its {exc.member}: {exc.reason}") from exc
+    attributes, kept = split_attributes(document)
+    names = document.get("dimension_names")
+    if _are_names(names):
+        attributes = {ARRAY_DIMENSIONS: names} | (attributes or {})
+    return _restore(regenerated, kept), attributes
+
+
+def _core(zarray: JsonObject) -> JsonObject:
+    """The v3 document that a ``.zarray`` means, without attributes. Raises ``NoCounterpart``."""
+    if type(zarray.get("zarr_format")) is not int or zarray["zarr_format"] != 2:
+        raise NoCounterpart("zarr_format", f"{zarray.get('zarr_format')!r} is not 2")
+    shape = _sizes("shape", zarray.get("shape"), 0)
+    chunks = _sizes("chunks", zarray.get("chunks"), 1)
+    if len(shape) != len(chunks):
+        raise NoCounterpart("chunks", f"{len(chunks)} sizes, the array has {len(shape)} dimensions")
+    separator = zarray.get("dimension_separator")
+    if separator not in (None, ".", "/"):
+        raise NoCounterpart("dimension_separator", f"{separator!r} is neither '.' nor '/'")
+    members = _v2_codecs(zarray)
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": members.element.v3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator or "."}},
+        "fill_value": v2_fill_values.from_v2(zarray.get("fill_value"), members.element),
+        "codecs": v2_codecs.to_v3(members, len(shape)),
+    }
+
+
+def _v2_codecs(zarray: JsonObject) -> V2Codecs:
+    filters, compressor, order = zarray.get("filters"), zarray.get("compressor"), zarray.get("order")
+    if order not in ("C", "F"):
+        raise NoCounterpart("order", f"{order!r} is neither 'C' nor 'F'")
+    if filters is not None and not isinstance(filters, list):
+        raise NoCounterpart("filters", "they are no list")
+    element = v2_dtypes.from_v2(zarray.get("dtype"), codec_id(filters[0]) if filters else None)
+    return V2Codecs(element, order, filters, compressor)
+
+
+def _sizes(member: str, value: Any, minimum: int) -> list[int]:
+    if not isinstance(value, list) or len(value) > _MAX_NDIM or not all(type(v) is int and minimum <= v < 2**63 for v in value):
+        raise NoCounterpart(member, f"{str(value)[:200]} are no sizes of at least {minimum}")
+    return value
+
+
+def _regenerate(document: JsonObject) -> JsonObject:
+    """The ``.zarray`` that zarr-python 2 writes for the array of a v3 document. Raises ``NoCounterpart``."""
+    plain = parse_plain(document) if is_array(document) else "it is no array"
+    if isinstance(plain, str):
+        raise NoCounterpart("document", plain)
+    members = v2_codecs.from_v3(document.get("codecs"), document.get("data_type"), len(plain.shape))
+    zarray: JsonObject = {
+        "chunks": list(plain.chunk_shape),
+        "compressor": members.compressor,
+        "dtype": members.element.v2,
+        "fill_value": v2_fill_values.to_v2(document.get("fill_value"), members.element),
+        "filters": members.filters,
+        "order": members.order,
+        "shape": list(plain.shape),
+        "zarr_format": 2,
+    }
+    return zarray | ({"dimension_separator": "/"} if plain.key_encoding.separator == "/" else {})
+
+
+def _restore(regenerated: JsonObject, kept: Kept) -> JsonObject:
+    """``regenerated`` in the spelling that is kept, as far as it still describes the same array."""
+    extra = kept.only(name for name in kept.members if name not in _MEMBERS)
+    zarray = regenerated
+    for group in _GROUPS:
+        candidate = kept.only(group).applied_to(zarray)
+        if _same_array(candidate, zarray):
+            zarray = candidate
+    return extra.applied_to(zarray)
+
+
+def _same_array(one: JsonObject, other: JsonObject) -> bool:
+    if same_text(one, other):
+        return True
+    try:
+        return same_text(_core(one), _core(other))
+    except NoCounterpart:
+        return False
+
+
+def _update(zarray: JsonObject, previous: JsonObject) -> tuple[JsonObject, Kept] | None:
+    """``previous`` with the shape of ``zarray`` and without attributes, where the two agree on all else."""
+    try:
+        shown, _ = array_to_v2(previous)
+    except Unsupported:
+        return None
+    if not same_text(shown | {"shape": zarray["shape"]}, zarray):
+        return None
+    _, kept = split_attributes(previous)
+    document = {name: value for name, value in previous.items() if name != "attributes"}
+    return document | {"shape": zarray["shape"]}, kept
+
+
+def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None) -> JsonObject | None:
+    """The attributes for ``document``, whose ``dimension_names`` are set to what ``zattrs`` and ``previous`` say."""
+    document.pop("dimension_names", None)
+    ndim = len(document["shape"])
+    names = (zattrs or {}).get(ARRAY_DIMENSIONS)
+    before = (previous or {}).get("dimension_names")
+    if not isinstance(before, list) or len(before) != ndim:
+        before = None
+    attributes_before = (previous or {}).get("attributes")
+    if not isinstance(attributes_before, dict):
+        attributes_before = {}
+    both = zattrs is not None and ARRAY_DIMENSIONS in zattrs and ARRAY_DIMENSIONS in attributes_before
+    if both and same_text(attributes_before[ARRAY_DIMENSIONS], names):
+        if before is not None:  # beside the names there was, and stays, an attribute that says something else
+            document["dimension_names"] = before
+        return zattrs
+    if zattrs is not None and _are_names(names) and len(names) == ndim:
+        document["dimension_names"] = names
+        rest = {name: value for name, value in zattrs.items() if name != ARRAY_DIMENSIONS}
+        return rest if rest or previous is None or "attributes" in previous else None
+    if before is not None and not _are_names(before):  # some without a name, which v2 does not show
+        document["dimension_names"] = before
+    return zattrs
+
+
+def _are_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)

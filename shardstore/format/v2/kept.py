@@ -1,0 +1,166 @@
+"""What a v2 document says that a v3 one cannot, kept in an attribute of the v3 document that the v2 view hides.
+
+::
+
+    "attributes": {
+        …,
+        "_shardstore_v2": {
+            "members": {"fill_value": null, "compressor": {…}},   members of .zarray or .zgroup, as they were written
+            "absent": ["dimension_separator"],                     members that zarr-python 2 writes, and this one lacked
+            "no_attributes": true,                                 there was no .zattrs, not even an empty one
+            "implicit": true                                       there was no .zgroup (only in consolidated metadata)
+        }
+    }
+
+It is there only where the document regenerated from v3 would be another, and holds only the members that would differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import is_group
+from shardstore.format.v2.json import same_text
+
+RESERVED = "_shardstore_v2"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Members of a v2 document in the spelling that they had; ``absent`` names those that it lacked."""
+
+    members: JsonObject = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    no_attributes: bool = False
+    implicit: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether it changes the document; ``no_attributes`` only matters beside what does."""
+        return bool(self.members or self.absent or self.implicit)
+
+    def only(self, names: Iterable[str]) -> Kept:
+        chosen = set(names)
+        return Kept({k: v for k, v in self.members.items() if k in chosen}, tuple(k for k in self.absent if k in chosen))
+
+    def applied_to(self, document: JsonObject) -> JsonObject:
+        return {k: v for k, v in document.items() if k not in self.absent} | self.members
+
+
+def difference(original: JsonObject, regenerated: JsonObject) -> Kept:
+    """What has to be applied to ``regenerated`` for ``original``, down to the spelling of numbers."""
+    members = {k: v for k, v in original.items() if k not in regenerated or not same_text(v, regenerated[k])}
+    return Kept(members, tuple(k for k in regenerated if k not in original))
+
+
+def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: Kept) -> JsonObject:
+    """``document`` with ``attributes`` (``None``: no such member) and what is kept, if anything is.
+
+    Raises:
+        InvalidInput: the client uses the reserved name.
+    """
+    if attributes is not None and RESERVED in attributes:
+        raise _reserved_name()
+    if not kept:
+        return document if attributes is None else document | {"attributes": attributes}
+    reserved: JsonObject = {}
+    if kept.members:
+        reserved["members"] = kept.members
+    if kept.absent:
+        reserved["absent"] = list(kept.absent)
+    if kept.implicit:
+        reserved["implicit"] = True
+    if attributes is None:
+        reserved["no_attributes"] = True
+    return document | {"attributes": (attributes or {}) | {RESERVED: reserved}}
+
+
+def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
+    """The attributes of a v3 document without the reserved one (``None``: there are none to show), and what that keeps.
+
+    What somebody else wrote under the reserved name is ignored.
+    """
+    attributes = document.get("attributes")
+    if not isinstance(attributes, dict):
+        return None, Kept()
+    shown = {k: v for k, v in attributes.items() if k != RESERVED}
+    reserved = attributes.get(RESERVED)
+    if not isinstance(reserved, dict):
+        return shown, Kept()
+    members, absent = reserved.get("members", {}), reserved.get("absent", [])
+    no_attributes = reserved.get("no_attributes") is True
+    kept = Kept(
+        members if isinstance(members, dict) else {},
+        tuple(name for name in absent if isinstance(name, str)) if isinstance(absent, list) else (),
+        no_attributes,
+        reserved.get("implicit") is True,
+    )
+    return (None if no_attributes and not shown else shown), kept
+
+
+def hide_kept(document: JsonObject) -> JsonObject:
+    """A v3 document without the reserved attribute, for the v3 view; those inside a group's consolidated metadata too."""
+
+    def one(path: str, node: JsonObject) -> JsonObject:
+        attributes = node.get("attributes")
+        if not isinstance(attributes, dict) or RESERVED not in attributes:
+            return node
+        shown, _ = split_attributes(node)
+        rest = {name: value for name, value in node.items() if name != "attributes"}
+        return rest if shown is None else rest | {"attributes": shown}
+
+    return _map_nodes(document, "", one)
+
+
+def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
+    """What a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it replaces.
+
+    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata;
+    for those that it lacks the copies in ``previous`` are taken. What is kept but no longer applies does no harm: the v2
+    view compares (see ``array_to_v2``).
+
+    Raises:
+        InvalidInput: the client uses the reserved name itself.
+    """
+    known: dict[str, JsonObject] = {}
+
+    def note(path: str, node: JsonObject) -> JsonObject:
+        known[path] = node
+        return node
+
+    _map_nodes(previous or {}, "", note)
+    known.update(nodes or {})
+
+    def one(path: str, node: JsonObject) -> JsonObject:
+        attributes = node.get("attributes")
+        if isinstance(attributes, dict) and RESERVED in attributes:
+            raise _reserved_name()
+        before = known.get(path, {})
+        if before.get("node_type") != node.get("node_type") or not isinstance(before.get("attributes"), dict):
+            return node
+        if RESERVED not in before["attributes"] or not isinstance(node.get("attributes", {}), dict):
+            return node
+        return node | {"attributes": node.get("attributes", {}) | {RESERVED: before["attributes"][RESERVED]}}
+
+    return _map_nodes(document, "", one)
+
+
+def _map_nodes(document: JsonObject, path: str, change: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
+    """``document`` changed, and every document inside its consolidated metadata; paths are relative to the first."""
+    changed = change(path, document)
+    consolidated = document.get("consolidated_metadata")
+    if not is_group(document) or not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
+        return changed
+
+    def below(name: str, node: Any) -> Any:
+        return _map_nodes(node, f"{path}/{name}" if path else name, change) if isinstance(node, dict) else node
+
+    inside = {name: below(name, node) for name, node in consolidated["metadata"].items()}
+    return changed | {"consolidated_metadata": consolidated | {"metadata": inside}}
+
+
+def _reserved_name() -> InvalidInput:
+    return InvalidInput(f"the attribute {RESERVED!r} is reserved for what Zarr v3 cannot hold of a Zarr v2 document: rename it")

@@ -1,0 +1,152 @@
+"""The task of a census: what some objects of one array hold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.errors import Conflict, Corruption
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.census.file import DIGEST_NBYTES
+from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRange, BytesLike
+from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
+
+_TRIES = 4
+
+NO_DIGEST = bytes(DIGEST_NBYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """What a census has of one object."""
+
+    nbytes: int
+    digest: bytes
+    bitmap: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CensusTask:
+    """Objects of one array, each with its size as it was listed."""
+
+    run: str
+    place: Place
+    plan: ArrayPlan
+    objects: tuple[tuple[ChunkCoords, int], ...]
+    of_contents: bool
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What came of a task. What has been erased since it was listed is left out."""
+
+    entries: tuple[tuple[ChunkCoords, ObjectEntry], ...]
+    damaged: tuple[str, ...]
+    """Keys of shards whose index cannot be read."""
+
+
+def digest_of(data: BytesLike) -> bytes:
+    """Of an encoded index, or of an object."""
+    return hashlib.blake2b(data, digest_size=DIGEST_NBYTES).digest()
+
+
+def count_objects(task: CensusTask) -> Counted:
+    """Runs in a thread that is not the IO loop's.
+
+    Raises:
+        Conflict: an object was replaced again and again.
+        StorageError: a request failed.
+    """
+    check_running(task.run)
+    return _of_shards(task) if task.plan.layout is not None else _of_chunks(task)
+
+
+def _of_shards(task: CensusTask) -> Counted:
+    layout = task.plan.layout
+    assert layout is not None
+    entries: list[tuple[ChunkCoords, ObjectEntry]] = []
+    damaged: list[str] = []
+    keys = [task.plan.key(coords) for coords, _ in task.objects]
+    outcomes = run_sync(task.place.storage.read([Read(key, (layout.index_format.request(),)) for key in keys]))
+    for (coords, _), key, outcome in zip(task.objects, keys, outcomes, strict=True):
+        for _ in range(_TRIES):
+            found = _found(outcome)
+            if found is None:
+                break
+            try:
+                encoded = layout.index_format.slice_from(found.buffers[0], found.nbytes)
+                index = layout.index_format.decode(encoded)
+            except Corruption:
+                damaged.append(key)
+                break
+            if task.of_contents:
+                digest = content_digest(task.place.storage, key, found.generation, found.nbytes, task.window_bytes)
+            else:
+                digest = digest_of(encoded)
+            if digest is not None:
+                exists = index.present() & ~index.invalid(found.nbytes) & slots_inside(layout, coords)
+                entries.append((coords, ObjectEntry(found.nbytes, digest, np.packbits(exists).tobytes())))
+                break
+            (outcome,) = run_sync(task.place.storage.read([Read(key, (layout.index_format.request(),))]))
+        else:
+            raise Conflict(f"{key!r} was replaced each time that it was read: take the census again")
+    return Counted(tuple(entries), tuple(damaged))
+
+
+def _of_chunks(task: CensusTask) -> Counted:
+    entries: list[tuple[ChunkCoords, ObjectEntry]] = []
+    for coords, nbytes in task.objects:
+        digest: bytes | None = NO_DIGEST
+        if task.of_contents:
+            key = task.plan.key(coords)
+            for _ in range(_TRIES):
+                found = _found(run_sync(task.place.storage.read([Read(key, ())]))[0])
+                if found is None:
+                    break
+                nbytes = found.nbytes
+                digest = content_digest(task.place.storage, key, found.generation, nbytes, task.window_bytes)
+                if digest is not None:
+                    break
+            else:
+                raise Conflict(f"{key!r} was replaced each time that it was read: take the census again")
+            if found is None:
+                continue
+        assert digest is not None
+        entries.append((coords, ObjectEntry(nbytes, digest, b"\x80")))
+    return Counted(tuple(entries), ())
+
+
+def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
+    """Of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced meanwhile."""
+    digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
+    for start in range(0, nbytes, window_bytes):
+        piece = ByteRange(start, min(nbytes, start + window_bytes))
+        (outcome,) = run_sync(storage.read([Read(key, (piece,), generation)]))
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            return None
+        digest.update(outcome.buffers[0])
+    return digest.digest()
+
+
+def _found(outcome: ReadOutcome) -> Found | None:
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return outcome if isinstance(outcome, Found) else None
+
+
+def slots_of(bitmap: bytes, slots: int) -> Sequence[int]:
+    """The numbers of the slots whose bit is set."""
+    found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=slots)).tolist()
+    return found

@@ -1,0 +1,134 @@
+"""A census: which chunks exist, array by array. One listing, and one request for the index of each shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardstore.engine.engine import Engine
+from shardstore.errors import NotFound, ShardStoreError
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Census, Unread, bitmap_nbytes
+from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
+from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify.chunks import WINDOW_BYTES
+from shardstore.maintenance.walk import Located, Walk
+
+Progress = Callable[[int, int, int | None], None]
+
+
+def take_census(
+    engine: Engine,
+    path: str = "",
+    *,
+    of_contents: bool = False,
+    execution: Execution | None = None,
+    progress: Progress | None = None,
+    shown: str | None = None,
+) -> Census:
+    """Of everything at and below ``path``, or the share of it that ``execution`` is for. Not to be called on the IO loop.
+
+    With ``of_contents`` every object is read whole, and its digest recorded. ``progress`` is called with the number of objects that have
+    been looked at, of their bytes, and of how many objects (``None`` while they are listed). What others write meanwhile is in it or not,
+    each object as it was at one moment.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are in ``failed``.
+    """
+    return _Taking(engine, path, of_contents, execution or Execution(), progress, shown).run()
+
+
+def _halves(task: CensusTask) -> list[CensusTask]:
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+
+
+@dataclass
+class _Rows:
+    """Of one array, as they come."""
+
+    coords: list[tuple[int, ...]] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    bitmaps: list[bytes] = field(default_factory=list)
+
+    def census(self, plan: ArrayPlan) -> ArrayCensus:
+        n, ndim = len(self.nbytes), len(plan.shape)
+        coords = np.array(self.coords, dtype=np.int64).reshape(n, ndim)
+        order = np.lexsort(coords.T[::-1]) if ndim else np.arange(n)
+        return ArrayCensus(
+            path=plan.path,
+            shape=plan.shape,
+            chunk_shape=plan.chunk_shape,
+            chunks_per_object=plan.chunks_per_object,
+            is_sharded=plan.layout is not None,
+            coords=coords[order],
+            nbytes=np.array(self.nbytes, dtype=np.int64)[order],
+            digests=np.frombuffer(b"".join(self.digests), np.uint8).reshape(n, DIGEST_NBYTES)[order],
+            bitmaps=np.frombuffer(b"".join(self.bitmaps), np.uint8).reshape(n, bitmap_nbytes(plan.chunks_per_object))[order],
+        )
+
+
+class _Taking:
+    """One census while it goes on."""
+
+    def __init__(
+        self, engine: Engine, path: str, of_contents: bool, execution: Execution, progress: Progress | None, shown: str | None
+    ) -> None:
+        self._engine = engine
+        self._walk = Walk(engine, path)
+        self._of_contents = of_contents
+        self._execution = execution
+        self._progress = progress
+        self._shown = shown
+        self._place = Place(engine.storage)
+        self._rows: dict[str, _Rows] = {}
+        self._damaged: list[str] = []
+        self._failed: list[Unread] = []
+        self._listed = self._done = self._nbytes = 0
+
+    def run(self) -> Census:
+        self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
+        self._execution.carry_out(count_objects, self._ahead, self._take, self._give_up, _halves)
+        absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self._execution.unmet())
+        self._failed += absent
+        if not self._listed and not self._walk.nodes.records(self._walk.path):
+            where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        arrays = tuple(self._rows.get(plan.path, _Rows()).census(plan) for plan in self._walk.plans())
+        return Census(arrays, self._of_contents, tuple(sorted(self._damaged)), tuple(self._failed))
+
+    def _tasks(self) -> Iterator[CensusTask]:
+        def wanted(located: Located) -> bool:
+            self._listed += 1
+            plan = located.plan
+            if plan is None or not plan.holds(located.coords):
+                return False
+            return self._execution.takes(located.info.key, plan.path, plan.number(located.coords))
+
+        window = min(WINDOW_BYTES, self._execution.window_bytes)
+        for plan, some in gathered(filter(wanted, self._walk.located()), reads_all=lambda plan: self._of_contents):
+            objects = tuple((located.coords, located.info.nbytes) for located in some)
+            yield CensusTask(self._execution.run, self._place, plan, objects, self._of_contents, window)
+
+    def _take(self, task: CensusTask, counted: Counted) -> None:
+        rows = self._rows.setdefault(task.plan.path, _Rows())
+        for coords, entry in counted.entries:
+            rows.coords.append(coords)
+            rows.nbytes.append(entry.nbytes)
+            rows.digests.append(entry.digest)
+            rows.bitmaps.append(entry.bitmap)
+        self._damaged += counted.damaged
+        self._done += len(task.objects)
+        self._nbytes += sum(entry.nbytes for _, entry in counted.entries)
+        if self._progress is not None:
+            self._progress(self._done, self._nbytes, self._ahead.total)
+
+    def _give_up(self, failure: Failure[CensusTask]) -> None:
+        if not isinstance(failure.error, ShardStoreError):
+            raise failure.error  # a mistake of ours, or of the executor's
+        self._failed += [Unread(failure.task.plan.key(coords), failure.error) for coords, _ in failure.task.objects]

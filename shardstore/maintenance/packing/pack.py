@@ -1,0 +1,229 @@
+"""``pack``, ``reshard`` and ``unpack``: encoded chunks from any Zarr hierarchy into shards, other shards, or out of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from shardstore.engine.options import check_flag
+from shardstore.errors import InvalidInput
+from shardstore.format.shard_index import IndexLocation
+from shardstore.maintenance.cluster import ExecutorLike
+from shardstore.maintenance.execution import WHOLE, Execution, Part
+from shardstore.maintenance.packing.places import open_places
+from shardstore.maintenance.packing.report import PackReport, Progress
+from shardstore.maintenance.packing.run import PackingRun
+from shardstore.maintenance.packing.translation import Mode, Wanted
+from shardstore.plan.commits import ChunkOrder
+from shardstore.plan.policy import ShardingPolicy
+
+DEFAULT_MAX_MEMORY = 160 << 20
+_LEAST_MEMORY = 16 << 20
+
+_PRICED = ("list", "get", "put")
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Options of ``pack``, ``reshard`` and ``unpack``. Sizes in bytes."""
+
+    stored: Literal["codec", "transformer"] = "codec"
+    """What the target is: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
+    chunk_order: ChunkOrder = "C"
+    """The order of the chunks in a shard."""
+    index_location: IndexLocation = "end"
+    index_checksum: bool = True
+    chunk_checksums: bool = False
+    """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
+    ome: bool = False
+    """Rewrite the metadata of OME-Zarr 0.4 to 0.5, which is that of Zarr v3: into the attribute ``ome`` of each group, and
+    ``dimension_names`` for the arrays of images."""
+    include: str | Sequence[str] = ()
+    """Patterns (``fnmatch``) of paths of nodes; what matches covers what is below. Groups above included nodes come along."""
+    exclude: str | Sequence[str] = ()
+    dry_run: bool = False
+    """Write nothing: report what would be done, and about how many requests that takes."""
+    overwrite: bool = False
+    """Replace what is at the target: object by object, and the rest when the new hierarchy is whole beside it. Refused where nobody can
+    know that the target is not what is read.
+    """
+    workers: int | None = None
+    """How many units are at work at once."""
+    retries: int = 2
+    """How often a unit is tried again whose storage failed, or whose worker was lost."""
+    part: str | Part = WHOLE
+    """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. Whichever part ends last makes the result visible."""
+    only_failed: bool = False
+    """Do nothing but what failed in the last run."""
+    max_memory: int = DEFAULT_MAX_MEMORY
+    """Bytes that are held at once in each process, whatever the size of shards."""
+    record: Any = None
+    """Where is kept what is done: a URL, path or storage. By default beside the target, with ``.pack`` behind its name."""
+    prices: Mapping[str, float] | None = None
+    """For 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
+    lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
+    storage_options: dict[str, Any] | None = None
+    target_options: dict[str, Any] | None = None
+    """Of the target's filesystem: by default those of the source where both are of the same protocol."""
+    check_space: bool = True
+    """Refuse to begin where a local target has not as much room as is needed. Quotas are not known before they are used up."""
+    fsync: bool = True
+    """On local disks, whether what was written survives the loss of power."""
+
+    def __post_init__(self) -> None:
+        if self.stored not in ("codec", "transformer"):
+            raise InvalidInput(f"stored {self.stored!r} is not known: there are 'codec' and 'transformer'")
+        if self.chunk_order not in ("C", "morton"):
+            raise InvalidInput(f"chunk_order {self.chunk_order!r} is neither 'C' nor 'morton'")
+        if type(self.max_memory) is not int or self.max_memory < _LEAST_MEMORY:
+            raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes of at least {_LEAST_MEMORY >> 20} MiB")
+        for name in ("index_checksum", "chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "check_space", "fsync"):
+            check_flag(name, getattr(self, name))
+        prices: object = self.prices
+        if prices is not None and not (isinstance(prices, Mapping) and all(name in _PRICED and _is_price(prices[name]) for name in prices)):
+            raise InvalidInput(f"prices {prices!r} do not map {', '.join(map(repr, _PRICED))} to prices of 1,000 requests")
+        if self.overwrite and self.as_part != WHOLE:
+            raise InvalidInput("a part cannot overwrite, or it would erase what the others have done: erase the target first")
+
+    @property
+    def as_part(self) -> Part:
+        return self.part if isinstance(self.part, Part) else Part.parse(self.part)
+
+
+def _is_price(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def pack(
+    source: Any,
+    target: Any,
+    *,
+    chunks_per_shard: ShardingPolicy = "auto",
+    executor: ExecutorLike | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> PackReport:
+    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
+
+    Running the same call again goes on where it was, and packs again what has changed in the source since.
+
+    Args:
+        source: a Zarr hierarchy: v2, v3, sharded or not, of the 2022 draft, at any URL, path, chain of URLs or ``(fs, path)``; a mapping
+            from keys to bytes; or a storage.
+        target: where the result goes: the same kinds, but for a mapping. Nothing may be there but what an earlier run has made.
+        chunks_per_shard: as of ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is for
+            the arrays of as many dimensions, the others are decided by ``"auto"``. Arrays for which it says ``None`` stay one object a
+            chunk.
+        executor: where the work is done: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
+            default threads of this process.
+        progress: is called now and then, in the calling thread or on the IO loop.
+        options: those of ``shardstore.maintenance.packing.pack.PackOptions``.
+
+    Raises:
+        InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, nobody can
+            know whether they do.
+        NotFound: there is no Zarr node at the source.
+        Unsupported: arrays cannot be expressed exactly, all of them named; nothing was written.
+        Conflict: there is something at the target that no earlier run of the same has made, or a link to a directory; or something else
+            than a record where that is to be.
+        NoSpace: a local target has not as much room as is needed; nothing was written. ``check_space`` false goes on regardless.
+        Incomplete: units failed, or the target was full, with which the run stops; its ``report`` names them, its cause is the error of the
+            first. What was done stays.
+
+    Specification: Zarr v3, sharding codec 1.0; the bytes of inner chunks are those of the source.
+    """
+    return _run("pack", source, target, chunks_per_shard, executor, progress, options)
+
+
+def reshard(
+    source: Any,
+    target: Any,
+    *,
+    chunks_per_shard: ShardingPolicy = "auto",
+    executor: ExecutorLike | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> PackReport:
+    """As ``pack``, of what is sharded already: into other shards, the inner chunks unchanged. Arrays that are not sharded stay so."""
+    return _run("reshard", source, target, chunks_per_shard, executor, progress, options)
+
+
+def unpack(
+    source: Any,
+    target: Any,
+    *,
+    executor: ExecutorLike | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> PackReport:
+    """The way back: every chunk becomes an object, and no array is sharded. Otherwise as ``pack``."""
+    return _run("unpack", source, target, None, executor, progress, options)
+
+
+def _run(
+    mode: Mode,
+    source: Any,
+    target: Any,
+    policy: ShardingPolicy,
+    executor: ExecutorLike | None,
+    progress: Callable[[Progress], None] | None,
+    given: dict[str, Any],
+) -> PackReport:
+    options = _options(given)
+    wanted = Wanted(
+        mode=mode,
+        policy=policy,
+        as_draft=options.stored == "transformer",
+        index_location=options.index_location,
+        index_checksum=options.index_checksum and options.stored == "codec",
+        chunk_checksums=options.chunk_checksums,
+        ome=options.ome,
+        include=_patterns("include", options.include),
+        exclude=_patterns("exclude", options.exclude),
+    )
+    execution = Execution(executor, options.workers, options.retries, options.as_part)
+    places = open_places(
+        source,
+        target,
+        options.record,
+        storage_options=options.storage_options,
+        target_options=options.target_options,
+        lost_transformers=options.lost_transformers,
+        as_draft=wanted.as_draft,
+        fsync=options.fsync,
+        overwrite=options.overwrite,
+    )
+    run = PackingRun(
+        places,
+        wanted,
+        execution,
+        order=options.chunk_order,
+        max_memory=options.max_memory,
+        only_failed=options.only_failed,
+        progress=progress,
+    )
+    run.prepare(overwrite=options.overwrite, dry_run=options.dry_run)
+    if not options.dry_run:
+        run.carry_out(overwrite=options.overwrite, check_space=options.check_space)
+    report = run.report(dry_run=options.dry_run, prices=options.prices)
+    run.raise_if_incomplete(report)
+    return report
+
+
+def _options(given: dict[str, Any]) -> PackOptions:
+    known = {f.name for f in fields(PackOptions)}
+    if unknown := sorted(set(given) - known):
+        close = difflib.get_close_matches(unknown[0], sorted(known), 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InvalidInput(f"option {unknown[0]!r} is not known: {hint}There are {', '.join(sorted(known))}")
+    return PackOptions(**given)
+
+
+def _patterns(name: str, given: object) -> tuple[str, ...]:
+    patterns = (given,) if isinstance(given, str) else given
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise InvalidInput(f"{name} {given!r} is neither a pattern nor a sequence of patterns")
+    return tuple(patterns)

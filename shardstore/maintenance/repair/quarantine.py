@@ -1,0 +1,83 @@
+"""Where the bytes of damaged objects are kept before anything takes their place: beside the store, each with a note.
+
+``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` what was wrong with it and what was done. The token is made from the
+version of the object, so that it does not matter how often it is put there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
+
+from shardstore.engine.writing.plan_writer import PlanWriter
+from shardstore.errors import InvalidInput
+from shardstore.model.generation import UNCONDITIONAL, Generation
+from shardstore.plan.commits import CopyOld
+from shardstore.storage.base import Storage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.opening.open import open_storage
+
+_SUFFIX = ".quarantine"
+_HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"
+_WITHOUT_HOST = ("file", "local", "memory")
+
+
+def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: Mapping[str, Any] | None) -> Storage:
+    """The storage at ``given``, by default the place beside ``target``, which ``storage`` is.
+
+    Raises:
+        InvalidInput: there is no such place by default, or one lies in the other.
+    """
+    place = _beside(target) if given is None else given
+    is_alike = isinstance(place, str) and isinstance(target, str) and place.partition("://")[0] == target.partition("://")[0]
+    options = storage_options if is_alike and ("://" in str(place)) == ("://" in str(target)) else None
+    quarantine = open_storage(place, options)
+    theirs, ours = quarantine.url.rstrip("/") + "/", storage.url.rstrip("/") + "/"
+    if theirs.startswith(ours) or ours.startswith(theirs):
+        raise InvalidInput(f"the quarantine {quarantine.url} and the store {storage.url} lie in each other: {_HOW} elsewhere")
+    return quarantine
+
+
+def _beside(target: Any) -> Any:
+    if isinstance(target, os.PathLike):
+        target = os.fspath(target)
+    if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
+        path = str(target[1]).rstrip("/")
+        if "/" in path.strip("/"):
+            return target[0], path + _SUFFIX
+    elif isinstance(target, str) and "::" not in target:
+        protocol, separator, path = target.rstrip("/").rpartition("://")
+        if path and (not separator or protocol in _WITHOUT_HOST or "/" in path):
+            return target.rstrip("/") + _SUFFIX
+    raise InvalidInput(f"there is no place beside {target!r}: {_HOW}")
+
+
+class Quarantine:
+    """Keeps objects of one store. On local disks nobody can read them there who cannot read them in the store."""
+
+    def __init__(self, storage: Storage, store: Storage) -> None:
+        self._storage = storage
+        self._store = store
+
+    async def keep(self, plans: PlanWriter, key: str, generation: Generation, nbytes: int, note: Mapping[str, Any]) -> str:
+        """Store one version of an object, and a note about it, durably; the key under which it is kept.
+
+        Raises:
+            ConditionFailed: the object is another version now.
+        """
+        token = hashlib.sha256(f"{nbytes} {generation.token}".encode()).hexdigest()[:16]
+        kept = f"{key}/{token}"
+        if isinstance(self._storage, LocalStorage) and isinstance(self._store, LocalStorage):
+            for name in (kept, f"{kept}.json"):
+                await self._storage.make_like(name, self._store, key)
+        body = plans.pieces(key, generation, [CopyOld(0, nbytes)] if nbytes else [])
+        await self._storage.write(kept, body, nbytes, UNCONDITIONAL)
+        document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}
+        text = json.dumps(document, indent=2).encode()
+        await self._storage.write(f"{kept}.json", [text], len(text), UNCONDITIONAL)
+        return kept

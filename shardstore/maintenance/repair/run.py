@@ -1,0 +1,395 @@
+"""Mending damaged shards: from what can be proved, on condition that they still are what was looked at, their old bytes kept elsewhere.
+
+Shards are looked at first, many a task, one request each. Those whose index cannot be right are then mended, one a task: looked at
+again, diagnosed, put in quarantine as they are, and replaced on condition. So a shard that another client has written meanwhile is
+looked at once more, and mostly found to be sound. Metadata is never guessed: what it says is believed, and where it cannot be read,
+nothing below it is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import metadata_key
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.options import check_flags
+from shardstore.engine.reading.reader import StaleLayout, same_shards
+from shardstore.engine.writing.committer import Shard
+from shardstore.engine.writing.plan_writer import PlanWriter
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.format.codecs import codec_name
+from shardstore.format.metadata_v3 import mentions_sharding
+from shardstore.format.presentation import present_array
+from shardstore.maintenance.cluster import ExecutorLike
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
+from shardstore.maintenance.leftovers import Leftovers, clear_leftovers
+from shardstore.maintenance.object_tasks import halved
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.repair.quarantine import Quarantine, open_quarantine
+from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
+from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
+from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
+from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.open import open_storage
+
+_ATTEMPTS = 8  # at a shard that others keep writing
+_MOST_NAMED = 1000  # chunks in a note
+
+Progress = Callable[[ShardProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A damaged shard, and what was done about it, or would be."""
+
+    path: str
+    """Of the array."""
+    key: str
+    """Of the shard's object."""
+    what: str
+    remedy: Remedy
+    how: str
+    """The remedy in words."""
+    kept: int
+    """Chunks that the shard holds afterwards."""
+    lost: tuple[str, ...]
+    """Keys of chunks that it held, or may have held, and does not hold afterwards: at most 1,000, as of the other lists."""
+    lost_count: int
+    reverted: tuple[str, ...]
+    """Keys of chunks that are, or with the remedy ``left`` would be, as an older index of the shard has them, there or not: they may have
+    been written or erased since."""
+    reverted_count: int
+    uncertain: tuple[str, ...]
+    """Keys of chunks of which it is not proved that what the shard has of them afterwards, or that it has nothing, is right. A chunk's
+    checksum proves that it is a chunk, not which."""
+    uncertain_count: int
+    quarantined: str | None
+    """Where the object is kept as it was, from the root of the quarantine; ``None``: nothing of it was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a run did, or with ``is_dry_run`` would have done."""
+
+    url: str
+    path: str
+    is_dry_run: bool
+    quarantine: str | None
+    """Its URL; ``None`` where a dry run was given none, and there is none by default."""
+    shards: int
+    """That were looked at."""
+    findings: Listed[Finding]
+    damaged_count: int
+    """Of the findings, those that are no mere empty shards."""
+    lost_count: int
+    """Chunks that could not be saved, of all findings."""
+    reverted_count: int
+    """Chunks that were set back to an older index, of all findings."""
+    uncertain_count: int
+    """Chunks whose place, or absence, is not proved, of all findings."""
+    left_count: int
+    """Of the findings, damaged shards that stay as they are, since what could be done was not allowed."""
+    leftovers: Leftovers
+    failed: Listed[FailedShard]
+    unreadable: tuple[str, ...]
+    """Paths of nodes whose documents cannot be read, and which are left as they are."""
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LookTask:
+    """Look at the indices of some shards."""
+
+    place: Place
+    shards: tuple[StoredShard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MendTask:
+    """Mend one shard, if it is damaged; without a quarantine only say how."""
+
+    place: Place
+    shard: StoredShard
+    quarantine: Place | None
+    window_bytes: int
+    allow_reverting: bool = False
+
+
+def _halves(task: LookTask) -> list[LookTask]:
+    return [replace(task, shards=tuple(some)) for some in halved(task.shards)]
+
+
+def look(task: LookTask) -> tuple[StoredShard, ...]:
+    """The shards whose index cannot be right, or is empty."""
+    seen = run_sync(look_at(Engine(task.place.storage), task.shards))
+    return tuple(
+        shard
+        for shard, one in zip(task.shards, seen, strict=True)
+        if one is not None and (isinstance(one.index, Corruption) or one.index.invalid(one.nbytes).any() or not one.index.present().any())
+    )
+
+
+def mend(task: MendTask) -> Finding | None:
+    """``None`` where nothing is wrong with the shard any more, or its array is another by now.
+
+    Raises:
+        Conflict: others kept writing the shard; it is left to the next run.
+    """
+    engine = Engine(task.place.storage)
+    plans = PlanWriter(engine.storage, task.window_bytes, task.window_bytes)
+    capabilities = engine.storage.capabilities if task.quarantine is None else run_sync(engine.storage.probe())
+    for _ in range(_ATTEMPTS):
+        found = run_sync(_current(engine, task.shard))
+        (seen,) = run_sync(look_at(engine, [task.shard]))
+        if found is None or seen is None:
+            return None
+        shard, codecs = found
+        try:
+            can_delete = can_delete_emptied(capabilities)
+            looking = Diagnosing(plans, shard, codecs, seen, can_delete=can_delete, allow_reverting=task.allow_reverting)
+            diagnosis = looking.diagnose()
+            if diagnosis is None:
+                return None
+            if task.quarantine is None or diagnosis.plan is None:
+                return _finding(shard, diagnosis, None)
+            kept = None
+            if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes:
+                note = _note(shard, diagnosis, task.place.storage.url)
+                quarantine = Quarantine(task.quarantine.storage, task.place.storage)
+                kept = run_sync(quarantine.keep(plans, shard.key, seen.generation, seen.nbytes, note))
+            run_sync(engine.committer.replace(shard, seen.generation, diagnosis.plan))
+        except ConditionFailed:
+            continue
+        except (StaleLayout, NotFound):
+            return None
+        return _finding(shard, diagnosis, kept)
+    raise Conflict(f"other writers kept changing shard {task.shard.key!r} while it was being mended: run it again")
+
+
+async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:
+    """The shard with its node as the storage has it now, and what the codecs of its chunks prove; ``None`` where it is another array's."""
+    (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    if not isinstance(outcome, Found):
+        return None
+    node, document = engine.hierarchy.describe(shard.path, outcome.buffers[0], outcome.generation)
+    if node.layout is None or document is None or not same_shards(node.layout, shard.layout):
+        return None
+    inner = present_array(document)
+    codecs = inner.get("codecs")
+    is_sharded = mentions_sharding(codecs) or bool(inner.get("storage_transformers"))
+    ends_with_checksum = isinstance(codecs, list) and bool(codecs) and codec_name(codecs[-1]) == "crc32c"
+    return Shard(node, node.layout, shard.coords), InnerCodecs(ends_with_checksum and not is_sharded, is_sharded)
+
+
+def _finding(shard: Shard, diagnosis: Diagnosis, kept: str | None) -> Finding:
+    return Finding(
+        path=shard.node.path,
+        key=shard.key,
+        what=diagnosis.what,
+        remedy=diagnosis.remedy,
+        how=diagnosis.how,
+        kept=diagnosis.kept,
+        lost=_keys(shard, diagnosis.lost[:_MOST_NAMED]),
+        lost_count=len(diagnosis.lost),
+        reverted=_keys(shard, diagnosis.reverted[:_MOST_NAMED]),
+        reverted_count=len(diagnosis.reverted),
+        uncertain=_keys(shard, diagnosis.uncertain[:_MOST_NAMED]),
+        uncertain_count=len(diagnosis.uncertain),
+        quarantined=kept,
+    )
+
+
+def _keys(shard: Shard, slots: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(shard.chunk_key(slot) for slot in slots)
+
+
+def _note(shard: Shard, diagnosis: Diagnosis, url: str) -> dict[str, Any]:
+    """All of the chunks by name. The values of reverted ones, older and newer, lie in the object that the note is about."""
+    note: dict[str, Any] = {
+        "store": url,
+        "array": shard.node.path,
+        "what": diagnosis.what,
+        "done": diagnosis.how,
+        "chunks_kept": diagnosis.kept,
+        "chunks_lost": len(diagnosis.lost),
+        "lost": list(_keys(shard, diagnosis.lost)),
+        "reverted": list(_keys(shard, diagnosis.reverted)),
+        "uncertain": list(_keys(shard, diagnosis.uncertain)),
+    }
+    if diagnosis.last_index_end is not None:
+        note["last_index_end"] = diagnosis.last_index_end
+    return note
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def repair(
+    url: Any,
+    *,
+    path: str = "",
+    yes: bool = False,
+    allow_reverting: bool = False,
+    quarantine: Any = None,
+    older_than_hours: float = 24.0,
+    executor: ExecutorLike | None = None,
+    workers: int | None = None,
+    part: str | Part | None = None,
+    retries: int = 2,
+    max_memory: int = DEFAULT_MAX_MEMORY,
+    only: Iterable[str] | None = None,
+    exclusive: bool = False,
+    storage_options: dict[str, Any] | None = None,
+    locks: Locks = "auto",
+    progress: Progress | None = None,
+    now: datetime | None = None,
+) -> RepairReport:
+    """Say what would be done about damaged shards at and below ``path``, and with ``yes`` do it.
+
+    Safe beside readers and writers of shardstore: each shard is replaced on condition that it still is the version that was looked at.
+    Its bytes are copied into the quarantine first, with a note.
+
+    Args:
+        url: the root of the store, as for ``shardstore.open``.
+        path: the array or group that is looked at; all by default.
+        yes: do it. Without, nothing is changed anywhere.
+        allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All chunks
+            of such a shard are named as ``reverted``: acknowledged writes may be undone. Without, such a shard stays as it is.
+        quarantine: where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the store, under
+            its name with ``.quarantine`` behind.
+        older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives keeps
+            its files, but an upload does not tell whether its writer does.
+        executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
+            cluster; threads of this process by default.
+        workers: how many tasks run at once.
+        part: ``"I/N"``, the share of the shards that this call is for. Leftovers go with the first.
+        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        max_memory: bytes of chunks that are held at once in each process.
+        only: keys of shards, such as those that failed in an earlier run: no others are looked at.
+        exclusive: nobody else writes: needed where the storage has no compare-and-swap.
+        storage_options: for the filesystem, and for that of the quarantine where it is of the same protocol.
+        progress: called with a ``ShardProgress`` now and then.
+        now: by which the age of uploads is told; the present by default.
+
+    Raises:
+        InvalidInput: an argument cannot be right, or there is no place for a quarantine.
+        NotFound: there is nothing at ``path``.
+        Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
+        StorageError: the storage cannot be listed.
+        ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
+    """
+    check_flags(yes=yes, exclusive=exclusive, allow_reverting=allow_reverting)
+    if type(older_than_hours) not in (int, float) or older_than_hours < 0:
+        raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
+    execution = Execution.of(executor, workers, part, retries, max_memory, only)
+    place = Place(open_storage(url, storage_options, locks=locks))
+    engine = Engine(place.storage)
+    kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
+    if yes:
+        run_sync(check_can_swap(engine.storage, exclusive))
+    run = _Run(engine, place, kept_in if yes else None, allow_reverting, execution, progress)
+    run.look(path)
+    run.mend()
+    leftovers = Leftovers()
+    if execution.part.number == 1 and execution.only is None:
+        moment = now or datetime.now(UTC)
+        leftovers = run_sync(clear_leftovers(engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
+    return RepairReport(
+        url=engine.storage.url,
+        path=path.strip("/"),
+        is_dry_run=not yes,
+        quarantine=None if kept_in is None else kept_in.storage.url,
+        shards=run.shards,
+        findings=Listed.of(run.findings),
+        damaged_count=sum(finding.remedy != "emptied" for finding in run.findings),
+        lost_count=sum(finding.lost_count for finding in run.findings),
+        reverted_count=sum(finding.reverted_count for finding in run.findings if finding.remedy != "left"),
+        uncertain_count=sum(finding.uncertain_count for finding in run.findings),
+        left_count=sum(finding.remedy == "left" for finding in run.findings),
+        leftovers=leftovers,
+        failed=Listed.of(run.failed, MOST_FAILED),
+        unreadable=tuple(node.path for node in run.unreadable),
+    )
+
+
+def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict[str, Any] | None, *, is_needed: bool) -> Place | None:
+    try:
+        return Place(open_quarantine(target, given, storage, storage_options))
+    except InvalidInput:
+        if is_needed or given is not None:
+            raise
+        return None
+
+
+class _Run:
+    """One run while it goes on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: Place,
+        quarantine: Place | None,
+        allow_reverting: bool,
+        execution: Execution,
+        progress: Progress | None,
+    ) -> None:
+        self._engine = engine
+        self._place = place
+        self._quarantine = quarantine
+        self._allow_reverting = allow_reverting
+        self._execution = execution
+        self._progress = progress
+        self._suspects: list[StoredShard] = []
+        self._done = 0
+        self.shards = 0
+        self.findings: list[Finding] = []
+        self.failed: list[FailedShard] = []
+        self.unreadable: list[Node] = []
+
+    def look(self, path: str) -> None:
+        takes = self._execution.takes
+        mine = (shard for shard in stored_shards(self._engine, path, self.unreadable) if takes(shard.key))
+        self._execution.carry_out(look, (LookTask(self._place, some) for some in in_tasks(mine)), self._looked, self._look_failed, _halves)
+        for key in self._execution.unmet():
+            self.failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))
+
+    def _looked(self, task: LookTask, found: tuple[StoredShard, ...]) -> None:
+        self.shards += len(task.shards)
+        self._suspects += found
+        self._tell(ShardProgress("looking", self.shards, failed=len(self.failed)))
+
+    def _look_failed(self, failure: Failure[LookTask]) -> None:
+        self.failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
+
+    def mend(self) -> None:
+        window = self._execution.window_bytes
+        tasks = (MendTask(self._place, shard, self._quarantine, window, self._allow_reverting) for shard in self._suspects)
+        self._execution.carry_out(mend, tasks, self._mended, self._mend_failed)
+        self.findings.sort(key=lambda finding: finding.key)
+
+    def _mended(self, task: MendTask, finding: Finding | None) -> None:
+        if finding is not None:
+            self.findings.append(finding)
+        self._advance()
+
+    def _mend_failed(self, failure: Failure[MendTask]) -> None:
+        self.failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
+        self._advance()
+
+    def _advance(self) -> None:
+        self._done += 1
+        self._tell(ShardProgress("working", self._done, len(self._suspects), failed=len(self.failed)))
+
+    def _tell(self, progress: ShardProgress) -> None:
+        if self._progress is not None:
+            self._progress(progress)

@@ -1,0 +1,378 @@
+"""What is wrong with one shard, and the plan that mends it: from what can be proved, the rest left out.
+
+Runs in a thread of its own, which searches and computes; only requests run on the IO loop. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.engine.writing.committer import Shard
+from shardstore.engine.writing.plan_writer import PlanWriter
+from shardstore.errors import Corruption
+from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.repair.crc_algebra import BEGUN, first_checked_end
+from shardstore.format.repair.index_proofs import (
+    agreeing,
+    claims,
+    contiguous,
+    continues,
+    corrected,
+    is_sound,
+    only,
+    restored,
+    without_checksum,
+)
+from shardstore.format.repair.index_search import last_index
+from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.maintenance.object_tasks import in_windows
+from shardstore.maintenance.stored_shards import LookedAt
+from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.model.ranges import ByteRange
+from shardstore.plan.appending import PAGE_BYTES
+from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, WriteShard, slot_order
+from shardstore.storage.base import APPEND_ROOM_NBYTES
+
+_WINDOW_BYTES = 2**20
+_AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
+_FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory
+_LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
+
+Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
+"""What mends a shard:
+
+- ``cut``: the bytes behind its last valid index are taken off. Its chunks are what they were under that index: reverted, unless the
+  newest index is the same. Only where that was allowed.
+- ``corrected``: the wrong bytes of its index are put right, as the checksum of the index proves.
+- ``dropped``: entries that cannot be right are taken out of its index.
+- ``rebuilt``: a new index of the chunks that can be proved; the rest is left out.
+- ``deleted``: nothing can be proved, so the shard is removed.
+- ``emptied``: it holds no chunk, and is removed.
+- ``left``: nothing is done: it could be cut, but that was not allowed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerCodecs:
+    """What the codecs of an array's chunks prove."""
+
+    ends_with_checksum: bool
+    """Each chunk ends with the ``crc32c`` of its other bytes."""
+    is_sharded: bool
+    """Chunks are shards themselves, with indices of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with a version of a shard, and what to put in its place."""
+
+    what: str
+    remedy: Remedy
+    how: str
+    plan: WriteShard | DeleteShard | None
+    """``None``: nothing is done."""
+    kept: int
+    """Chunks that are there afterwards."""
+    lost: tuple[int, ...] = ()
+    """Slots that held a chunk, or where nothing tells whether they did, and that have none afterwards."""
+    reverted: tuple[int, ...] = ()
+    """Slots that are as an older index has them, with a chunk or without, and may have been written or erased since."""
+    uncertain: tuple[int, ...] = ()
+    """Slots of which it is not proved that the chunk which they have afterwards, or that they have none, is right."""
+    last_index_end: int | None = None
+    """Where the last valid index of the object ends, to which the shard is cut, or could be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """Chunks that lie behind each other."""
+
+    ranges: npt.NDArray[np.uint64]
+    """``(k, 2)``: offset and length of each."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Restored:
+    """An index that is proved, and how many bytes of the object are its chunks'."""
+
+    index: ShardIndex
+    body_nbytes: int
+
+
+class Diagnosing:
+    """One version of one shard while it is looked at."""
+
+    def __init__(
+        self, plans: PlanWriter, shard: Shard, codecs: InnerCodecs, seen: LookedAt, *, can_delete: bool, allow_reverting: bool
+    ) -> None:
+        self._plans = plans
+        self._key = shard.key
+        self._layout = shard.layout
+        self._format: IndexFormat = shard.layout.index_format
+        self._inside = slots_inside(shard.layout, shard.coords)
+        self._codecs = codecs
+        self._seen = seen
+        self._nbytes = seen.nbytes
+        self._can_delete = can_delete
+        self._allow_reverting = allow_reverting
+        self._search_bytes = _FIRST_WINDOW_BYTES
+        self._held = (0, b"")
+
+    def diagnose(self) -> Diagnosis | None:
+        """``None`` where nothing is wrong.
+
+        Raises:
+            ConditionFailed: the shard is another version now.
+            StorageError: a request failed.
+        """
+        index = self._seen.index
+        if isinstance(index, Corruption):
+            return self._without_index(str(index))
+        present, wrong = index.present(), index.invalid(self._nbytes)
+        if not present.any() and not self._format.codecs.checksum and self._nbytes > self._format.nbytes:
+            return self._without_index("it names no chunk of an object that has more bytes, and no checksum says that it is an index")
+        if not present.any():
+            return Diagnosis("it holds no chunk", "emptied", "it is removed", DeleteShard(), 0) if self._can_delete else None
+        if not wrong.any():
+            return None
+        what = f"{int(wrong.sum())} of the {int(present.sum())} entries of its index cannot be right"
+        rest = only(index, ~wrong)
+        how = "these entries are taken out of the index"
+        if self._format.codecs.checksum:
+            return self._with_index(what, "dropped", how, rest, index, self._everything())
+        # Where no checksum says that the index is one, most of it has to make sense, and to name bytes that no other entry names.
+        if 2 * int(wrong.sum()) < int(present.sum()) and is_sound(self._format, rest, self._nbytes):
+            return self._with_index(what, "dropped", how, rest, index, self._nothing())
+        return self._without_index(f"{what}, and no checksum says that it is an index")
+
+    # -- an index that cannot be believed ------------------------------------------------------------------------------
+
+    def _without_index(self, what: str) -> Diagnosis:
+        what = f"its index is damaged: {what}"
+        encoded = self._encoded()
+        damaged = without_checksum(self._format, encoded) if len(encoded) == self._format.nbytes else None
+        if damaged is not None and (right := corrected(self._format, encoded, self._nbytes)) is not None:
+            how = "the one wrong byte of its index is put right, as the checksum tells it"
+            return self._with_index(what, "corrected", how, right, right, self._everything())
+        last = self._last_index()
+        if (found := self._restored(last)) is not None:
+            how = "the wrong bytes of its index are put right: it has the checksum that the index had"
+            plan = self._planned(found.index, found.body_nbytes)
+            doubtful = self._nothing()
+            if plan.nbytes > self._nbytes:
+                how += ", of which the end is missing: that nothing followed on it is not proved"
+                doubtful = self._inside | found.index.present()
+            return Diagnosis(what, "corrected", how, plan, int(found.index.present().sum()), uncertain=_slots(doubtful))
+        if last is not None:
+            return self._behind(what, damaged, *last)
+        if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
+            return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
+        if (full := self._contiguous()) is not None:
+            return self._full(what, full)
+        how = "nothing of it can be proved, so it is removed"
+        said = self._nothing() if damaged is None else damaged.present() & ~damaged.invalid(self._nbytes)
+        return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
+
+    def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
+        """Of a shard with a valid index before the end: an append that was finished and is damaged, or one that never was.
+
+        The bytes do not tell the two apart: what a dying writer leaves is the beginning of what a finished one leaves. (Where the
+        storage knows that an append was not finished, it shows the shard as it was before, and nothing is damaged.)
+        """
+        end = last_at + self._format.nbytes
+        if damaged is not None and continues(damaged, last, end, self._nbytes - self._format.nbytes):
+            kept, how = agreeing(damaged, last), "chunks stay whose entries stand in an older index of the same object too"
+            if self._codecs.ends_with_checksum:
+                kept, how = self._proved(damaged), "chunks whose own checksums are right stay"
+            if kept.present().any():  # what the older index says too may be of bytes of that index, over those of this one
+                return self._with_index(what, "rebuilt", how, kept, damaged, self._nothing())
+        what = f"behind its last valid index there are {self._nbytes - end} bytes, of an append that was not finished, or that is damaged"
+        reverted = _slots(self._inside | last.present())
+        count = int(last.present().sum())
+        if not self._allow_reverting:
+            how = (
+                "nothing is done: to cut it behind that index may bring old values back, and needs --allow-reverting (allow_reverting=True)"
+            )
+            return Diagnosis(what, "left", how, None, count, reverted=reverted, last_index_end=end)
+        how = "it is cut behind that index: its chunks are as they were then, those that were written since are not in it"
+        plan = WriteShard((CopyOld(0, end),), end, last)
+        return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
+
+    def _encoded(self) -> bytes:
+        """The bytes in the place of the index; fewer where the object is too short."""
+        length = min(self._format.nbytes, self._nbytes)
+        start = 0 if self._format.location == "start" else self._nbytes - length
+        return self._bytes(start, start + length)
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        if start >= end:
+            return b""
+        (data,) = run_sync(self._plans.read_pinned(self._key, [ByteRange(start, end)], self._seen.generation))
+        return bytes(data)
+
+    def _last_index(self) -> tuple[int, ShardIndex] | None:
+        """The last valid index of the object, and its offset; searched for from the end, a window at a time."""
+        if self._format.location != "end" or not self._format.codecs.checksum or self._codecs.is_sharded:
+            return None  # the indices of chunks that are shards would be taken for that of the shard
+        end = self._nbytes
+        while end >= self._format.nbytes:
+            start = max(0, end - self._format.nbytes - _WINDOW_BYTES)
+            if (found := last_index(self._format, self._bytes(start, end), start)) is not None:
+                return found
+            if not start:
+                break
+            end = start + self._format.nbytes - 1
+        return None
+
+    def _restored(self, last: tuple[int, ShardIndex] | None) -> _Restored | None:
+        """The newest index, where the places of its chunks can be found and its own checksum proves it."""
+        if not self._format.codecs.checksum or self._codecs.is_sharded:
+            return None
+        if self._format.location == "start":
+            left, places = self._encoded(), self._chunks_from(self._format.nbytes, is_in_place=False)
+            index = restored(self._format, left, places.ranges, None, self._orders())
+            return None if index is None else _Restored(index, self._nbytes - self._format.nbytes)
+        at, older = (0, None) if last is None else (last[0] + self._format.nbytes, last[1])
+        orders = self._orders() if older is None else self._orders()[:1]
+        starts = [(at, False)] if older is None else [(at, False), (at + APPEND_ROOM_NBYTES, True)]
+        for start, is_in_place in starts:
+            places = self._chunks_from(start, is_in_place=is_in_place)
+            for end in {places.end, self._nbytes - self._format.nbytes}:
+                if end < places.end or end + self._format.nbytes < self._nbytes:
+                    continue  # there is more behind it than an index
+                left = self._bytes(end, min(end + self._format.nbytes, self._nbytes))
+                index = restored(self._format, left, places.ranges, older, orders)
+                if index is not None and not index.invalid(end).any():
+                    return _Restored(index, end)
+        return None
+
+    def _chunks_from(self, start: int, *, is_in_place: bool) -> _Chain:
+        """Where chunks lie behind each other from ``start`` on, as far as their lengths or their checksums tell.
+
+        ``is_in_place``: as a local file is appended to, where no chunk but a longer one by a byte ends with a page.
+        """
+        limit = self._nbytes if self._format.location == "start" or self._codecs.ends_with_checksum else self._nbytes - self._format.nbytes
+        found: list[tuple[int, int]] = []
+        position = start
+        while len(found) < self._layout.grid.nslots and (nbytes := self._chunk_nbytes_at(position, limit)) is not None:
+            found.append((position, nbytes))
+            position += nbytes
+            if is_in_place and position % PAGE_BYTES == 0:
+                position += 1
+        return _Chain(np.array(found, dtype=np.uint64).reshape(-1, 2), position)
+
+    def _chunk_nbytes_at(self, position: int, limit: int) -> int | None:
+        """The length of the chunk that begins there, and ends before ``limit``."""
+        nbytes = self._layout.encoded_chunk_nbytes
+        if nbytes is not None:
+            if position + nbytes > limit:
+                return None
+            is_chunk = not self._codecs.ends_with_checksum or self._is_chunk(memoryview(self._ahead(position, position + nbytes)))
+            return nbytes if is_chunk else None
+        if not self._codecs.ends_with_checksum:
+            return None
+        register, done = BEGUN, 0
+        window = self._search_bytes
+        while position + done < limit and done < _LONGEST_CHUNK_BYTES:
+            data = np.frombuffer(self._ahead(position + done, min(position + done + window, limit)), dtype=np.uint8)
+            end, register = first_checked_end(data, register)
+            if end is not None:
+                self._search_bytes = min(max(_FIRST_WINDOW_BYTES, 2 * (done + end)), _WINDOW_BYTES)
+                return done + end
+            done += len(data)
+            window = min(4 * window, _WINDOW_BYTES)
+        return None
+
+    def _ahead(self, start: int, end: int) -> bytes:
+        """Bytes of the object, of which more are read at once than are asked for."""
+        at, held = self._held
+        if not at <= start <= end <= at + len(held):
+            at, held = self._held = start, self._bytes(start, min(max(end, start + _AHEAD_BYTES), self._nbytes))
+        return held[start - at : end - at]
+
+    def _proved(self, damaged: ShardIndex) -> ShardIndex:
+        """The entries of a damaged index whose bytes are a chunk, by its own checksum."""
+        claimed = claims(self._format, damaged, self._nbytes)
+        slots = np.zeros(len(claimed.flat), dtype=np.bool_)
+        for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), _WINDOW_BYTES):
+            ranges = [ByteRange(int(o), int(o) + int(n)) for o, n in (claimed.flat[slot].tolist() for slot in some)]
+            found = run_sync(self._plans.read_pinned(self._key, ranges, self._seen.generation))
+            for slot, data in zip(some, found, strict=True):
+                slots[slot] = self._is_chunk(data)
+        return only(damaged, slots)
+
+    def _is_chunk(self, data: memoryview) -> bool:
+        expected = self._layout.encoded_chunk_nbytes
+        if len(data) <= CRC32C_NBYTES or (expected is not None and len(data) != expected):
+            return False
+        return crc32c(data[:-CRC32C_NBYTES]) == bytes(data[-CRC32C_NBYTES:])
+
+    def _contiguous(self) -> ShardIndex | None:
+        """The index of a full shard of chunks of one known size, in an order that what is left of its index tells."""
+        chunk_nbytes, nslots = self._layout.encoded_chunk_nbytes, self._layout.grid.nslots
+        if chunk_nbytes is None:
+            return None
+        body = chunk_nbytes * nslots
+        is_exact = self._nbytes == body + self._format.nbytes
+        if not (is_exact or (self._format.location == "end" and body < self._nbytes < body + self._format.nbytes)):
+            return None
+        left = self._encoded() if is_exact else self._bytes(body, self._nbytes)
+        return contiguous(self._format, chunk_nbytes, left, self._orders())
+
+    def _orders(self) -> list[npt.NDArray[np.intp]]:
+        """Orders of slots in which chunks lie behind each other in a shard that was written at once."""
+        everything = np.ones(self._layout.grid.nslots, dtype=np.bool_)
+        orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
+        if self._format.axes is not None:
+            orders.append(self._format.stored_slots)  # as others write them
+        return orders
+
+    # -- what takes its place ------------------------------------------------------------------------------------------
+
+    def _with_index(
+        self, what: str, remedy: Remedy, how: str, index: ShardIndex, said: ShardIndex, certain: npt.NDArray[np.bool_]
+    ) -> Diagnosis:
+        """The object as it is but for its index; ``said`` is what the old one says, ``certain`` the slots, ``(nslots,)``, that are
+        proved."""
+        is_lost = said.present() & ~index.present()
+        if not index.present().any():
+            is_lost |= self._inside & ~certain
+            return Diagnosis(what, "deleted", f"{how}, and none is left, so it is removed", DeleteShard(), 0, lost=_slots(is_lost))
+        plan = self._planned(index, self._nbytes - self._format.nbytes)
+        uncertain = (self._inside | index.present()) & ~is_lost & ~certain
+        return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
+
+    def _full(self, what: str, index: ShardIndex) -> Diagnosis:
+        """All chunks of one size behind each other, and their index. Nothing proves a place: where as many bytes were added as chunks are
+        missing, entries of neighbours agree with the order."""
+        how = "all chunks are there, of one size and behind each other, and the index is made anew"
+        assert self._layout.encoded_chunk_nbytes is not None
+        plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
+        return Diagnosis(what, "rebuilt", how, plan, self._layout.grid.nslots, uncertain=_slots(self._everything()))
+
+    def _everything(self) -> npt.NDArray[np.bool_]:
+        return np.ones(self._layout.grid.nslots, dtype=np.bool_)
+
+    def _nothing(self) -> npt.NDArray[np.bool_]:
+        return np.zeros(self._layout.grid.nslots, dtype=np.bool_)
+
+    def _planned(self, index: ShardIndex, body_nbytes: int) -> WriteShard:
+        """``index``, and so many bytes of the object where they are."""
+        encoded = NewBytes(self._format.encode(index))
+        if self._format.location == "start":
+            return WriteShard((encoded, *_copy(encoded.nbytes, body_nbytes)), encoded.nbytes + body_nbytes, index)
+        return WriteShard((*_copy(0, body_nbytes), encoded), body_nbytes + encoded.nbytes, index)
+
+
+def _copy(offset: int, nbytes: int) -> tuple[CopyOld, ...]:
+    return (CopyOld(offset, nbytes),) if nbytes else ()
+
+
+def _slots(where: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(where).tolist())

@@ -1,0 +1,334 @@
+"""What lies in a store: its arrays, how they are stored, how many of their chunks exist, and what is damaged.
+
+One listing of the storage, one request for each metadata document, and one for the index of each shard. Neither keys nor
+indices are kept: memory grows with the number of nodes, not of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import check_prefix, metadata_path
+from shardstore.errors import NotFound
+from shardstore.format.shard_index import IndexLocation
+from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
+from shardstore.maintenance.survey.shards import SHARDS_AT_ONCE, Damage, ShardTally, SurveyedShard, survey_shards
+from shardstore.storage.base import ObjectInfo
+
+__all__ = ["ArraySurvey", "ConsolidatedMetadata", "Damage", "Survey", "Unreadable", "Usage", "survey"]
+
+Progress = Callable[[int], None]
+
+_KEYS_AT_ONCE = 1000
+_INDEX_BYTES_AT_ONCE = 32 * 2**20
+_MOST_V2_DOCUMENTS = 1000
+_MOST_DAMAGES = 1000  # that are listed; all are counted
+_DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies that are looked for
+
+
+V2_DOCUMENTS = (".zgroup", ".zarray")
+"""What makes a directory a node of Zarr v2, which passes through as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Objects, chunks and bytes of one array. An array that is not sharded has one object a chunk."""
+
+    objects: int
+    """Stored objects that hold chunks of the array."""
+    possible_objects: int | None
+    """As many as its shape asks for; ``None`` where its chunks cannot be told."""
+    objects_outside: int
+    """Others, at places outside the array's shape: a resize leaves them."""
+    stored_nbytes: int
+    """Of all these objects."""
+    chunks: int
+    """That exist, inside the array's shape."""
+    possible_chunks: int | None
+    chunk_nbytes: int
+    chunks_outside: int
+    """That exist outside the array's shape."""
+    chunk_nbytes_outside: int
+    index_nbytes: int
+    """Bytes of the shards' indices."""
+    dead_nbytes: int
+    """Bytes of shards that are neither index nor part of a chunk, counted once where chunks share bytes."""
+    damaged_objects: int
+    other_objects: int
+    """Objects below the array that are neither its metadata nor chunks."""
+    other_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySurvey:
+    """One array. Shapes are in elements and ``None`` where the document does not tell; ``chunk_shape`` is the presented one."""
+
+    path: str
+    is_sharded: bool
+    reason: str
+    """Why it passes through as it is stored, in words; empty for an array that is shown chunk by chunk."""
+    shape: tuple[int, ...] | None
+    data_type: str
+    item_nbytes: int | None
+    chunk_shape: tuple[int, ...] | None
+    codecs: tuple[str, ...]
+    """As presented."""
+    stored_shape: tuple[int, ...] | None
+    """The shape of what one object holds: the shard's, or the chunk's."""
+    stored_codecs: tuple[str, ...]
+    chunks_per_shard: tuple[int, ...] | None
+    index_location: IndexLocation | None
+    index_checksum: bool | None
+    by_transformer: bool
+    """Sharded by the storage transformer of 2022, not by a codec."""
+    usage: Usage | None
+    """``None`` where only metadata was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsolidatedMetadata:
+    """Consolidated metadata of the group at ``path``, of ``arrays`` arrays; ``is_stale`` where it differs from their own."""
+
+    path: str
+    arrays: int
+    is_stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A document named ``zarr.json`` that is not that of a Zarr v3 node, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that lies at and below ``path``; totals count every stored object, whatever it is."""
+
+    url: str
+    path: str
+    kind: Literal["array", "group", "directory"]
+    arrays: tuple[ArraySurvey, ...]
+    groups: int
+    consolidated: tuple[ConsolidatedMetadata, ...]
+    unreadable: tuple[Unreadable, ...]
+    damage: tuple[Damage, ...]
+    """At most 1,000; the arrays' ``damaged_objects`` count all."""
+    objects: int | None
+    """``None`` where only metadata was asked for, as the next."""
+    stored_nbytes: int | None
+    other_objects: int | None
+    """Objects that belong to no node."""
+    other_nbytes: int | None
+    v2_documents: tuple[str, ...] = ()
+    """Keys of ``.zgroup`` and ``.zarray``, which make nodes of Zarr v2: at most 1,000, sorted."""
+
+    @property
+    def damaged_objects(self) -> int:
+        return sum(array.usage.damaged_objects for array in self.arrays if array.usage is not None)
+
+
+async def survey(
+    engine: Engine, path: str = "", *, indices: bool = True, progress: Progress | None = None, shown: str | None = None
+) -> Survey:
+    """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
+
+    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``progress`` is called
+    with the number of objects seen so far. What others write meanwhile may be counted or not. A damaged shard is listed,
+    and the rest counted all the same. ``shown`` is what messages call the place, by default its URL.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        Conflict: the metadata of an array changed while its shards were looked at.
+        StorageError: a request failed.
+    """
+    check_prefix(path)
+    surveyor = _Surveyor(engine, path.strip("/"), progress, shown)
+    await (surveyor.count_everything() if indices else surveyor.find_nodes())
+    return surveyor.result(counted=indices)
+
+
+class _Surveyor:
+    """One survey while it goes on."""
+
+    def __init__(self, engine: Engine, path: str, progress: Progress | None, shown: str | None) -> None:
+        self._engine = engine
+        self._path = path
+        self._progress = progress
+        self._shown = shown
+        self._nodes = SurveyedNodes(engine)
+        self._damage: list[Damage] = []
+        self._objects = 0
+        self._nbytes = 0
+        self._other_objects = 0
+        self._other_nbytes = 0
+        self._v2_documents: list[str] = []
+
+    # -- by one listing of everything ------------------------------------------------------------------------------
+
+    async def count_everything(self) -> None:
+        found: list[ObjectInfo] = []
+        shards: list[SurveyedShard] = []
+        index_nbytes = 0
+        async for info in self._engine.storage.list(self._path + "/" if self._path else ""):
+            found.append(info)
+            if len(found) < _KEYS_AT_ONCE:
+                continue
+            for shard in await self._sort(found):
+                shards.append(shard)
+                index_nbytes += shard.layout.index_format.nbytes
+                if len(shards) >= SHARDS_AT_ONCE or index_nbytes >= _INDEX_BYTES_AT_ONCE:
+                    await self._look_into(shards)
+                    shards, index_nbytes = [], 0
+            found = []
+            self._report()
+        shards += await self._sort(found)
+        while shards:
+            some = _within(shards, _INDEX_BYTES_AT_ONCE)
+            await self._look_into(shards[:some])
+            shards = shards[some:]
+        self._report()
+
+    def _note_v2(self, key: str) -> None:
+        if key.rpartition("/")[2] in V2_DOCUMENTS and len(self._v2_documents) < _MOST_V2_DOCUMENTS:
+            self._v2_documents.append(key)
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(self._objects)
+
+    async def _sort(self, found: list[ObjectInfo]) -> list[SurveyedShard]:
+        """Count objects where they belong; shards are returned, to be looked into."""
+        shards: list[SurveyedShard] = []
+        owners = await self._nodes.owners([info.key for info in found])
+        for info, owner in zip(found, owners, strict=True):
+            self._objects += 1
+            self._nbytes += info.nbytes
+            self._note_v2(info.key)
+            if metadata_path(info.key) is not None:
+                continue
+            record, coords = owner
+            if record is None:
+                self._other_objects += 1
+                self._other_nbytes += info.nbytes
+            elif coords is None:
+                record.tally.other_objects += 1
+                record.tally.other_nbytes += info.nbytes
+            elif record.node.layout is not None:
+                shards.append(SurveyedShard(record.node, record.node.layout, record.tally, info.key, coords))
+            else:
+                record.tally.add_chunk(info.nbytes, record.holds(coords))
+        return shards
+
+    async def _look_into(self, shards: list[SurveyedShard]) -> None:
+        for damage in await survey_shards(self._engine, shards):
+            if len(self._damage) < _MOST_DAMAGES:
+                self._damage.append(damage)
+        self._report()
+
+    # -- by metadata alone -----------------------------------------------------------------------------------------
+
+    async def find_nodes(self) -> None:
+        """Go from group to group; what lies below arrays is not listed."""
+        level = [(self._path, 0)]
+        while level:
+            records = await self._nodes.load([path for path, _ in level])
+            below: list[tuple[str, int]] = []
+            for path, strange in level:
+                record = records[path]
+                if record is not None and record.is_array:
+                    continue
+                # Below what is no node there may be hierarchies, but no node of one that has begun above.
+                depth = 0 if record is not None else strange + 1
+                if depth > _DEPTH_WITHOUT_NODES or (record is None and strange == 0 and path != self._path):
+                    continue
+                listed = await self._engine.storage.list_dir(path + "/" if path else "")
+                self._objects += len(listed.objects)
+                for info in listed.objects:
+                    self._note_v2(info.key)
+                self._other_objects += sum(metadata_path(info.key) is None for info in listed.objects)
+                below += [(prefix.rstrip("/"), depth) for prefix in listed.prefixes]
+            self._report()
+            level = below
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def result(self, *, counted: bool) -> Survey:
+        records = self._nodes.records(self._path)
+        if not records and not self._objects:
+            url = self._engine.storage.url
+            where = self._shown or (f"{url.rstrip('/')}/{self._path}" if self._path else url)
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        here = self._nodes.get(self._path)
+        kind: Literal["array", "group", "directory"] = "directory"
+        if here is not None and here.node.kind != "other":
+            kind = "array" if here.is_array else "group"
+        return Survey(
+            url=self._engine.storage.url,
+            path=self._path,
+            kind=kind,
+            arrays=tuple(_array(record, counted) for record in records if record.is_array),
+            groups=sum(record.node.kind == "group" for record in records),
+            consolidated=tuple(ConsolidatedMetadata(*found) for found in self._nodes.consolidated(self._path)),
+            unreadable=tuple(Unreadable(record.node.path, record.node.reason) for record in records if record.node.kind == "other"),
+            damage=tuple(self._damage),
+            objects=self._objects if counted else None,
+            stored_nbytes=self._nbytes if counted else None,
+            other_objects=self._other_objects if counted else None,
+            other_nbytes=self._other_nbytes if counted else None,
+            v2_documents=tuple(sorted(self._v2_documents)),
+        )
+
+
+def _within(shards: list[SurveyedShard], most_nbytes: int) -> int:
+    """How many of the first shards have indices of at most this many bytes together; at least one."""
+    nbytes = 0
+    for number, shard in enumerate(shards[:SHARDS_AT_ONCE]):
+        nbytes += shard.layout.index_format.nbytes
+        if nbytes > most_nbytes and number:
+            return number
+    return min(len(shards), SHARDS_AT_ONCE)
+
+
+def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
+    layout, facts = record.node.layout, record.facts
+    return ArraySurvey(
+        path=record.node.path,
+        is_sharded=layout is not None,
+        reason=record.node.reason,
+        shape=facts.shape,
+        data_type=facts.data_type,
+        item_nbytes=facts.item_nbytes,
+        chunk_shape=facts.chunk_shape,
+        codecs=facts.codecs,
+        stored_shape=facts.stored_shape,
+        stored_codecs=facts.stored_codecs,
+        chunks_per_shard=None if layout is None else layout.grid.chunks_per_shard,
+        index_location=None if layout is None else layout.index_format.location,
+        index_checksum=None if layout is None else layout.index_format.codecs.checksum,
+        by_transformer=layout is not None and layout.by_transformer,
+        usage=_usage(record, record.tally) if counted else None,
+    )
+
+
+def _usage(record: NodeRecord, tally: ShardTally) -> Usage:
+    return Usage(
+        objects=tally.objects,
+        possible_objects=record.possible_objects,
+        objects_outside=tally.objects_outside,
+        stored_nbytes=tally.stored_nbytes,
+        chunks=tally.chunks,
+        possible_chunks=record.possible_chunks,
+        chunk_nbytes=tally.chunk_nbytes,
+        chunks_outside=tally.chunks_outside,
+        chunk_nbytes_outside=tally.chunk_nbytes_outside,
+        index_nbytes=tally.index_nbytes,
+        dead_nbytes=tally.dead_nbytes,
+        damaged_objects=tally.damaged_objects,
+        other_objects=tally.other_objects,
+        other_nbytes=tally.other_nbytes,
+    )

@@ -1,0 +1,290 @@
+"""A hierarchy beside another copy of it: the same metadata, and the same bytes of every chunk, however either is sharded.
+
+Two passes over objects: those here are compared with the chunks of the copy; those of the copy only tell which chunks are missing here.
+Copies of Zarr v2 are compared as well. Where the chunks of only one of the two end with a checksum, they are compared without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import join, metadata_key
+from shardstore.errors import Corruption, NotFound, ShardStoreError
+from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.metadata_v3 import is_array
+from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.chunk_reading import Moved, StoredChunk, object_of, read_chunks, stored_chunks
+from shardstore.maintenance.copies import Side, checksums, differing_members
+from shardstore.maintenance.execution import Execution, Failure, check_running
+from shardstore.maintenance.object_tasks import gathered, halved, in_windows
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify.chunks import WINDOW_BYTES
+from shardstore.maintenance.verify.findings import Finding
+from shardstore.maintenance.walk import Located, Walk
+from shardstore.model.chunks import ChunkCoords
+
+_CHUNKS_AT_ONCE = 4096
+_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CompareTask:
+    """Objects of one array here, or, with ``of_copy``, of the copy."""
+
+    run: str
+    here: Place
+    plan: ArrayPlan
+    there: Place
+    plan_there: ArrayPlan
+    objects: tuple[ChunkCoords, ...]
+    of_copy: bool
+    cut: tuple[int, int]
+    """Bytes at the end of each chunk that are not compared, here and there."""
+    window_bytes: int
+    """Of chunks of both copies at once in memory; one chunk of each at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What came of a task."""
+
+    findings: tuple[Finding, ...]
+    nbytes_read: int
+
+
+def compare_with_copy(
+    engine: Engine,
+    path: str,
+    copy: Engine,
+    copy_path: str,
+    execution: Execution,
+    found: Callable[[Finding], None],
+    done: Callable[[int, int], None],
+    failed: Callable[[str, ShardStoreError], None],
+) -> None:
+    """Compare everything at and below ``path`` with what is at and below ``copy_path`` of ``copy``.
+
+    ``done`` is called with numbers of objects and bytes, ``failed`` with keys of objects that could not be compared.
+
+    Raises:
+        NotFound: the other copy has no node.
+        StorageError: a listing failed, or a metadata document could not be read.
+    """
+    there = _listed(copy, copy_path)
+    if not there.paths():
+        where = f"{copy.storage.url.rstrip('/')}/{there.walk.path}".rstrip("/")
+        raise NotFound(f"there is no node to compare with at {where}: check the address of the other copy")
+    _Comparison(_listed(engine, path), there, execution, found, done, failed).run()
+
+
+def _listed(engine: Engine, path: str) -> Side:
+    walk = Walk(engine, path)
+    documents = [located.info.key.rpartition("/") for located in walk.located() if located.role == "v2-document"]
+    run_sync(walk.v2.load(path for path, _, name in documents if name == ARRAY_NAME))
+    nodes = (path for path, _, name in documents if name in (ARRAY_NAME, GROUP_NAME))
+    return Side(engine, walk, frozenset(path[len(walk.prefix) :] for path in nodes))
+
+
+class _Comparison:
+    """One comparison while it goes on."""
+
+    def __init__(
+        self,
+        here: Side,
+        there: Side,
+        execution: Execution,
+        found: Callable[[Finding], None],
+        done: Callable[[int, int], None],
+        failed: Callable[[str, ShardStoreError], None],
+    ) -> None:
+        self._here = here
+        self._there = there
+        self._execution = execution
+        self._found = found
+        self._done = done
+        self._failed = failed
+        self._pairs: dict[str, tuple[ArrayPlan, ArrayPlan, tuple[int, int]]] = {}
+
+    def run(self) -> None:
+        for finding in self._compare_nodes():
+            if self._execution.takes(finding.key):
+                self._found(finding)
+        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, _halves)
+
+    def _compare_nodes(self) -> list[Finding]:
+        paths, paths_there = self._here.paths(), self._there.paths()
+        mine = run_sync(self._here.documents(paths))
+        theirs = run_sync(self._there.documents(paths_there))
+        plans, plans_there = self._here.plans(), self._there.plans()
+        findings: list[Finding] = []
+
+        def say(kind: str, relative: str, what: str) -> None:
+            path = self._here.below(relative)
+            findings.append(Finding(kind, path, metadata_key(path), what))  # type: ignore[arg-type]  # one of the kinds below
+
+        for relative in sorted({*paths, *paths_there}):
+            one, other = mine.get(relative), theirs.get(relative)
+            if relative not in paths:
+                say("missing", relative, "the other copy has such a node")
+            elif relative not in paths_there:
+                say("surplus", relative, "the other copy has no such node")
+            elif one is None or other is None:
+                say("not-checked", relative, "the metadata of one of the copies cannot be read as Zarr v3: they are not compared")
+            elif members := differing_members(one, other):
+                say("differs", relative, f"it differs from the other copy's in {', '.join(members)}")
+            if one is None or other is None:
+                continue
+            if relative not in plans or relative not in plans_there:
+                if is_array(one) and is_array(other):
+                    say("not-checked", relative, "the metadata of one of the copies does not tell where chunks lie: they are not compared")
+                continue
+            if plans[relative].chunk_shape != plans_there[relative].chunk_shape:
+                continue  # chunks cannot be compared, and that has been said
+            checked = checksums(one), checksums(other)
+            cut = tuple(CRC32C_NBYTES if has and checked[0] != checked[1] else 0 for has in checked)
+            self._pairs[relative] = plans[relative], plans_there[relative], (cut[0], cut[1])
+        return findings
+
+    def _tasks(self) -> Iterator[CompareTask]:
+        window = min(WINDOW_BYTES, self._execution.window_bytes)
+        for of_copy, side in ((False, self._here), (True, self._there)):
+            objects = (located for located in Walk(side.engine, side.walk.path).located() if self._is_mine(side, located))
+            for plan, some in gathered(objects, reads_all=lambda plan, of_copy=of_copy: not of_copy):  # type: ignore[misc]  # mypy cannot infer a default
+                here, there, cut = self._pairs[side.relative(plan.path)]
+                coords = tuple(located.coords for located in some)
+                places = Place(self._here.engine.storage), Place(self._there.engine.storage)
+                yield CompareTask(self._execution.run, places[0], here, places[1], there, coords, of_copy, cut, window)
+
+    def _is_mine(self, side: Side, located: Located) -> bool:
+        if located.plan is None or side.relative(located.plan.path) not in self._pairs or not located.plan.holds(located.coords):
+            return False
+        return self._execution.takes(located.info.key, located.plan.path, located.plan.number(located.coords))
+
+    def _take(self, task: CompareTask, compared: Compared) -> None:
+        for finding in compared.findings:
+            self._found(finding)
+        self._done(0 if task.of_copy else len(task.objects), compared.nbytes_read)
+
+    def _give_up(self, failure: Failure[CompareTask]) -> None:
+        if not isinstance(failure.error, ShardStoreError):
+            raise failure.error
+        plan = failure.task.plan_there if failure.task.of_copy else failure.task.plan
+        for coords in failure.task.objects:
+            self._failed(plan.key(coords), failure.error)
+
+
+def _halves(task: CompareTask) -> list[CompareTask]:
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def compare_objects(task: CompareTask) -> Compared:
+    """Runs in a thread that is not the IO loop's. Raises ``StorageError`` where a request failed."""
+    plan = task.plan_there if task.of_copy else task.plan
+    objects: list[ChunkCoords] = list(task.objects)
+    confirmed: dict[ChunkCoords, Finding] = {}
+    before: dict[ChunkCoords, Finding] = {}
+    nbytes = 0
+    step = max(1, _CHUNKS_AT_ONCE // max(1, prod(plan.chunks_per_object)))
+    for _ in range(_LOOKS):
+        found: dict[ChunkCoords, Finding] = {}
+        moved: list[ChunkCoords] = []
+        for start in range(0, len(objects), step):
+            check_running(task.run)
+            some = objects[start : start + step]
+            try:
+                nbytes += _missing_here(task, some, found) if task.of_copy else _differing(task, some, found)
+            except Moved:
+                moved += some
+        # Writers may be at work between the two looks at one chunk: what differs is what differs twice.
+        confirmed |= {chunk: finding for chunk, finding in found.items() if chunk in before}
+        before = {chunk: finding for chunk, finding in found.items() if chunk not in confirmed}
+        objects = list(dict.fromkeys([*moved, *(object_of(plan, chunk) for chunk in before)]))
+        if not objects:
+            break
+    unstable = (Finding("unstable", task.plan.path, plan.key(coords), "it was replaced each time that it was compared") for coords in moved)
+    return Compared((*confirmed.values(), *unstable), nbytes)
+
+
+def _chunk_key(task: CompareTask, chunk: ChunkCoords) -> str:
+    return join(task.plan.path, task.plan.key_encoding.encode(chunk))
+
+
+def _there(task: CompareTask, chunks: Sequence[ChunkCoords]) -> tuple[Mapping[ChunkCoords, StoredChunk], dict[ChunkCoords, Corruption]]:
+    """Where chunks lie in the copy, and what is wrong with those of its objects that are damaged."""
+    objects = list(dict.fromkeys(object_of(task.plan_there, chunk) for chunk in chunks))
+    try:
+        return stored_chunks(task.there.storage, task.plan_there, objects), {}
+    except Corruption:
+        found: dict[ChunkCoords, StoredChunk] = {}
+        damaged: dict[ChunkCoords, Corruption] = {}
+        for coords in objects:
+            try:
+                found |= stored_chunks(task.there.storage, task.plan_there, [coords])
+            except Corruption as exc:
+                damaged[coords] = exc
+        return found, damaged
+
+
+def _missing_here(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[ChunkCoords, Finding]) -> int:
+    """Note the chunks in these objects of the copy that do not exist here."""
+    try:
+        theirs = stored_chunks(task.there.storage, task.plan_there, objects)
+        wanted = list(dict.fromkeys(object_of(task.plan, chunk) for chunk in theirs))
+        mine = stored_chunks(task.here.storage, task.plan, wanted)
+    except Corruption:
+        if len(objects) > 1:  # the others can be looked at
+            return sum(_missing_here(task, [coords], found) for coords in objects)
+        return 0  # of the copy: told where its chunks are compared; here: told by the rest of verification
+    for chunk in theirs:
+        if chunk not in mine:
+            found[chunk] = Finding("missing", task.plan.path, _chunk_key(task, chunk), "the other copy has such a chunk")
+    return 0
+
+
+def _differing(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[ChunkCoords, Finding]) -> int:
+    """Note the chunks in these objects that are not as in the copy; how many bytes were read here.
+
+    Raises:
+        Moved: an object was replaced meanwhile.
+        StorageError: a request failed.
+    """
+    try:
+        mine = stored_chunks(task.here.storage, task.plan, objects)
+    except Corruption:
+        if len(objects) > 1:  # the others can be compared
+            return sum(_differing(task, [coords], found) for coords in objects)
+        return 0  # told by the rest of verification
+    theirs, damaged = _there(task, list(mine))
+    nbytes = 0
+    for chunk in mine:
+        if (exc := damaged.get(object_of(task.plan_there, chunk))) is not None:
+            found[chunk] = Finding("not-checked", task.plan.path, _chunk_key(task, chunk), f"the other copy is damaged: {exc}")
+        elif chunk not in theirs:
+            found[chunk] = Finding("surplus", task.plan.path, _chunk_key(task, chunk), "the other copy has no such chunk")
+    both = [(chunk, mine[chunk], theirs[chunk]) for chunk in mine if chunk in theirs]
+    for window in in_windows(both, lambda pair: pair[1].nbytes + pair[2].nbytes, task.window_bytes):
+        here = read_chunks(task.here.storage, [one for _, one, _ in window])
+        there = read_chunks(task.there.storage, [other for _, _, other in window])
+        nbytes += sum(map(len, here))
+        for (chunk, _, _), one, other in zip(window, here, there, strict=True):
+            what = _difference(one[: len(one) - task.cut[0]], other[: len(other) - task.cut[1]])
+            if what is not None:
+                found[chunk] = Finding("differs", task.plan.path, _chunk_key(task, chunk), what)
+    return nbytes
+
+
+def _difference(one: memoryview, other: memoryview) -> str | None:
+    if one == other:
+        return None
+    if len(one) != len(other):
+        return f"it has {len(one)} bytes, the other copy's has {len(other)}"
+    first = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    return f"its {len(one)} bytes differ from the other copy's, from byte {first} on"

@@ -1,0 +1,95 @@
+"""What verification has to say of metadata: of each document by itself, and of those that repeat or enclose others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import metadata_key
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_faults import metadata_faults
+from shardstore.format.v2.keys import CONSOLIDATED_NAME
+from shardstore.maintenance.survey.nodes import SurveyedNodes
+from shardstore.maintenance.v2_nodes import is_stale_v2, read_v2, v2_faults
+from shardstore.maintenance.verify.findings import Fault, Finding
+
+_DOCUMENTS_AT_ONCE = 256
+
+
+def document_faults(node: Node, document: JsonObject | None) -> list[Fault]:
+    """Of a document of Zarr v3."""
+    if document is None:
+        return [Fault("not-json", node.reason)]
+    return [Fault(fault.kind, fault.what) for fault in metadata_faults(document)]
+
+
+class DocumentCheck:
+    """Remembers what looks wrong, and looks again at the end."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._doubtful: set[str] = set()  # paths of nodes of Zarr v3
+        self._v2_keys: list[str] = []
+
+    def see(self, node: Node, document: JsonObject | None) -> None:
+        """A node of Zarr v3 was read."""
+        if document_faults(node, document):
+            self._doubtful.add(node.path)
+
+    def list_v2(self, keys: Iterable[str]) -> None:
+        """Documents of Zarr v2 were listed."""
+        self._v2_keys += keys
+
+    async def findings(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
+        """What is wrong at and below ``path``, still, now that ``nodes`` have been read.
+
+        Raises:
+            StorageError: a request failed.
+        """
+        found = [finding async for finding in self._of_v3(nodes, path)]
+        found += _nested([record.node.path for record in nodes.records(path) if record.is_array])
+        found += await self._stale(nodes, path)
+        for start in range(0, len(self._v2_keys), _DOCUMENTS_AT_ONCE):
+            keys = self._v2_keys[start : start + _DOCUMENTS_AT_ONCE]
+            for key, read in zip(keys, await read_v2(self._engine.storage, keys), strict=True):
+                if read is None:
+                    continue
+                found += [fault.at(read.path, key) for fault in v2_faults(read)]
+                if read.name == CONSOLIDATED_NAME and await is_stale_v2(self._engine.storage, key, self._v2_keys):
+                    what = "the consolidated metadata differ from the documents that they repeat"
+                    found.append(Finding("stale-consolidated", read.path, key, what))
+        return found
+
+    async def _of_v3(self, nodes: SurveyedNodes, path: str) -> AsyncIterator[Finding]:
+        inside = {record.node.path for record in nodes.records(path)}
+        doubtful = sorted(self._doubtful & inside)
+        seen: list[tuple[Node, JsonObject | None]] = []
+        again = SurveyedNodes(self._engine, lambda node, document: seen.append((node, document)))
+        await again.load(doubtful)
+        for node, document in seen:
+            for fault in document_faults(node, document):
+                yield fault.at(node.path, metadata_key(node.path))
+
+    async def _stale(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
+        """Groups whose consolidated metadata is not what the documents of arrays say; read anew, since writers change both."""
+        if not any(is_stale for _, _, is_stale in nodes.consolidated(path)):
+            return []
+        again = SurveyedNodes(self._engine)
+        await again.load(record.node.path for record in nodes.records(path))
+        what = "the consolidated metadata differ from the documents of the arrays, or lack some: readers that trust them see something else"
+        return [
+            Finding("stale-consolidated", group, metadata_key(group), what) for group, _, is_stale in again.consolidated(path) if is_stale
+        ]
+
+
+def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
+    """Arrays inside of arrays, which no reader looks for."""
+    known = set(arrays)
+    for path in arrays:
+        above = path
+        while above:
+            above = above.rpartition("/")[0]
+            if above in known and above != path:
+                yield Finding("contradiction", path, metadata_key(path), f"it lies inside the array {above or '/'!r}: arrays hold no nodes")
+                break

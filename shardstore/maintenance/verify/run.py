@@ -1,0 +1,338 @@
+"""Verification: does what is stored make sense, to the last object?
+
+One listing, one request for each metadata document and one for the index of each shard; chunks are read where they have checksums, or
+where they are to be decoded or compared. Nothing is written. What others write meanwhile may be looked at or not, and is never called
+damage: see ``objects``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.keys import ancestors
+from shardstore.errors import NotFound, ShardStoreError
+from shardstore.maintenance.array_plans import ArrayPlan
+from shardstore.maintenance.census.file import Census, Unread
+from shardstore.maintenance.census.objects import ObjectEntry
+from shardstore.maintenance.execution import Execution, Failure
+from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.place import Place
+from shardstore.maintenance.verify.against import compare_with_copy
+from shardstore.maintenance.verify.census import CensusComparison
+from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
+from shardstore.maintenance.verify.detectable import Detectable, Thoroughness, detectable
+from shardstore.maintenance.verify.documents import DocumentCheck
+from shardstore.maintenance.verify.findings import ERRORS, Finding
+from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
+from shardstore.maintenance.walk import Located, Walk
+from shardstore.model.chunks import ChunkCoords
+from shardstore.storage.base import ObjectInfo
+from shardstore.storage.leftovers import Leftover, leftovers_of
+from shardstore.stored.detect import is_draft
+
+Progress = Callable[[int, int, int | None], None]
+"""Called with the number of objects, and of bytes, that have been looked at, and of how many objects (``None`` while they are listed)."""
+
+_MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
+_MOST_UNREAD = 100_000  # that are listed
+_STATS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Another copy of what is verified."""
+
+    engine: Engine
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayVerified:
+    """One array whose objects can be told, and what can be said of it."""
+
+    path: str
+    objects: int
+    """That were looked at, by this part."""
+    chunks: int
+    nbytes_read: int
+    errors: int
+    notes: int
+    detectable: Detectable
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was looked at, and what was found."""
+
+    url: str
+    path: str
+    arrays: tuple[ArrayVerified, ...]
+    findings: tuple[Finding, ...]
+    """At most 1,000 errors, and as many notes; errors first, then in the order of paths and keys."""
+    counts: dict[str, int]
+    """How many of each kind there are."""
+    objects: int
+    """That were listed; those of other parts too."""
+    nbytes_read: int
+    unread: tuple[Unread, ...]
+    """What could not be read: nothing is known of it. At most 100,000."""
+
+    @property
+    def errors(self) -> int:
+        return sum(count for kind, count in self.counts.items() if kind in ERRORS)
+
+    @property
+    def notes(self) -> int:
+        return sum(self.counts.values()) - self.errors
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether everything could be looked at, and no error was found."""
+        return not self.errors and not self.unread
+
+
+def verify_engine(
+    engine: Engine,
+    path: str = "",
+    *,
+    execution: Execution | None = None,
+    decoder: Decoder | None = None,
+    census: Census | None = None,
+    against: Copy | None = None,
+    progress: Progress | None = None,
+    shown: str | None = None,
+) -> VerifyReport:
+    """Verify everything at and below the node, or prefix, ``path``. Not to be called on the IO loop.
+
+    With ``decoder`` every chunk is decoded by what it makes; with ``census`` what is there is compared with what was there, and with
+    ``against`` with what is in another copy. ``shown`` is what messages call the place.
+
+    Raises:
+        NotFound: there is nothing at ``path``.
+        StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are reported.
+    """
+    return _Verification(engine, path, execution or Execution(), decoder, census, against, progress, shown).run()
+
+
+def _halves(task: VerifyTask) -> list[VerifyTask]:
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+
+
+class _Sums:
+    """Of one array."""
+
+    __slots__ = ("chunks", "errors", "nbytes_read", "notes", "objects")
+
+    def __init__(self) -> None:
+        self.objects = self.chunks = self.nbytes_read = self.errors = self.notes = 0
+
+
+class _Verification:
+    """One run while it goes on."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        path: str,
+        execution: Execution,
+        decoder: Decoder | None,
+        census: Census | None,
+        against: Copy | None,
+        progress: Progress | None,
+        shown: str | None,
+    ) -> None:
+        self._engine = engine
+        self._documents = DocumentCheck(engine)
+        self._walk = Walk(engine, path, self._documents.see)
+        self._execution = execution
+        self._decoder = decoder
+        self._progress = progress
+        self._shown = shown
+        self._place = Place(engine.storage)
+        self._census = None if census is None else CensusComparison(census, self._walk.path, execution)
+        self._of_contents = census is not None and census.of_contents
+        self._against = against
+        self._how = Thoroughness(decoder is not None, against is not None, census is not None, self._of_contents)
+        self._sums: dict[str, _Sums] = {}
+        self._errors: list[Finding] = []
+        self._notes: list[Finding] = []
+        self._counts: Counter[str] = Counter()
+        self._unread: dict[str, Unread] = {}
+        self._strays: list[ObjectInfo] = []
+        self._objects = 0
+        self._done_objects = 0
+        self._nbytes_read = 0
+
+    def run(self) -> VerifyReport:
+        left = run_sync(self._leftovers())
+        self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
+        self._execution.carry_out(verify_objects, self._ahead, self._take, self._give_up, _halves)
+        if not self._objects and not self._walk.nodes.records(self._walk.path):
+            where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
+            if self._is_mine(finding.key):
+                self._add(finding)
+        if self._census is not None:
+            run_sync(self._compare_with(self._census))
+        if self._against is not None:
+            self._compare_with_copy(self._against)
+        absent = (Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
+        self._note_unread(tuple(absent))
+        run_sync(self._confirm_strays())
+        run_sync(self._confirm_leftovers(left))
+        return self._report()
+
+    def _is_mine(self, key: str) -> bool:
+        return self._execution.takes(key)
+
+    def _add(self, finding: Finding) -> None:
+        self._counts[finding.kind] += 1
+        sums = self._sums.setdefault(finding.path, _Sums())
+        listed = self._errors if finding.severity == "error" else self._notes
+        if finding.severity == "error":
+            sums.errors += 1
+        else:
+            sums.notes += 1
+        if len(listed) < _MOST_FINDINGS:
+            listed.append(finding)
+
+    # -- objects of arrays ---------------------------------------------------------------------------------------------
+
+    def _tasks(self) -> Iterator[VerifyTask]:
+        mine = (located for located in self._walk.located() if self._is_to_verify(located))
+        window = min(WINDOW_BYTES, self._execution.window_bytes)
+        reads_everything = self._decoder is not None or self._of_contents
+        for plan, some in gathered(mine, lambda plan: plan.coding.has_checksum or reads_everything):
+            objects = tuple(ListedObject(located.coords, located.info.nbytes, self._expected(plan, located.coords)) for located in some)
+            yield VerifyTask(self._execution.run, self._place, plan, objects, self._decoder, self._of_contents, window)
+
+    def _expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
+        return None if self._census is None else self._census.expected(plan, coords)
+
+    def _is_to_verify(self, located: Located) -> bool:
+        """Whether it is an object of an array, of this part; others are remembered as what they are."""
+        self._objects += 1
+        key = located.info.key
+        if located.plan is not None:
+            return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
+        if located.role == "v2-document":
+            self._documents.list_v2([key])
+        elif located.role == "stray" and self._is_mine(key):
+            if len(self._strays) < _MOST_FINDINGS:
+                self._strays.append(located.info)
+            else:
+                self._counts["stray"] += 1
+        return False
+
+    def _take(self, task: VerifyTask, verified: Verified) -> None:
+        sums = self._sums.setdefault(task.plan.path, _Sums())
+        sums.objects += verified.objects
+        sums.chunks += verified.chunks
+        sums.nbytes_read += verified.nbytes_read
+        self._nbytes_read += verified.nbytes_read
+        for finding in verified.findings:
+            self._add(finding)
+        if self._census is not None:
+            for listed, digest in verified.changed:
+                self._add(self._census.change(task.plan, listed, digest))
+        self._note_unread(verified.unread)
+        self._done_objects += len(task.objects)
+        if self._progress is not None:
+            self._progress(self._done_objects, self._nbytes_read, self._ahead.total)
+
+    def _give_up(self, failure: Failure[VerifyTask]) -> None:
+        if not isinstance(failure.error, ShardStoreError):
+            raise failure.error  # a mistake of ours, or of the executor's
+        self._note_unread(tuple(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects))
+
+    def _note_unread(self, unread: tuple[Unread, ...]) -> None:
+        for one in unread:
+            if len(self._unread) < _MOST_UNREAD:
+                self._unread.setdefault(one.key, one)
+
+    async def _compare_with(self, census: CensusComparison) -> None:
+        """What the census has, and is not there; looked for once more, since the listing is some time ago."""
+        plans = self._walk.plans()
+        for finding in census.layout_findings(plans):
+            if self._is_mine(finding.key):
+                self._add(finding)
+        unseen = census.unseen(plans)
+        while some := list(islice(unseen, _STATS_AT_ONCE)):
+            found = await asyncio.gather(*(self._engine.storage.stat(plan.key(coords)) for plan, coords in some))
+            for (plan, coords), info in zip(some, found, strict=True):
+                if info is None:
+                    self._add(Finding("missing", plan.path, plan.key(coords), "the census has such an object"))
+
+    def _compare_with_copy(self, copy: Copy) -> None:
+        def done(objects: int, nbytes: int) -> None:
+            self._done_objects += objects
+            self._nbytes_read += nbytes
+            if self._progress is not None:
+                self._progress(self._done_objects, self._nbytes_read, None)  # of both copies
+
+        def failed(key: str, error: ShardStoreError) -> None:
+            self._note_unread((Unread(key, error),))
+
+        compare_with_copy(self._engine, self._walk.path, copy.engine, copy.path, self._execution, self._add, done, failed)
+
+    # -- what belongs to nothing -----------------------------------------------------------------------------------------
+
+    async def _confirm_strays(self) -> None:
+        """Objects that are there still, and belong to nothing still: a writer may have created their array meanwhile."""
+        walk = Walk(self._engine, self._walk.path)
+        for located in await walk.locate(self._strays):
+            key = located.info.key
+            if located.role == "stray" and await self._engine.storage.stat(key) is not None:
+                above = [path for path, _ in ancestors(key) if walk.nodes.get(path) is not None]
+                self._add(Finding("stray", above[-1] if above else "", key, f"{located.info.nbytes} bytes that belong to no node"))
+
+    async def _leftovers(self) -> set[Leftover]:
+        # Keys of a draft hierarchy are not those that its nodes are shown under.
+        run_prefix = self._walk.prefix if not is_draft(self._engine.storage) else ""
+        try:
+            return set(await leftovers_of(self._engine.storage, run_prefix) or ())
+        except ShardStoreError as exc:
+            self._add(Finding("not-checked", self._walk.path, "", f"unfinished uploads and the like could not be listed: {exc}"))
+            return set()
+
+    async def _confirm_leftovers(self, before: set[Leftover]) -> None:
+        """Those that were there when the run began, and are there still."""
+        for left in sorted(before & await self._leftovers() if before else (), key=lambda left: (left.key, left.what)):
+            if self._is_mine(left.key):
+                self._add(Finding(left.kind, "", left.key, left.what))
+
+    # -- what came of it -------------------------------------------------------------------------------------------------
+
+    def _report(self) -> VerifyReport:
+        def place(finding: Finding) -> tuple[str, str, str]:
+            return finding.path, finding.key, finding.kind
+
+        return VerifyReport(
+            url=self._engine.storage.url,
+            path=self._walk.path,
+            arrays=tuple(self._array(plan) for plan in self._walk.plans()),
+            findings=(*sorted(self._errors, key=place), *sorted(self._notes, key=place)),
+            counts=dict(sorted(self._counts.items())),
+            objects=self._objects,
+            nbytes_read=self._nbytes_read,
+            unread=tuple(self._unread.values()),
+        )
+
+    def _array(self, plan: ArrayPlan) -> ArrayVerified:
+        sums = self._sums.get(plan.path, _Sums())
+        return ArrayVerified(
+            path=plan.path,
+            objects=sums.objects,
+            chunks=sums.chunks,
+            nbytes_read=sums.nbytes_read,
+            errors=sums.errors,
+            notes=sums.notes,
+            detectable=detectable(plan, self._how),
+        )

@@ -1,0 +1,101 @@
+"""Answers to gcsfs's requests, of whose bodies no more is read than was asked for.
+
+gcsfs reads the whole of whatever comes, in ``_request``. For one request it is replaced by a copy of itself, with the same credentials,
+options and connections, whose session hands out answers that are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.model.ranges import ByteRequest
+from shardstore.storage.requests.answer_bodies import REFUSAL_NBYTES, check_most, cut, cut_unannounced, exactly
+from shardstore.storage.requests.ranges import most_of, range_header
+
+_ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
+
+
+def encoding_of(headers: Any) -> str | None:
+    """The encoding by which what comes is not what is counted; ``None`` where there is none."""
+    return next((headers[name] for name in _ENCODINGS if headers.get(name, "identity") != "identity"), None)
+
+
+@dataclass(slots=True)
+class Allowed:
+    """What a request for bytes of the object ``key`` may be answered with: ``request`` of it; all of it, up to ``most_nbytes``."""
+
+    request: ByteRequest
+    most_nbytes: int | None
+    key: str
+    part: tuple[memoryview, int] | None = None
+    """What is wanted of a whole object that came where less was asked for, and its size. The body is empty then."""
+
+
+class _Answer:
+    """An answer of aiohttp's whose body is bounded."""
+
+    def __init__(self, answer: Any, allowed: Allowed) -> None:
+        self._answer = answer
+        self._allowed = allowed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._answer, name)
+
+    async def read(self) -> bytes:
+        answer, allowed = self._answer, self._allowed
+        what, nbytes, blocks = f"reading {allowed.key!r}", answer.content_length, answer.content.iter_any()
+        allowed.part = None
+        if answer.status not in (200, 206):
+            return await _first(blocks, REFUSAL_NBYTES)
+        if encoding_of(answer.headers) is not None:
+            return b""  # it is refused for that
+        if answer.status == 206:
+            most = most_of(allowed.request, answer.headers.get("Content-Range"), nbytes, allowed.most_nbytes, allowed.key)
+            return bytes(await answer.read()) if nbytes is not None else await exactly(blocks, most, what)
+        if nbytes is None:
+            (part,), nbytes = await cut_unannounced(blocks, [allowed.request], allowed.most_nbytes, what)
+            allowed.part = part, nbytes
+            return b""
+        check_most(nbytes, allowed.most_nbytes, what)
+        if range_header(allowed.request) is None:
+            return bytes(await answer.read())
+        (part,) = await cut(blocks, [allowed.request], nbytes, what)
+        allowed.part = part, nbytes
+        return b""
+
+
+async def _first(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
+    body = bytearray()
+    async for block in blocks:
+        body += block
+        if len(body) >= nbytes:
+            break
+    return bytes(body[:nbytes])
+
+
+class _Session:
+    """A session of aiohttp's whose answers are bounded."""
+
+    def __init__(self, session: Any, allowed: Allowed) -> None:
+        self._session = session
+        self._allowed = allowed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    @asynccontextmanager
+    async def request(self, *arguments: Any, **options: Any) -> AsyncIterator[_Answer]:
+        async with self._session.request(*arguments, **options) as answer:
+            yield _Answer(answer, self._allowed)
+
+
+async def bounded(fs: Any, allowed: Allowed) -> Any:
+    """``fs``, a ``gcsfs.GCSFileSystem``, for one request that may be answered with what is ``allowed``."""
+    await fs._set_session()
+    copied = object.__new__(type(fs))  # not by its class, which would look for credentials
+    vars(copied).update(vars(fs))
+    copied._session = _Session(fs._session, allowed)
+    return copied

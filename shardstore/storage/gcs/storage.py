@@ -1,0 +1,339 @@
+"""Objects in Google Cloud Storage, through a gcsfs instance's own requests to the JSON API.
+
+Past gcsfs's file interface: that has no conditions but "create", reads large objects by requests that can see several
+versions, and remembers listings. A generation is GCS's generation number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.ranges import ByteRequest, BytesLike, resolve
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.gcs.bounded import Allowed, encoding_of
+from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, head_of
+from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
+from shardstore.storage.gcs.upload import put, put_large
+from shardstore.storage.requests import conditions
+from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.requests.lost_answers import delete_object
+from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
+from shardstore.storage.requests.ranges import checked_part, range_header
+
+RESUMABLE_BYTES = 64 << 20
+
+_COPY_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A copy that takes more steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """An answer with bytes; ``cut`` is what was wanted of a whole object that came instead, and its size."""
+
+    answer: Answer
+    cut: tuple[memoryview, int] | None
+
+    def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
+        """The bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
+        return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
+
+
+class GCSStorage:
+    """Objects below ``path`` (``bucket/prefix``) of ``fs``, a ``gcsfs.GCSFileSystem`` whose loop is fsspec's IO loop.
+
+    Bodies above ``resumable_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
+    """
+
+    def __init__(self, fs: Any, path: str, concurrency: int = 64, resumable_bytes: int = RESUMABLE_BYTES) -> None:
+        stripped = str(fs._strip_protocol(path)).strip("/")
+        bucket, prefix = split_bucket(stripped, "gs")
+        self.fs = fs
+        self.path = stripped
+        self.concurrency = concurrency
+        self.resumable_bytes = resumable_bytes
+        self._client = GCSClient(fs, bucket, prefix, concurrency)
+
+    def __reduce__(self) -> tuple[type[GCSStorage], tuple[Any, str, int, int]]:
+        return type(self), (self.fs, self.path, self.concurrency, self.resumable_bytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GCSStorage) and (other.path, other.fs) == (self.path, self.fs)
+
+    def __hash__(self) -> int:
+        return hash((GCSStorage, self.path))
+
+    def __repr__(self) -> str:
+        return f"GCSStorage({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def client(self) -> GCSClient:
+        """The requests below, for another transport to the same place."""
+        return self._client
+
+    @property
+    def kind(self) -> str:
+        return "gcs"
+
+    @property
+    def _facts(self) -> ServerFacts:
+        return facts_of(self._client)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
+
+    async def probe(self) -> Capabilities:
+        facts = self._facts
+        if facts.capabilities is None:
+            # Two that ask at once learn the same.
+            facts.capabilities = await probe_server(self._client)
+        return facts.capabilities
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await read_all(self, reads)
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        head = await self._client.head(key)
+        if head is None:
+            return ABSENT
+        if generation is not None and head.generation != generation:
+            return CHANGED
+        return Part(head.generation, head.nbytes, NOTHING)
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        if generation is not None and not can_match(generation):
+            return await self.look_up(key, generation)  # absent, or changed
+        if not self._facts.tells_generation:
+            return await self._get_between_looks(key, request, generation, most_nbytes)
+        # Not by generation=: a bucket that keeps old versions would serve one that was replaced or deleted long ago.
+        pin = {} if generation is None else {"ifGenerationMatch": generation.token}
+        try:
+            media = await self._get_media(key, request, pin, most_nbytes)
+        except RequestFailed as exc:
+            if exc.status == 412 and generation is not None:
+                return CHANGED
+            if exc.status == 416:
+                return await past_the_end(self, key, request, generation)
+            raise
+        if media is None:
+            return ABSENT
+        answer = media.answer
+        token = answer.headers.get("X-Goog-Generation")
+        if not token:
+            self._facts.tells_generation = False
+            return await self._get_between_looks(key, request, generation, most_nbytes)
+        found = Generation(token)
+        if generation is not None and found != generation:  # the server ignored the condition
+            return CHANGED
+        if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416
+            return await past_the_end(self, key, request, found)
+        view, nbytes = media.part(request, key)
+        return Part(found, nbytes, view)
+
+    async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
+        """One range. Raises ``StorageError`` where the object is stored compressed, which GCS would undo."""
+        headers = {"Accept-Encoding": "identity"}  # or aiohttp would ask for compressed bytes, and undo that
+        if (wanted := range_header(request)) is not None:
+            headers["Range"] = wanted
+        path = f"{self.fs._location}/download/storage/v1/{OBJECT}"
+        allowed = Allowed(request, most_nbytes, key)
+        answer = await self._client.object(
+            "GET", path, key, "reading", headers=headers, query={"alt": "media", **condition}, allowed=allowed
+        )
+        if answer is None:
+            return None
+        if (encoding := encoding_of(answer.headers)) is not None:
+            raise StorageError(
+                f"reading {key!r}: it is stored with Content-Encoding {encoding}, so the server sends other bytes than it counts. "
+                "Store it without (gcloud storage cp without -z or -Z)"
+            )
+        return _Media(answer, allowed.part)
+
+    async def _get_between_looks(
+        self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None
+    ) -> PartOutcome:
+        """One range, from a server that does not tell its version with it: the object was the same before and after."""
+        before = await self.look_up(key, generation)
+        if not isinstance(before, Part):
+            return before
+        wanted = resolve(request, before.nbytes)
+        if wanted.start == wanted.end:
+            return before
+        media = await self._get_media(key, wanted, {}, most_nbytes)
+        after = await self.look_up(key, before.generation)
+        if not isinstance(after, Part):
+            return after
+        if media is None:
+            raise StorageError(f"reading {key!r}: the server says that it is there, and that it is not")
+        view, nbytes = media.part(wanted, key)
+        if nbytes != before.nbytes:
+            raise StorageError(f"reading {key!r}: the server says that it has {before.nbytes} bytes, and sends from one of {nbytes}")
+        return Part(before.generation, nbytes, view)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        if not isinstance(condition, Unconditional) and not conditions.honours(condition, await self.probe()):
+            if not self._facts.warned:
+                self._facts.warned = True
+                conditions.warn_not_honoured(self._client.endpoint, self.url)
+            head = await self._client.head(key)
+            conditions.check(condition, None if head is None else head.generation, key, self.url)
+            condition = Unconditional()
+        store = put if nbytes <= self.resumable_bytes else put_large
+        try:
+            return await store(self._client, key, body, nbytes, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise Unsupported(
+            f"composing {key!r}: on GCS only whole objects can be put together, so the bytes to keep have to be read and written"
+        )
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        try:
+            # What is copied in one step is of one version; more are needed only between places or classes of storage.
+            copied = await self._rewrite(source, target, None)
+            attempt = 0
+            while isinstance(copied, _Unfinished):
+                if (head := await self._client.head(source)) is None:
+                    return None
+                if attempt == _COPY_ATTEMPTS:
+                    raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
+                attempt += 1
+                copied = await self._rewrite(source, target, head.generation) or copied
+        finally:
+            self._client.forget_listing(target)
+        return copied
+
+    async def _rewrite(self, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
+        """Copy within the server: all steps of one ``generation``, or the first step of whatever is there; ``None``: not there."""
+        client = self._client
+        path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (client.bucket, client.full_key(source), client.bucket, client.full_key(target))
+        what = f"copying {source!r} to {target!r}"
+        query = {} if generation is None else {"sourceGeneration": generation.token}
+        while True:
+            answer = await client.found("POST", path, *names, what=what, headers={"Content-Type": "application/json"}, query=query)
+            if answer is None:
+                return None
+            rewritten = answer.json(what)
+            if rewritten.get("done"):
+                return head_of(rewritten.get("resource") or {}, target).generation
+            if generation is None:
+                return _Unfinished()
+            if not rewritten.get("rewriteToken"):
+                raise StorageError(f"{what}: the server neither ended it nor told how to go on")
+            query["rewriteToken"] = rewritten["rewriteToken"]
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        # Where the answer was lost and gcsfs sent the request again, there is none any more: ``False``, although it was ours.
+        match condition:
+            case IfAbsent():
+                raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
+            case IfGeneration(generation):
+                return await self._delete_version(key, generation)
+            case Unconditional():
+                return await self._delete(key)
+
+    async def _delete(self, key: str, query: dict[str, str] | None = None, condition: Condition = UNCONDITIONAL) -> bool:
+        async def send() -> bool:
+            return await self._client.object("DELETE", OBJECT, key, "deleting", query=query) is not None
+
+        try:
+            return await delete_object(send, self._client.head, key, self.url, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    async def _delete_version(self, key: str, generation: Generation) -> bool:
+        can_condition = can_match(generation) and (await self.probe()).conditional_delete
+        if not can_condition:
+            head = await self._client.head(key)
+            if head is None:
+                return False
+            if head.generation != generation:
+                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+        query = {"ifGenerationMatch": generation.token} if can_condition else None
+        return await self._delete(key, query, IfGeneration(generation))
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.
+        outcomes = await asyncio.gather(*(self._delete(key) for key in keys), return_exceptions=True)
+        errors = [(key, outcome) for key, outcome in zip(keys, outcomes, strict=True) if isinstance(outcome, BaseException)]
+        if errors:
+            key, first = errors[0]
+            if not isinstance(first, StorageError):
+                raise first
+            raise type(first)(
+                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, {key!r} the first: {first}"
+            ) from first
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        head = await self._client.head(key)
+        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
+
+    async def _pages(self, prefix: str, options: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+        what = f"listing {self.url}"
+        query = options | {"prefix": self._client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
+        while True:
+            try:
+                answer = await self._client.request("GET", "b/{}/o", self._client.bucket, what=what, query=query)
+            except RequestFailed as exc:
+                if exc.status == 404:
+                    raise self._client.no_bucket() from exc
+                raise
+            page = answer.json(what)
+            yield page
+            if not page.get("nextPageToken"):
+                return
+            query["pageToken"] = page["nextPageToken"]
+
+    def _infos(self, page: dict[str, Any]) -> list[ObjectInfo]:
+        infos: list[ObjectInfo] = []
+        for item in page.get("items") or ():
+            if item["name"].endswith("/"):  # the markers by which some tools pretend that there are directories
+                continue
+            key = self._client.own_key(item["name"])
+            head = head_of(item, key)
+            infos.append(ObjectInfo(key, head.nbytes, head.generation))
+        return sorted(infos, key=lambda info: info.key)  # as it is already, but for emulators
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for page in self._pages(prefix, {}):
+            for info in self._infos(page):
+                yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: list[str] = []
+        async for page in self._pages(prefix, {"delimiter": "/"}):
+            objects += self._infos(page)
+            prefixes += [self._client.own_key(name) for name in page.get("prefixes") or ()]
+        return DirListing(tuple(objects), tuple(sorted(prefixes)))
+
+    async def close(self) -> None:
+        """The gcsfs instance is the user's, and stays open."""

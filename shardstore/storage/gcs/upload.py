@@ -1,0 +1,232 @@
+"""Storing one GCS object: by one request, or by a resumable upload for large ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from shardstore.errors import ShardStoreError, StorageError, Unsupported
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.storage.gcs.body import Checksum, MemoryBody, SpooledBody, Unclosed, resource
+from shardstore.storage.gcs.client import Answer, GCSClient, can_match
+from shardstore.storage.gcs.probe import facts_of, probe_resumable
+from shardstore.storage.requests.body import Body, checked_views, joined, parts
+from shardstore.storage.requests.conditions import failed
+from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
+from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+
+logger = logging.getLogger(__name__)
+
+PART_BYTES = 16 << 20
+"""Of a resumable upload, which holds two of them in memory. A multiple of 256 KiB, as GCS asks for."""
+
+_MAX_SPOOLED_BYTES = 5 << 30
+_ABORT_SECONDS = 5.0
+
+_PERSISTED = re.compile(r"bytes=0-(\d+)")
+_CONDITION_PARAMETER = re.compile(r"(?<=[?&])ifGenerationMatch=\d+&?")
+
+
+class _Write(ObjectWrite):
+    """One write of one GCS object."""
+
+    def __init__(self, client: GCSClient, key: str, nbytes: int, condition: Condition) -> None:
+        if isinstance(condition, IfGeneration) and not can_match(condition.generation):
+            raise failed(key, client.url)
+        super().__init__(key, client.url, condition, client.head)
+        self.client = client
+        self.nbytes = nbytes
+        self.what = f"writing {key!r}"
+
+    @property
+    def resource(self) -> dict[str, Any]:
+        return resource(self.client.full_key(self.key), {WRITE_ID: self.write_id})
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        match self.condition:
+            case IfAbsent():
+                return {"ifGenerationMatch": "0"}
+            case IfGeneration(generation):
+                return {"ifGenerationMatch": generation.token}
+            case Unconditional():
+                return {}
+
+    async def stored(self, answer: Answer, checksum: Checksum) -> Generation:
+        """The version that this write made, from the answer to it.
+
+        Raises:
+            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+            StorageError: other bytes were stored.
+        """
+        made: Mapping[str, Any] = {}
+        with suppress(StorageError):  # no document: the object has to tell
+            made = answer.json(self.what)
+        if str(made.get("size", self.nbytes)) != str(self.nbytes) or made.get("crc32c", str(checksum)) != str(checksum):
+            raise StorageError(
+                f"{self.what}: {self.client.endpoint} stored other bytes than were sent (size {made.get('size')}, CRC-32C "
+                f"{made.get('crc32c')}; sent were {self.nbytes} bytes, {checksum}). Write it again"
+            )
+        return Generation(str(made["generation"])) if made.get("generation") else await self.unnamed_version()
+
+    def failure(self, exc: RequestFailed) -> Failure:
+        if exc.status == 412 and not isinstance(self.condition, Unconditional):
+            return Failure.REFUSED
+        if exc.is_busy:
+            return Failure.BUSY
+        return Failure.LOST if exc.is_lost else Failure.FINAL
+
+    def busy_error(self, exc: RequestFailed) -> StorageError:
+        return StorageError(
+            f"{exc}. GCS takes about one update a second of an object: write more of a shard at a time, or from fewer writers"
+        )
+
+
+async def put(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a body that fits into memory by one request."""
+    write = _Write(client, key, nbytes, condition)
+    views = checked_views(body, nbytes, key) if isinstance(body, Sequence) else [await joined(body, nbytes, key)]
+    return await _send_whole(write, MemoryBody(views, write.resource))
+
+
+async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generation:
+    query = {"uploadType": "multipart", **write.conditions}
+    while True:
+        try:
+            return await write.stored(await write.client.insert(write.what, query, headers=body.headers, data=body.start()), body.checksum)
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+
+
+async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a large body in bounded memory: in parts; through a local file where that cannot be made conditional."""
+    write = _Write(client, key, nbytes, condition)
+    if not isinstance(condition, Unconditional):
+        facts = facts_of(client)
+        if facts.resumable_conditions is None:
+            facts.resumable_conditions = await probe_resumable(client)
+        if not facts.resumable_conditions:
+            return await _put_spooled(write, body)
+    return await _put_resumable(write, body)
+
+
+async def _put_spooled(write: _Write, body: Body) -> Generation:
+    """One conditional request from a temporary local file, for servers that ignore conditions on resumable uploads."""
+    if write.nbytes > _MAX_SPOOLED_BYTES:
+        raise Unsupported(
+            f"{write.client.endpoint} ignores conditions on resumable uploads, and {write.key!r} ({write.nbytes} bytes) is too large "
+            "for a single request: use smaller shards there"
+        )
+    with tempfile.TemporaryFile() as file:
+        spooled = SpooledBody(file, write.resource)
+        await spooled.spool(body, write.nbytes, write.key)
+        return await _send_whole(write, spooled)
+
+
+# -- resumable uploads -------------------------------------------------------------------------------------------------
+
+
+async def _put_resumable(write: _Write, body: Body) -> Generation:
+    client = write.client
+    query = {"uploadType": "resumable", "name": client.full_key(write.key), **write.conditions}
+    headers = {"X-Upload-Content-Type": "application/octet-stream", "X-Upload-Content-Length": str(write.nbytes)}
+    try:
+        started = await client.insert(write.what, query, document=write.resource, headers=headers)
+    except RequestFailed as exc:
+        raise await _not_sent(write, exc) from exc
+    location = started.headers.get("Location")
+    if not location:
+        raise StorageError(f"{write.what}: {client.endpoint} started a resumable upload without telling where")
+    # Until its last byte has arrived the old object stays.
+    upload = _ResumableUpload(write, location)
+    try:
+        return await upload.send_all(body)
+    except BaseException:
+        await asyncio.shield(asyncio.ensure_future(upload.abort()))
+        raise
+
+
+async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
+    """The error to raise where not all bytes have been sent, so that nothing can have been stored."""
+    match write.failure(exc):
+        case Failure.REFUSED:
+            return failed(write.key, write.client.url)
+        case Failure.BUSY:
+            return write.busy_error(exc)
+        case _:
+            return exc
+
+
+async def _with_last(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
+    """Each piece, and whether it is the last one; which is known, and the body's length checked, once there is no other."""
+    held: bytes | None = None
+    async for piece in pieces:
+        if held is not None:
+            yield held, False
+        held = piece
+    if held is not None:
+        yield held, True
+
+
+class _ResumableUpload:
+    """A session of one upload: its parts, one after the other."""
+
+    def __init__(self, write: _Write, location: str) -> None:
+        self._write = write
+        self._location = location
+        self._checksum = Checksum()
+        self._offset = 0
+
+    async def send_all(self, body: Body) -> Generation:
+        write = self._write
+        async for part, is_last in _with_last(parts(body, write.nbytes, PART_BYTES, write.key)):
+            self._checksum.update(part)
+            if (stored := await self._send(part, is_last)) is not None:
+                return stored
+        raise StorageError(f"{write.what}: the server has all {write.nbytes} bytes but does not end the upload")
+
+    async def _send(self, part: bytes, is_last: bool) -> Generation | None:
+        """Send one part, the rest of it again where the server kept less; the version that the last one makes."""
+        write = self._write
+        while part:
+            end = self._offset + len(part)
+            headers = {"Content-Range": f"bytes {self._offset}-{end - 1}/{write.nbytes}", "Content-Type": "application/octet-stream"}
+            if is_last:
+                headers["X-Goog-Hash"] = f"crc32c={self._checksum}"
+            what = f"writing a part of {write.key!r}"
+            try:
+                answer = await write.client.request("PUT", self._location, what=what, headers=headers, data=Unclosed(part))
+                if is_last and answer.status != 308:
+                    return await write.stored(answer, self._checksum)
+            except RequestFailed as exc:
+                if not is_last:
+                    raise await _not_sent(write, exc) from exc
+                if (stored := await write.judge(exc)) is not None:
+                    return stored
+                continue
+            if answer.status != 308:
+                raise StorageError(f"{write.what}: the server ended the upload at {end} of {write.nbytes} bytes: write it again")
+            matched = _PERSISTED.fullmatch(answer.headers.get("Range", ""))
+            kept = (int(matched[1]) + 1 if matched else 0) - self._offset
+            if not 0 < kept <= len(part):
+                raise StorageError(f"{write.what}: of bytes {self._offset} to {end} the server kept {answer.headers.get('Range')!r}")
+            self._offset += kept
+            part = part[kept:]
+        return None
+
+    async def abort(self) -> None:
+        """Tell the server to forget the parts; what cannot be told now it forgets after a week."""
+        what = f"aborting the upload of {self._write.key!r}"
+        location = _CONDITION_PARAMETER.sub("", self._location)
+        try:
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await self._write.client.request("DELETE", location, what=what)
+        except (StorageError, TimeoutError) as exc:
+            if getattr(exc, "status", None) not in (404, 410):
+                logger.warning("an unfinished resumable upload of %r stays in %s: %s", self._write.key, self._write.client.url, exc)

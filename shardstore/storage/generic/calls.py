@@ -1,0 +1,297 @@
+"""Calls to any fsspec filesystem from coroutines: its own ones, or synchronous ones in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import IO, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.caching import BaseCache
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
+from shardstore.storage.generic.links import CACHES, REFERENCES, SERIAL, UNCHANGING, is_any, is_one
+from shardstore.storage.interrupts import leave_to_main_thread
+from shardstore.storage.requests.answer_bodies import check_most
+from shardstore.storage.requests.bound import Bound
+
+Info = Mapping[str, Any]
+T = TypeVar("T")
+
+_STRIPES = 32
+_MOST_THREADS = 32  # of all storages together; they start as they are needed
+
+# One lock a filesystem, or several by path; shared by all storages on it.
+_locks: WeakKeyDictionary[AbstractFileSystem, tuple[threading.Lock, ...]] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+# Not the loop's own threads: a synchronous call may wait for a coroutine on the loop, which in turn waits for one of those.
+_threads: ThreadPoolExecutor | None = None
+
+
+def _renew_after_fork() -> None:
+    global _locks, _locks_lock, _threads
+    _locks, _locks_lock, _threads = WeakKeyDictionary(), threading.Lock(), None
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    global _threads
+    if _threads is None:
+        _threads = ThreadPoolExecutor(_MOST_THREADS, "shardstore-generic", leave_to_main_thread)
+    return await asyncio.get_running_loop().run_in_executor(_threads, function)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an object is looked at when it is read.
+
+    ``nbytes`` is its size as it is known, if it is. ``first`` asks for a look before it is read, ``afterwards`` for one behind that.
+    Objects of more than ``most_nbytes`` are not read.
+    """
+
+    nbytes: int | None
+    first: bool
+    afterwards: bool
+    most_nbytes: int | None = None
+
+    def check(self, nbytes: int | None, path: str) -> None:
+        """Raise ``TooMuch`` where there are more."""
+        if nbytes is not None:
+            check_most(nbytes, self.most_nbytes, f"reading {path!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Ranges of an object: what ``info`` said before and after, where it was asked, the size, and the bytes; some may be missing."""
+
+    before: Info | None
+    after: Info | None
+    nbytes: int
+    buffers: tuple[bytes, ...]
+
+
+class Calls(Protocol):
+    """One filesystem. What it raises is not translated here; ``FileNotFoundError`` and its like say that there is no object."""
+
+    async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """A method of the filesystem by its synchronous name; ``path`` is what it is about."""
+        ...
+
+    async def info(self, path: str) -> Info:
+        """What is known of the object now. Raises ``IsADirectoryError`` where it is a directory."""
+        ...
+
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        """Ranges of one object, between looks at it."""
+        ...
+
+
+def calls_of(fs: AbstractFileSystem, concurrency: int) -> Calls:
+    """Reference filesystems are asynchronous, but load what they refer to by synchronous calls: so they go to threads as well."""
+    if isinstance(fs, AsyncFileSystem) and not is_one(fs, REFERENCES):
+        return _OnLoop(fs, concurrency)
+    return _InThreads(fs, concurrency)
+
+
+def _no_directory(info: Info, path: str) -> Info:
+    if info.get("type") == "directory":
+        raise IsADirectoryError(path)
+    return info
+
+
+def size_in(info: Info) -> int | None:
+    """The size of an object, where ``info`` tells."""
+    nbytes = info.get("size")
+    return int(nbytes) if isinstance(nbytes, int) and nbytes >= 0 else None
+
+
+def _cut(data: bytes, ranges: Sequence[ByteRequest]) -> tuple[bytes, ...]:
+    whole = [resolve(request, len(data)) for request in ranges]
+    return tuple(data if r == ByteRange(0, len(data)) else data[r.start : r.end] for r in whole)
+
+
+class _OnLoop:
+    """An asynchronous filesystem of the running loop."""
+
+    def __init__(self, fs: Any, concurrency: int) -> None:
+        self._fs = fs
+        self._bound = Bound(concurrency)
+
+    async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+        self._fs.invalidate_cache(path)
+        async with self._bound.slot():
+            return await getattr(self._fs, f"_{method}")(*arguments, **keywords)
+
+    async def _info(self, path: str) -> Info:
+        self._fs.invalidate_cache(path)  # listings are remembered, and answer for objects in them
+        return _no_directory(await self._fs._info(path), path)
+
+    async def info(self, path: str) -> Info:
+        async with self._bound.slot():
+            return await self._info(path)
+
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        async with self._bound.slot():
+            before = await self._info(path) if look.first else None
+            nbytes = look.nbytes if before is None else size_in(before)
+            look.check(nbytes, path)
+            if look.afterwards and not look.first:
+                self._fs.invalidate_cache(path)  # what is remembered may be of an older version than was last looked at
+            if nbytes is None or tuple(ranges) == (EVERYTHING,):
+                data = await self._fs._cat_file(path)
+                buffers, nbytes = _cut(data, ranges), len(data) if nbytes is None else nbytes
+            else:
+                wanted = [resolve(request, nbytes) for request in ranges]
+                if before is not None and all(r.start == r.end for r in wanted):
+                    return Content(before, before, nbytes, (b"",) * len(wanted))
+                buffers = await self._cat(path, wanted)
+            return Content(before, await self._info(path) if look.afterwards else None, nbytes, buffers)
+
+    async def _cat(self, path: str, ranges: Sequence[ByteRange]) -> tuple[bytes, ...]:
+        wanted = [r for r in ranges if r.start < r.end]
+        starts, ends = [r.start for r in wanted], [r.end for r in wanted]
+        found = iter(await self._fs._cat_ranges([path] * len(wanted), starts, ends, on_error="raise") if wanted else ())
+        return tuple(bytes(next(found)) if r.start < r.end else b"" for r in ranges)
+
+
+class _InThreads:
+    """A synchronous filesystem: one thread for what belongs together."""
+
+    def __init__(self, fs: Any, concurrency: int) -> None:
+        self._fs = fs
+        self._bound = Bound(concurrency)
+        self._is_cache = is_one(fs, CACHES)
+        self._is_serial = is_any(fs, SERIAL)
+        self._keeps_listings = not is_one(fs, UNCHANGING)
+        # A filesystem's own cat_file may be made for it; the inherited one opens the file for every range.
+        self._has_cat = type(fs).cat_file is not AbstractFileSystem.cat_file and not self._is_cache
+
+    def _lock(self, path: str) -> AbstractContextManager[object]:
+        """Of filesystems that cannot take two calls at once. A simple cache cannot for one path: what it is storing looks stored."""
+        if not self._is_serial and not self._is_cache:
+            return nullcontext()
+        with _locks_lock:
+            locks = _locks.get(self._fs)
+            if locks is None:
+                locks = _locks[self._fs] = tuple(threading.Lock() for _ in range(1 if self._is_serial else _STRIPES))
+        return locks[hash(path) % len(locks)]
+
+    async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+        def locked() -> Any:
+            with self._lock(path):
+                self._forget(path)
+                return getattr(self._fs, method)(*arguments, **keywords)
+
+        async with self._bound.slot():
+            return await _in_thread(locked)
+
+    async def info(self, path: str) -> Info:
+        def locked() -> Info:
+            with self._lock(path):
+                return self._info(path)
+
+        async with self._bound.slot():
+            return await _in_thread(locked)
+
+    async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        def locked() -> Content:
+            with self._lock(path):
+                return self._read_cached(path, ranges) if self._is_cache else self._read(path, ranges, look)
+
+        async with self._bound.slot():
+            return await _in_thread(locked)
+
+    # -- in a thread ---------------------------------------------------------------------------------------------------
+
+    def _forget(self, path: str) -> None:
+        if self._keeps_listings:
+            self._fs.invalidate_cache(path)
+
+    def _info(self, path: str) -> Info:
+        self._forget(path)
+        info = _no_directory(self._fs.info(path), path)
+        # References that hold the value itself tell its length in characters, before base64 is undone.
+        if is_one(self._fs, REFERENCES) and not isinstance(self._fs.references.get(path), list | tuple):
+            return {**info, "size": None}
+        return info
+
+    def _read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
+        before = self._info(path) if look.first else None
+        nbytes = look.nbytes if before is None else size_in(before)
+        look.check(nbytes, path)
+        if look.afterwards and not look.first:
+            self._forget(path)  # what is remembered may be of an older version than was last looked at
+        if nbytes is None:
+            data = self._fs.cat_file(path)
+            return Content(before, self._info(path) if look.afterwards else None, len(data), _cut(data, ranges))
+        wanted = [resolve(request, nbytes) for request in ranges]
+        if before is not None and all(r.start == r.end for r in wanted):
+            return Content(before, before, nbytes, (b"",) * len(wanted))
+        buffers = self._ranges(path, wanted)
+        return Content(before, self._info(path) if look.afterwards else None, nbytes, buffers)
+
+    def _ranges(self, path: str, wanted: Sequence[ByteRange]) -> tuple[bytes, ...]:
+        if self._has_cat or all(r.start == r.end for r in wanted):
+            return tuple(bytes(self._fs.cat_file(path, r.start, r.end)) if r.start < r.end else b"" for r in wanted)
+        with self._fs.open(path, "rb") as file:
+            if isinstance(file, AbstractBufferedFile):  # it would fetch megabytes ahead of an index
+                file.cache = BaseCache(0, file.cache.fetcher, file.size)
+            return _read_ranges(file, wanted)
+
+    def _read_cached(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
+        """Of the copy that the cache has: its size, and bytes, need not be those of the object by now."""
+        try:
+            file = self._fs.open(path, "rb")
+        except FileNotFoundError:
+            self._info(path)  # what is not allowed, or out of reach, is absent to a cache: this raises the reason
+            raise
+        with file:
+            nbytes = file.size if isinstance(file, AbstractBufferedFile) else file.seek(0, os.SEEK_END)
+            buffers = _read_ranges(file, [resolve(request, nbytes) for request in ranges])
+            copy = _identity(file)
+            return Content(copy, copy, nbytes, buffers)
+
+
+def _identity(file: Any) -> Info:
+    """Which local copy ``file`` is, for caches of whole files; nothing for others."""
+    try:
+        status = os.fstat(file.fileno())
+    except OSError:
+        return {}
+    return {"ino": status.st_ino, "mtime": status.st_mtime_ns, "size": status.st_size}
+
+
+def _read_ranges(file: IO[bytes], ranges: Sequence[ByteRange]) -> tuple[bytes, ...]:
+    """In the order of the file: within archives, going back means to begin again."""
+    buffers = [b""] * len(ranges)
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i].start):
+        start, end = ranges[i].start, ranges[i].end
+        if start < end:
+            file.seek(start)
+            buffers[i] = _read_exactly(file, end - start)
+    return tuple(buffers)
+
+
+def _read_exactly(file: IO[bytes], nbytes: int) -> bytes:
+    """So many bytes, or fewer where the file ends."""
+    data = bytes(file.read(nbytes))
+    if len(data) == nbytes or not data:
+        return data
+    pieces = [data]
+    missing = nbytes - len(data)
+    while missing and (data := file.read(missing)):
+        pieces.append(bytes(data))
+        missing -= len(data)
+    return b"".join(pieces)

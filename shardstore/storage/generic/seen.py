@@ -1,0 +1,58 @@
+"""What was last seen of each object of a filesystem that shows no versions with what it reads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from shardstore.model.generation import Generation
+from shardstore.storage.generic.calls import Info, size_in
+from shardstore.storage.inferred_versions import agrees, trace_of, unversioned, version_from
+
+MOST_REMEMBERED = 1 << 15
+"""Objects of a storage; some 10 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at an object: its size, where the filesystem tells it, and what tells its versions apart, if anything does."""
+
+    nbytes: int | None
+    trace: str | None
+
+    @classmethod
+    def of(cls, info: Info) -> Seen:
+        return cls(size_in(info), trace_of(info))
+
+    def version(self, nbytes: int) -> Generation:
+        """The version that was seen, of an object that turned out to have so many bytes; without a version, one that equals no other."""
+        return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes)
+
+    def may_be(self, generation: Generation) -> bool:
+        """Whether nothing contradicts that it was this version."""
+        return self.nbytes is None or agrees(generation, self.version(self.nbytes))
+
+    def of_size(self, nbytes: int) -> Seen:
+        return replace(self, nbytes=nbytes)
+
+
+class Memory:
+    """The last look at each object; least recently used go first. Used on one event loop only."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, Seen] = OrderedDict()
+
+    def get(self, key: str) -> Seen | None:
+        seen = self._last.get(key)
+        if seen is not None:
+            self._last.move_to_end(key)
+        return seen
+
+    def put(self, key: str, seen: Seen) -> None:
+        self._last[key] = seen
+        self._last.move_to_end(key)
+        if len(self._last) > MOST_REMEMBERED:
+            self._last.popitem(last=False)
+
+    def drop(self, key: str) -> None:
+        self._last.pop(key, None)

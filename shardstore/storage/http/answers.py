@@ -1,0 +1,98 @@
+"""What an answer of an HTTP server says: which version it speaks of, and which bytes it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRequest
+from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.requests.answer_bodies import check_most, cut, cut_unannounced, exactly
+from shardstore.storage.requests.ranges import most_of
+
+_TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, its body cut to what was wanted.
+
+    ``parts`` are the wanted ranges of a whole object (status 200), of which ``nbytes`` is the size; or the body as it came
+    (206), where ``nbytes`` is the object's size if the answer tells it; or nothing.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    parts: tuple[memoryview, ...] = ()
+    nbytes: int | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """The version: its ETag, else its date with its size, else a name that nothing else has."""
+        return generation_of(self.headers, self.nbytes or 0)
+
+
+def is_strong(generation: Generation) -> bool:
+    """Whether it is an ETag that promises equal bytes."""
+    return generation.token.startswith('"')
+
+
+def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
+    """The version of an object of ``nbytes`` that an answer with ``headers`` speaks of."""
+    etag = headers.get("ETag", "").strip()
+    if etag.startswith(('"', "W/")):
+        return Generation(etag)
+    if etag:
+        return Generation(f"etag={etag}-{nbytes}")  # not in quotes, as the standard has it: compared only
+    if modified := headers.get("Last-Modified", "").strip():
+        return Generation(f"modified={modified}-{nbytes}")
+    return unversioned(nbytes)
+
+
+def is_encoded(headers: Mapping[str, str]) -> bool:
+    """Whether the server compressed the body although it was asked not to; sizes and ranges are of the compressed bytes then."""
+    return headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
+
+
+def total_of(headers: Mapping[str, str]) -> int | None:
+    """The size of the object, out of ``Content-Range``."""
+    found = _TOTAL.fullmatch(headers.get("Content-Range", "").strip())
+    return int(found[1]) if found else None
+
+
+async def take_head(response: Any) -> Answer:
+    """Of an answer without a body."""
+    headers = response.headers
+    length = headers.get("Content-Length", "").strip()
+    known = length.isdecimal() and not is_encoded(headers)
+    return Answer(response.status, headers, (), int(length) if known else None)
+
+
+async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
+    """Of an answer to GET: of a whole object only what is ``wanted`` is kept. ``what`` begins messages about the object ``key``.
+
+    Raises ``TooMuch`` where more comes than was asked for, or a whole object of more than ``most_nbytes``.
+    """
+    headers = response.headers
+    if response.status == 206:
+        if is_encoded(headers):
+            raise StorageError(
+                f"{what}: the server sends ranges of a compressed object (Content-Encoding {headers['Content-Encoding']!r}) although it "
+                "was asked for the object itself: store it without Content-Encoding"
+            )
+        most = most_of(wanted[0], headers.get("Content-Range"), response.content_length, most_nbytes, key)
+        known = response.content_length is not None
+        data = await response.read() if known else await exactly(response.content.iter_any(), most, what)
+        return Answer(206, headers, (memoryview(data),), total_of(headers))
+    if response.status != 200:
+        return Answer(response.status, headers, (), total_of(headers))
+    if is_encoded(headers) or response.content_length is None:
+        parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what)
+        return Answer(200, headers, parts, nbytes)
+    nbytes = response.content_length
+    check_most(nbytes, most_nbytes, what)
+    return Answer(200, headers, await cut(response.content.iter_any(), wanted, nbytes, what), nbytes)

@@ -1,0 +1,357 @@
+"""Objects behind HTTP and HTTPS, read-only, through an fsspec HTTP filesystem's own session.
+
+Past fsspec's file interface: that compares no versions, takes whole objects for ranges where a server ignores those, and
+asks once. A generation is an ETag; without one, date and size; without those, nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from shardstore.errors import ReadOnly, ShardStoreError, StorageError
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    Absent,
+    Changed,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Segment,
+)
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
+from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries
+from shardstore.storage.http.facts import ServerFacts, facts_of
+from shardstore.storage.http.listing import page
+from shardstore.storage.inferred_versions import agrees
+from shardstore.storage.requests.answer_bodies import TooMuch
+from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end
+from shardstore.storage.requests.ranges import checked_part, is_empty, range_header
+
+_ATTEMPTS = 3
+_LISTING_DEPTH = 64  # of directories below each other; symbolic links can make a server show more without end
+_LOOK_UPS_AT_ONCE = 256
+
+_CHANGED_STATUS = 412
+_PAST_THE_END_STATUS = 416
+_NO_SUFFIX_STATUS = (400, 416, 501)  # what servers answer to a range that counts from the end, and do not know
+_NO_HEAD_STATUS = (400, 401, 403, 405, 501)  # signed addresses, to which some servers redirect, are for one method
+
+
+class HTTPStorage:
+    """Objects below the URL ``root`` through ``fs``, an ``fsspec`` ``HTTPFileSystem`` whose loop is fsspec's IO loop.
+
+    A query in ``root`` goes with the request for every object, as tokens for a container need it. A signed URL of a single
+    object cannot be a root.
+
+    Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` where it is strong.
+    ``pinned_reads`` is claimed once answers have been seen, and all of them had a strong ETag: what else tells versions apart
+    (weak ETags, dates of whole seconds) is compared, but proves nothing. Listing reads the index pages that some servers make.
+    """
+
+    def __init__(self, fs: Any, root: str, concurrency: int = 64, retries: Retries | None = None) -> None:
+        self.fs = fs
+        self.concurrency = concurrency
+        self.retries = retries or Retries()
+        self._client = HTTPClient(fs, root, concurrency, self.retries)
+        self._only_strong: bool | None = None
+
+    def __reduce__(self) -> tuple[type[HTTPStorage], tuple[Any, str, int, Retries]]:
+        return type(self), (self.fs, self._client.root, self.concurrency, self.retries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HTTPStorage) and (other._client.root, other.fs) == (self._client.root, self.fs)
+
+    def __hash__(self) -> int:
+        return hash((HTTPStorage, self._client.root))
+
+    def __repr__(self) -> str:
+        return f"HTTPStorage({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def identity(self) -> str:
+        """What tells this place from others, which ``url`` does not: with the user and the query. Not to be shown."""
+        return self._client.root
+
+    @property
+    def kind(self) -> str:
+        return "http"
+
+    @property
+    def _facts(self) -> ServerFacts:
+        return facts_of(self._client.origin)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(pinned_reads=self._only_strong is True)
+
+    async def probe(self) -> Capabilities:
+        if self._only_strong is None:
+            await self.look_up("zarr.json", None)
+        return self.capabilities
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await asyncio.gather(*(self._read_one(read) for read in reads))
+
+    async def _read_one(self, read: Read) -> ReadOutcome:
+        try:
+            for _ in range(_ATTEMPTS):
+                outcome = await self._read_version(read)
+                if not isinstance(outcome, Changed) or read.generation is not None:
+                    break
+        except ShardStoreError as exc:
+            return Failed(exc)
+        return outcome
+
+    async def _read_version(self, read: Read) -> ReadOutcome:
+        """All ranges of one version: the one asked for, or the one that the first answer shows."""
+        asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
+        buffers = [NOTHING] * len(read.ranges)
+        if not asked:
+            part = await self.look_up(read.key, read.generation)
+            return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
+        generation = read.generation
+        parts: list[PartOutcome] = []
+        # A server that ignores ranges answers the first request with all that the others would ask for.
+        if generation is None or (len(asked) > 1 and self._facts.ranges is not True):
+            first = await self._fetch(read.key, [read.ranges[i] for i in asked], generation, read.most_nbytes)
+            if not isinstance(first, list):
+                return first
+            generation = read.generation or first[0].generation
+            parts += first
+        parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in asked[len(parts) :]))
+        nbytes = 0
+        for i, part in zip(asked, parts, strict=True):
+            if not isinstance(part, Part):
+                return part if read.generation is not None else CHANGED
+            buffers[i] = part.data
+            nbytes = part.nbytes
+        return Found(generation, nbytes, tuple(buffers))
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        """One range."""
+        found = await self._fetch(key, [request], generation, most_nbytes)
+        return found[0] if isinstance(found, list) else found
+
+    async def _fetch(
+        self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
+    ) -> list[Part] | Absent | Changed:
+        """The first of ``requests`` by one GET; all of them where the server answers with the whole object."""
+        first, facts = requests[0], self._facts
+        if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
+            return await self._fetch_counted(key, requests, generation)
+        try:
+            answer = await self._get(key, requests, generation, most_nbytes)
+        except TooMuch:
+            if not isinstance(first, ByteSuffix):
+                raise
+            return await self._fetch_counted(key, requests, generation)  # it may have taken the suffix for something else
+        if answer.status in ABSENT_STATUS:
+            return ABSENT
+        if answer.status == _CHANGED_STATUS:
+            return await self._mismatch(key, requests, generation)
+        if answer.status not in (200, 206):
+            if isinstance(first, ByteSuffix):
+                return await self._fetch_counted(key, requests, generation)
+            past = await past_the_end(self, key, first, generation)
+            return [past] if isinstance(past, Part) else past
+        if answer.status == 200:
+            self._learn_from_whole(first, answer)
+            parts = answer.parts
+        else:
+            facts.ranges = True
+            answer = await self._with_size(key, answer)
+            try:
+                parts = (self._checked(key, first, answer),)
+            except StorageError:
+                if not isinstance(first, ByteSuffix):
+                    raise
+                return await self._fetch_counted(key, requests, generation)
+            if isinstance(first, ByteSuffix):
+                facts.suffixes = True
+        found = self._version(answer)
+        if generation is not None and not agrees(generation, found):
+            return CHANGED
+        return [Part(found, answer.nbytes or 0, data) for data in parts]
+
+    async def _get(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None) -> Answer:
+        headers: dict[str, str] = {}
+        accept = [*ABSENT_STATUS, _PAST_THE_END_STATUS]
+        if (asked := range_header(requests[0])) is not None:
+            headers["Range"] = asked
+            if isinstance(requests[0], ByteSuffix):
+                accept += _NO_SUFFIX_STATUS
+        if generation is not None and is_strong(generation) and self._facts.if_match:
+            headers["If-Match"] = generation.token
+            accept.append(_CHANGED_STATUS)
+        what = f"reading {key!r}"
+        take = partial(take_body, wanted=requests, most_nbytes=most_nbytes, key=key, what=what)
+        return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
+
+    def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
+        """All of the object came: that says something of the server where less was asked for."""
+        nbytes = answer.nbytes or 0
+        if range_header(request) is None or resolve(request, nbytes) == ByteRange(0, nbytes):
+            return
+        if isinstance(request, ByteSuffix):
+            self._facts.suffixes = False
+        if not isinstance(request, ByteSuffix) or answer.headers.get("Accept-Ranges", "").strip().lower() == "none":
+            self._facts.ignored_a_range(self._client.origin)
+
+    async def _with_size(self, key: str, answer: Answer) -> Answer:
+        """``answer`` with the object's size, which a server may leave out of an answer with a range."""
+        if answer.nbytes is not None or not answer.headers.get("Content-Range", "").strip().endswith("/*"):
+            return answer
+        part = await self.look_up(key, None)
+        if not isinstance(part, Part):
+            raise StorageError(f"reading {key!r} in {self.url}: the object went while it was being read")
+        return Answer(answer.status, answer.headers, answer.parts, part.nbytes)
+
+    def _checked(self, key: str, request: ByteRequest, answer: Answer) -> memoryview:
+        content_range = answer.headers.get("Content-Range", "").strip()
+        if answer.nbytes is not None:
+            content_range = content_range.partition("/")[0] + f"/{answer.nbytes}"
+        data = answer.parts[0].obj
+        assert isinstance(data, bytes)  # the body as it came
+        return checked_part(request, 206, content_range, data, key)[0]
+
+    def _version(self, answer: Answer) -> Generation:
+        """The version that an answer speaks of; remembers what the server's versions are worth."""
+        found = answer.generation
+        self._only_strong = is_strong(found) and self._only_strong is not False
+        return found
+
+    async def _mismatch(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None) -> list[Part] | Absent | Changed:
+        """The server says that it is another version. Some say so of the ETag that they gave a moment ago."""
+        part = await self.look_up(key, generation)
+        if not isinstance(part, Part):
+            return part
+        self._facts.if_match = False
+        return await self._fetch(key, requests, generation)
+
+    async def _fetch_counted(
+        self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
+    ) -> list[Part] | Absent | Changed:
+        """A range that counts from the end, for a server that does not know such: counted from the start, of one version."""
+        part = await self.look_up(key, generation)
+        if not isinstance(part, Part):
+            return part
+        wanted = resolve(requests[0], part.nbytes)
+        if wanted.start == wanted.end:
+            return [part]
+        self._facts.suffixes = False
+        first: ByteRequest = ByteRange(wanted.start, wanted.end)
+        # Pinned by what the look-up saw, if only its size: of an object that grew meanwhile, these are not the last bytes.
+        return await self._fetch(key, [first, *requests[1:]], generation or part.generation)
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        answer = await self._look(key)
+        if answer.status in ABSENT_STATUS:
+            return ABSENT
+        if answer.nbytes is None:
+            raise StorageError(f"looking up {key!r} in {self.url}: the server does not tell its size")
+        found = self._version(answer)
+        if generation is not None and not agrees(generation, found):
+            return CHANGED
+        return Part(found, answer.nbytes, NOTHING)
+
+    async def _look(self, key: str) -> Answer:
+        """Size and version by HEAD, or by the first byte where HEAD tells neither."""
+        url, what, facts = self._client.url_of(key), f"looking up {key!r}", self._facts
+        if facts.head is not False:
+            accept = (*ABSENT_STATUS, *_NO_HEAD_STATUS)
+            answer = await self._client.request("HEAD", url, {}, what, take_head, accept)
+            if answer.status in ABSENT_STATUS:
+                return answer
+            if answer.status not in _NO_HEAD_STATUS and answer.nbytes is not None:
+                facts.head = True
+                return answer
+        take = partial(take_body, wanted=[ByteRange(0, 1)], most_nbytes=None, key=key, what=what)
+        seen = (*ABSENT_STATUS, _PAST_THE_END_STATUS)
+        answer = await self._client.request("GET", url, {"Range": "bytes=0-0"}, what, take, seen)
+        if answer.status in (200, 206) and facts.head is None:
+            facts.head = False
+        if answer.status == _PAST_THE_END_STATUS:  # it is empty; refusals seldom tell the version
+            return await self._client.request("GET", url, {}, what, take, ABSENT_STATUS)
+        return answer
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _read_only(self, action: str) -> ReadOnly:
+        return ReadOnly(
+            f"{action} in {self.url}: HTTP is for reading only. Open the place by the protocol of its storage (s3://, gs://, a path …), "
+            "or write to another"
+        )
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        raise self._read_only(f"writing {key!r}")
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        raise self._read_only(f"writing {key!r}")
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        raise self._read_only(f"copying {source!r} to {target!r}")
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        raise self._read_only(f"moving {source!r} to {target!r}")
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        raise self._read_only(f"deleting {key!r}")
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            raise self._read_only(f"deleting {keys[0]!r}")
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        part = await self.look_up(key, None)
+        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for info in self._walk(prefix[: prefix.rfind("/") + 1], prefix, _LISTING_DEPTH):
+            yield info
+
+    async def _walk(self, directory: str, prefix: str, depth: int) -> AsyncIterator[ObjectInfo]:
+        """The objects below ``directory`` whose keys start with ``prefix``, in key order."""
+        if depth == 0:
+            raise StorageError(f"listing {self.url}: directories lie {_LISTING_DEPTH} deep in each other, down to {directory!r}: a circle?")
+        keys = [key for key in await page(self._client, directory) if key.startswith(prefix)]
+        for start in range(0, len(keys), _LOOK_UPS_AT_ONCE):
+            some = keys[start : start + _LOOK_UPS_AT_ONCE]
+            infos = await self._stat_many([key for key in some if not key.endswith("/")])
+            for key in some:
+                if key.endswith("/"):
+                    async for found in self._walk(key, prefix, depth - 1):
+                        yield found
+                elif (info := infos.get(key)) is not None:
+                    yield info
+
+    async def _stat_many(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+        """Pages show no exact sizes, and may have links to what does not exist."""
+        return dict(zip(keys, await asyncio.gather(*(self.stat(key) for key in keys)), strict=True))
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        keys = await page(self._client, prefix)
+        infos = await self._stat_many([key for key in keys if not key.endswith("/")])
+        return DirListing(tuple(info for info in infos.values() if info is not None), tuple(key for key in keys if key.endswith("/")))
+
+    async def close(self) -> None:
+        """The fsspec instance is the user's, and stays open."""

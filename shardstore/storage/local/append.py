@@ -1,0 +1,138 @@
+"""Appending to a local file in place: the bytes that were there are neither read nor written. See ``append_record``.
+
+Not every file can be: one with several names would change under all of them, and of one that somebody else owns the times cannot be
+set. What cannot is copied, which is always right.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as stat_modes
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
+from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Copy, New, Room, Segment
+from shardstore.storage.local.append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
+from shardstore.storage.local.durability import kept_names
+from shardstore.storage.local.files import READ_FLAGS
+from shardstore.storage.local.rules import WriteRules
+from shardstore.storage.local.versions import generation_of, stamp, wait_to_settle
+from shardstore.storage.requests.body import byte_view
+
+APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
+
+_APPEND_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+_VIEWS_A_CALL = 1024  # as many as Linux takes
+
+
+def append_to(
+    path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition, rules: WriteRules
+) -> Generation | None:
+    """Carry out ``Storage.compose`` by appending to the file at ``path``; ``None``, and nothing was done, where that cannot be.
+
+    Raises:
+        ConditionFailed: the file is not the version ``source``, or the condition does not hold. Nothing was done.
+    """
+    rules.sweep_once(os.path.dirname(path))
+    try:
+        fd = os.open(path, _APPEND_FLAGS)
+    except OSError:
+        return None  # copying tells why, or can do it nevertheless
+    try:
+        with rules.locked(path):
+            status, named = os.fstat(fd), rules.status(path)
+            if named is None or (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
+                raise ConditionFailed(f"{key!r} was replaced, or removed, before it could be appended to")
+            if not stat_modes.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+                return None
+            version = version_of(fd, status)
+            if version.generation != source:
+                wait_to_settle(source, status)
+                raise ConditionFailed(f"{key!r} is not the version to append to")
+            if isinstance(condition, IfAbsent) or (isinstance(condition, IfGeneration) and condition.generation != source):
+                raise ConditionFailed(f"{key!r} is not the version that was asked for")
+            views = _appended(segments, version)
+            if views is None:
+                return None
+            if rules.fsync:  # the one who stored it may have died before that
+                kept_names.flush_object(path, status, rules.status)
+            if status.st_size != version.nbytes:  # another writer died here
+                os.ftruncate(fd, version.nbytes)
+                status = os.fstat(fd)
+            if not _append(fd, status, views, fsync=rules.fsync):
+                return None
+            status = stamp(fd)
+            if rules.fsync:
+                kept_names.remember(path, status)
+            return generation_of(status, fd)
+    except FileNotFoundError as exc:
+        raise ConditionFailed(f"{key!r}, to append to, is gone") from exc
+    finally:
+        with suppress(OSError):  # what was acknowledged was complete before
+            os.close(fd)
+
+
+def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
+    """The new bytes, without the room before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
+    if len(segments) < 3 or segments[:2] != [Copy(0, version.nbytes), Room(APPEND_ROOM_NBYTES)]:
+        return None
+    rest = segments[2:]
+    if any(isinstance(segment, Copy) for segment in rest):
+        return None
+    return [byte_view(s.data if isinstance(s, New) else bytes(s.nbytes)) for s in rest if not isinstance(s, Copy)]
+
+
+def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
+    """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
+
+    ``False``, and nothing was done, where the file system has no extended attributes. An error before the attribute says that all is done
+    leaves the old version; an error of that, or behind it, either.
+    """
+    record = encode_record(old)
+    try:
+        set_under_way(fd, record)
+    except OSError:
+        return False
+    try:
+        if fsync:
+            os.fsync(fd)  # the attribute: before the file can be longer
+        _write(fd, [memoryview(record), *views], old.st_size)
+        if fsync:
+            os.fdatasync(fd)
+    except BaseException:
+        with suppress(OSError):  # what stays of it nobody reads, and the next writer cuts it off
+            os.ftruncate(fd, old.st_size)
+            set_done(fd)
+        raise
+    set_done(fd)
+    if fsync:
+        os.fsync(fd)
+    return True
+
+
+def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
+    """Write ``views`` one behind the other, from front to back."""
+    for some in _calls([view for view in views if view]):
+        waiting = some
+        while waiting:
+            done = os.pwritev(fd, waiting, offset)
+            offset += done
+            taken = 0
+            while taken < len(waiting) and done >= len(waiting[taken]):
+                done -= len(waiting[taken])
+                taken += 1
+            waiting = waiting[taken:]
+            if done:
+                waiting[0] = waiting[0][done:]
+
+
+def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """As many as a call takes at once. None but the last ends where a view ends: a chunk that is a shard itself has an index there."""
+    held: list[memoryview] = []
+    for start in range(0, len(views), _VIEWS_A_CALL - 1):
+        some = [*held, *views[start : start + _VIEWS_A_CALL - 1]]
+        held = []
+        if start + _VIEWS_A_CALL - 1 < len(views):
+            some[-1], held = some[-1][:-1], [some[-1][-1:]]
+        yield [view for view in some if view]

@@ -1,0 +1,89 @@
+"""Names that survive the loss of power: an object's in its directory, and those of all directories above it, whoever made them.
+
+To flush a file keeps its bytes, and to flush a directory keeps the names in it; neither keeps the directory's own name. A writer that finds
+a directory made by another, who may not have flushed it yet, or may have died before, flushes the names above it too. Each process does so
+once a directory, as far up as it can open: up to the root of the file system, since it does not know what was made when.
+
+A directory can be removed, when it is empty, and made again by another writer; it may even get the same inode number. So this process
+believes that a directory is still the one whose name it has flushed as long as it finds an object there, or below, in the very version
+that it stored: then the directory was never empty. That is looked up where an object is written that this process did not write last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from shardstore.storage.local.files import fsync_directory
+
+_OBJECTS_REMEMBERED = 10_000
+
+Look = Callable[[str], os.stat_result | None]
+"""The status of an object, or ``None`` where there is none."""
+
+
+class KeptNames:
+    """What one process knows to survive."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
+        self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
+
+    def keeps_object(self, path: str, status: os.stat_result) -> bool:
+        """Whether the object, whose status is given, is what this process stored there: its name, and those above, were flushed then."""
+        return self._objects.get(path) == _version(status)
+
+    def keeps_directory(self, directory: str, look: Look) -> bool:
+        """Whether the name of a directory, and those above, were flushed, and it is the same one since."""
+        path = directory
+        while (below := self._below.get(path)) is not None:
+            path = below
+        if path not in self._objects:
+            return False
+        try:
+            status = look(path)
+        except OSError:
+            return False
+        return status is not None and self.keeps_object(path, status)
+
+    def flush_above(self, directory: str, look: Look) -> None:
+        """Flush the names of a directory and of all above it, up to the first that survives, or the root of the file system."""
+        if self.keeps_directory(directory, look):
+            return
+        status = os.stat(directory)
+        while (above := os.path.dirname(directory)) != directory:
+            if os.path.islink(directory):  # what it leads to has names of its own
+                self.flush_above(os.path.realpath(directory), look)
+            status_above = os.stat(above)
+            if status_above.st_dev != status.st_dev and not os.path.islink(directory):  # another file system begins here
+                return
+            with suppress(PermissionError):  # not to be read by this user
+                fsync_directory(above)
+            if self.keeps_directory(above, look):
+                return
+            self._below[above] = directory
+            directory, status = above, status_above
+
+    def flush_object(self, path: str, status: os.stat_result, look: Look) -> None:
+        """Flush the name of an object, whose status is given, and those above, unless they survive."""
+        if not self.keeps_object(path, status):
+            directory = os.path.dirname(path)
+            fsync_directory(directory)
+            self.flush_above(directory, look)
+
+    def remember(self, path: str, status: os.stat_result) -> None:
+        """Say that the object of this status was stored or appended to, and that its name and those above were flushed."""
+        if len(self._objects) >= _OBJECTS_REMEMBERED:
+            self._objects.clear()
+            self._below.clear()
+        self._objects[path] = _version(status)
+        self._below[os.path.dirname(path)] = path
+
+
+def _version(status: os.stat_result) -> int:
+    return hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+kept_names = KeptNames()
+"""What this process knows."""

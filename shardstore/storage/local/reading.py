@@ -1,0 +1,119 @@
+"""Reading one local file, in the thread that calls: what ``LocalStorage`` runs in its pools.
+
+A reader opens a file once, so that all it reads is one inode.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_modes
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from shardstore.errors import StorageError
+from shardstore.model.ranges import ByteRange, resolve
+from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
+from shardstore.storage.local.append_record import version_of, was_appended_to
+from shardstore.storage.local.files import READ_FLAGS, pread, same_bytes, stat_file, translated
+from shardstore.storage.local.versions import wait_to_settle
+from shardstore.storage.requests.answer_bodies import too_long
+
+READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
+
+Pread = Callable[[int, int, int], bytes | memoryview]
+"""Of a descriptor, so many bytes from an offset on, or fewer where the file ends."""
+
+_READ_ATTEMPTS = 3
+
+
+def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
+    fd = os.open(path, READ_FLAGS)
+    try:
+        status = os.fstat(fd)
+        if not stat_modes.S_ISREG(status.st_mode):
+            return ABSENT
+        version = version_of(fd, status)
+        if read.generation is not None and read.generation != version.generation:
+            return CHANGED
+        if read.most_nbytes is not None and version.nbytes > read.most_nbytes:
+            return Failed(too_long(version.nbytes, read.most_nbytes, f"reading {read.key!r}"))
+        buffers = []
+        for request in read.ranges:
+            wanted = request if isinstance(request, ByteRange) and request.end <= version.nbytes else resolve(request, version.nbytes)
+            nbytes = wanted.end - wanted.start
+            try:
+                data = look(fd, nbytes, wanted.start) if nbytes else b""
+            except MemoryError as exc:  # a sparse file has any size
+                raise StorageError(
+                    f"reading {read.key!r}: bytes [{wanted.start}, {wanted.end}) of it do not fit into memory. Read a part of them; or "
+                    "what names them is damaged, which verify tells"
+                ) from exc
+            if len(data) != nbytes:
+                return CHANGED
+            buffers.append(memoryview(data).toreadonly())
+        # Our own writers replace files, or leave the bytes that were there; but others may write in place, and that shows here.
+        after = os.fstat(fd)
+        if not same_bytes(status, after) and not was_appended_to(fd, version, after):
+            return CHANGED
+        return Found(version.generation, version.nbytes, tuple(buffers))
+    finally:
+        os.close(fd)
+
+
+def read_cached(path: str, read: Read) -> Found | None:
+    """As ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try again."""
+    try:
+        outcome = _read_once(path, read, _cached_pread)
+    except (OSError, StorageError):  # not in memory, or an error that the other way words
+        return None
+    return outcome if isinstance(outcome, Found) else None
+
+
+def fetch_soon(path: str, read: Read) -> None:
+    """Let the system fetch what ``read`` is going to ask for, and do not wait for it."""
+    with suppress(OSError):  # a read will tell
+        fd = os.open(path, READ_FLAGS)
+        try:
+            for wanted in read.ranges:
+                if isinstance(wanted, ByteRange):
+                    os.posix_fadvise(fd, wanted.start, wanted.end - wanted.start, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
+    """Exactly ``nbytes`` that are in memory. Raises ``BlockingIOError`` where they are not."""
+    data = np.empty(nbytes, np.uint8).data  # a bytearray is filled with zeros first
+    if os.preadv(fd, [data], offset, os.RWF_NOWAIT) != nbytes:
+        raise BlockingIOError(f"{nbytes} bytes at {offset} are not all in memory")
+    return data
+
+
+def read_file(path: str, read: Read) -> ReadOutcome:
+    """All ranges of ``read`` from one open file, whose path is ``path``."""
+    try:
+        for _ in range(_READ_ATTEMPTS):
+            try:
+                outcome = _read_once(path, read, pread)
+            except OSError as exc:
+                if exc.errno != errno.ESTALE:
+                    raise
+                outcome = CHANGED  # another machine replaced it, on a network file system: the open file is gone
+            if outcome is not CHANGED or read.generation is not None:
+                break
+        if outcome is CHANGED and read.generation is not None:
+            wait_to_settle(read.generation, stat_file(path))
+        return outcome
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return ABSENT
+    except StorageError as exc:
+        return Failed(exc)
+    except OSError as exc:
+        if exc.errno == errno.ENAMETOOLONG:  # no object can have this name
+            return ABSENT
+        error = translated(exc, read.key, "reading")
+        error.__cause__ = exc
+        return Failed(error)

@@ -1,0 +1,556 @@
+"""Objects as files below a directory, by direct descriptor calls.
+
+Not through fsspec, whose thread a call costs a hundred microseconds: a batch of reads is one hop into a pool of this
+storage's own. Writes and deletes have another pool, since they may wait for a lock, and reads shall not wait with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import stat as stat_modes
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import cached_property
+from itertools import islice
+from typing import TypeVar
+
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
+from shardstore.model.ranges import ByteRange, BytesLike
+from shardstore.storage.base import (
+    ABSENT,
+    OUTDATED,
+    Absent,
+    Beside,
+    ConditionFailed,
+    Copy,
+    DirListing,
+    Found,
+    New,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Room,
+    Segment,
+)
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.interrupts import leave_to_main_thread
+from shardstore.storage.leftovers import Leftover
+from shardstore.storage.local import walk as local_walk
+from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
+from shardstore.storage.local.append_record import version_of, was_appended_to
+from shardstore.storage.local.extents import Extents
+from shardstore.storage.local.files import READ_FLAGS, same_bytes, stat_file, translated
+from shardstore.storage.local.mounts import mount_of
+from shardstore.storage.local.names import is_reserved
+from shardstore.storage.local.permissions import make_like, permissions_at
+from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
+from shardstore.storage.local.rules import Locks, WriteRules, check_locks
+from shardstore.storage.local.sweep import find_left, sweep_tree
+from shardstore.storage.local.tails import cut_tails, find_tails
+from shardstore.storage.local.temporary import TemporaryFile
+from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, shows_the_same, wait_to_settle
+from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
+from shardstore.storage.requests.conditions import check_deletion
+
+T = TypeVar("T")
+
+_READ_WORKERS = min(16, 4 + (os.cpu_count() or 1))
+_WRITE_WORKERS = 16
+_READS_A_HOP = 16  # about 100 µs of cached small reads: a hop costs 50
+_SHORT_READ_BYTES = 64 << 10  # some ten microseconds' copying
+_FILES_REMEMBERED = 4096
+_GROUP_BYTES = 1 << 20
+_LISTED_A_HOP = 1000
+_FILES_A_LOOK = 256
+
+# What makes a key peculiar, in a text of one key a line: a segment that is empty or begins with a dot, or a NUL.
+_PECULIAR = re.compile(r"[/\n][./\n]|/\n|\0")
+
+_COPY_ATTEMPTS = 3
+
+
+class LocalStorage:
+    """Files below ``root``, a path. Safe between the threads and processes of one machine.
+
+    With ``fsync`` (default) what was acknowledged survives the loss of power. ``locks="cluster"`` says that the locks of the file
+    system hold between machines; the storage is then safe between these too.
+
+    Raises:
+        InvalidInput: ``locks`` has another value.
+        Unsupported: this system has no locks that hold between machines.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], fsync: bool = True, locks: Locks = "auto") -> None:
+        check_locks(locks)
+        self.root = os.path.abspath(os.path.expanduser(os.fspath(root)))
+        self.fsync = fsync
+        self.locks: Locks = locks
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._pools_pid = os.getpid()
+        self._lately: set[str] = set()  # paths of files of which single short reads were asked for
+
+    def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool, Locks]]:
+        return type(self), (self.root, self.fsync, self.locks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStorage) and (other.root, other.fsync, other.locks) == (self.root, self.fsync, self.locks)
+
+    def __hash__(self) -> int:
+        return hash((LocalStorage, self.root, self.fsync, self.locks))
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self.root!r}, fsync={self.fsync}, locks={self.locks!r})"
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}"
+
+    @property
+    def kind(self) -> str:
+        return "local"
+
+    @cached_property
+    def _rules(self) -> WriteRules:
+        """Found out at the first use: where the root lies can change until then, by mounting."""
+        mount = mount_of(self.root)
+        return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @cached_property
+    def _capabilities(self) -> Capabilities:
+        tells_versions = names_versions(self.root)
+        is_shared = self._rules.is_network or self._rules.is_cluster
+        return Capabilities(
+            pinned_reads=True,
+            create_if_absent=True,
+            compare_and_swap=tells_versions,
+            conditional_delete=tells_versions,
+            compose=True,
+            appends_in_place=APPENDS_IN_PLACE and tells_versions and not is_shared,  # others may see half of it
+            durable=self.fsync,
+            reads_beside=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
+            across_machines=self._rules.is_cluster or not self._rules.is_network,
+        )
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+    # -- threads -------------------------------------------------------------------------------------------------------
+
+    def _pool(self, name: str, workers: int) -> ThreadPoolExecutor:
+        if self._pools_pid != os.getpid():  # forked: the threads stayed behind
+            self._pools, self._pools_pid = {}, os.getpid()
+        pool = self._pools.get(name)
+        if pool is None:
+            pool = self._pools[name] = ThreadPoolExecutor(workers, f"shardstore-{name}", leave_to_main_thread)
+        return pool
+
+    async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:
+        """The result of ``work``, done in a thread. A cancelled caller still waits for the thread: it uses the caller's descriptors."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():  # however often it is cancelled
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # seen; the cancellation matters more
+            raise
+        except ShardStoreError:
+            raise
+        except OSError as exc:
+            raise translated(exc, key, action) from exc
+
+    async def _write_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
+        return await self._hop("write", _WRITE_WORKERS, key, action, work)
+
+    async def _read_hop(self, key: str, action: str, work: Callable[[], T]) -> T:
+        return await self._hop("read", _READ_WORKERS, key, action, work)
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> str | None:
+        """Where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
+        # Most keys have nothing that would have to be looked at segment by segment.
+        if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
+            return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
+        segments = key.split("/")
+        if "\0" in key or any(segment in ("", ".", "..") or is_reserved(segment) for segment in segments):
+            return None
+        return os.path.join(self.root, *segments)
+
+    def _paths(self, keys: Sequence[str]) -> list[str | None]:
+        """As ``_path``, of many keys, which are looked at all together first."""
+        if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
+            return [f"{self.root}/{key}" for key in keys]
+        return [self._path(key) for key in keys]
+
+    def _path_to_write(self, key: str) -> str:
+        path = self._path(key)
+        if path is None:
+            raise InvalidInput(f"{key!r} cannot be the key of an object on a file system")
+        return path
+
+    # -- the protocol --------------------------------------------------------------------------------------------------
+
+    def _read_some(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        outcomes: list[ReadOutcome] = []
+        for read in reads:
+            path = self._path(read.key)
+            outcome = ABSENT if path is None else read_file(path, read)
+            if read.beside is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.beside):
+                outcome = OUTDATED
+            outcomes.append(outcome)
+        return outcomes
+
+    def _is_there(self, other: Beside) -> bool:
+        path = self._path(other.key)
+        status = None if path is None else stat_file(path)
+        if path is None or status is None:
+            return False
+        if generation_of(status, path) == other.generation:
+            return True
+        wait_to_settle(other.generation, status)
+        return False
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        if not reads:
+            return []
+        if len(reads) == 1 and (cached := self.read_at_once(reads[0])) is not None:
+            return [cached]
+        if len(reads) <= _READS_A_HOP:
+            return await self._read_hop(reads[0].key, "reading", lambda: self._read_some(reads))
+        share = max(_READS_A_HOP, -(-len(reads) // _READ_WORKERS))
+        shares = [reads[start : start + share] for start in range(0, len(reads), share)]
+
+        async def one(mine: Sequence[Read]) -> list[ReadOutcome]:
+            return await self._read_hop(mine[0].key, "reading", lambda: self._read_some(mine))
+
+        return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
+
+    def read_at_once(self, read: Read) -> Found | None:
+        """A short read of one version without a hop, which takes longer than it; where nothing has to be waited for, as far as can be told:
+        the file was read a moment ago, and the bytes are in memory. From any thread."""
+        if read.generation is None or read.beside is not None or not READS_CACHED or self._rules.is_network:
+            return None
+        path = self._path(read.key)
+        if path is None:
+            return None
+        nbytes = sum(wanted.end - wanted.start if isinstance(wanted, ByteRange) else _SHORT_READ_BYTES + 1 for wanted in read.ranges)
+        if nbytes > _SHORT_READ_BYTES:
+            return None
+        if path in self._lately:
+            return read_cached(path, read)
+        if len(self._lately) >= _FILES_REMEMBERED:
+            self._lately.clear()
+        self._lately.add(path)
+        return None
+
+    def reads_in_threads(self) -> bool:
+        return READS_CACHED and not self._rules.is_network
+
+    def read_in_memory(self, read: Read) -> Found | None:
+        path = self._path(read.key)
+        found = None if path is None else read_cached(path, read)
+        if found is None and path is not None:
+            fetch_soon(path, read)
+        return found
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        path = self._path_to_write(key)
+        if isinstance(body, Sequence):
+            views = checked_views(body, nbytes, key)
+            return await self._write_hop(key, "writing", lambda: self._write_whole(path, key, views, condition))
+        # What survives at every await below: the old object, until the thread of the last hop has replaced it.
+        file = await self._write_hop(key, "writing", lambda: TemporaryFile(path, key, self._rules))
+        try:
+            async for group in groups(body, nbytes, _GROUP_BYTES, key):
+                await self._write_hop(key, "writing", lambda views=group: file.append(views))  # type: ignore[misc]  # mypy cannot infer a default
+            return await self._write_hop(key, "writing", lambda: file.publish(condition))
+        finally:
+            await self._write_hop(key, "writing", file.close)
+
+    def _write_whole(self, path: str, key: str, views: list[memoryview], condition: Condition) -> Generation:
+        file = TemporaryFile(path, key, self._rules)
+        try:
+            file.append(views)
+            return file.publish(condition)
+        finally:
+            file.close()
+
+    # -- for callers that have a thread of their own -------------------------------------------------------------------
+
+    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """As ``read``, in the calling thread, whichever it is."""
+        return self._read_some(reads)
+
+    def concatenate_here(
+        self,
+        key: str,
+        source: LocalStorage,
+        files: Sequence[tuple[str, int, int]],
+        look: Callable[[], object],
+        before: bytes,
+        after: bytes,
+        condition: Condition,
+    ) -> Generation | None:
+        """Store whole objects of ``source``, each given by key, size and ``Generation.digest``, one behind the other between ``before`` and
+        ``after``.
+
+        In the calling thread, their bytes inside the kernel where it can. ``None``, and nothing was stored, where one of them is not
+        what was given. ``look`` is called now and then; what it raises ends this, and nothing was stored.
+        """
+        path = self._path_to_write(key)
+        try:
+            with closing(TemporaryFile(path, key, self._rules)) as file:
+                file.append([memoryview(before)])
+                for start in range(0, len(files), _FILES_A_LOOK):
+                    look()
+                    some = files[start : start + _FILES_A_LOOK]
+                    for where, (_, nbytes, version) in zip(source._paths([name for name, _, _ in some]), some, strict=True):
+                        if where is None or not file.append_file(where, nbytes, version):
+                            return None
+                file.append([memoryview(after)])
+                return file.publish(condition)
+        except OSError as exc:
+            if isinstance(exc, ShardStoreError):
+                raise
+            raise translated(exc, key, "writing") from exc
+
+    def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
+        """As ``write``, in the calling thread, of pieces that come in groups."""
+        path = self._path_to_write(key)
+        try:
+            with closing(TemporaryFile(path, key, self._rules)) as file:
+                given = 0
+                for group in groups:
+                    views = [byte_view(piece) for piece in group]
+                    given += sum(map(len, views))
+                    if given > nbytes:
+                        break
+                    file.append(views)
+                if given != nbytes:
+                    raise wrong_length(key, nbytes, given)
+                return file.publish(condition)
+        except OSError as exc:
+            if isinstance(exc, ShardStoreError):
+                raise
+            raise translated(exc, key, "writing") from exc
+
+    # -- the rest of the protocol --------------------------------------------------------------------------------------
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        path = self._path_to_write(key)
+        return await self._write_hop(key, "rewriting", lambda: self._compose(path, key, source, segments, condition))
+
+    def _compose(self, path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        if self.capabilities.appends_in_place and any(isinstance(segment, Room) for segment in segments):
+            appended = append_to(path, key, source, segments, condition, self._rules)
+            if appended is not None:
+                return appended
+        try:
+            old = os.open(path, READ_FLAGS)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise ConditionFailed(f"{key!r}, to copy from, is gone") from exc
+        try:
+            status = os.fstat(old)
+            version = version_of(old, status)
+            if not self._is_source(source, version.generation, status):
+                raise ConditionFailed(f"{key!r} is not the version to copy from")
+            extents = Extents(old, status)
+            file = TemporaryFile(path, key, self._rules)
+            try:
+                for segment in segments:
+                    if not isinstance(segment, Copy):
+                        file.append([byte_view(segment.data if isinstance(segment, New) else bytes(segment.nbytes))])
+                        continue
+                    end = segment.offset + segment.nbytes
+                    if end > version.nbytes:
+                        raise InvalidInput(f"bytes [{segment.offset}, {end}) of {key!r} cannot be copied: it has {version.nbytes}")
+                    try:
+                        file.copy(extents, segment.offset, segment.nbytes)
+                    except EOFError as exc:
+                        raise ConditionFailed(str(exc)) from exc
+                after = os.fstat(old)
+                if not same_bytes(status, after) and not was_appended_to(old, version, after):
+                    raise ConditionFailed(f"{key!r} was changed in place while it was being copied")
+                return file.publish(condition)
+            finally:
+                file.close()
+        except OSError as exc:
+            if exc.errno == errno.ESTALE:
+                raise ConditionFailed(f"{key!r} was replaced on another machine while it was being copied") from exc
+            raise
+        finally:
+            os.close(old)
+
+    def _is_source(self, source: Generation, found: Generation, status: os.stat_result) -> bool:
+        if found == source or (not self.capabilities.compare_and_swap and shows_the_same(source, found)):
+            return True  # where versions cannot be told from each other, one writer an object is the rule
+        wait_to_settle(source, status)
+        return False
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        old, new = self._path(source), self._path_to_write(target)
+        if old is None:
+            return None
+        return await self._write_hop(target, f"copying {source!r} to", lambda: self._copy(old, new, source, target))
+
+    def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
+        """Our own writers replace files, so that the open one stays what it is; only who writes in place makes this try again."""
+        for _ in range(_COPY_ATTEMPTS):
+            if self._rules.status(old) is None:
+                return None
+            try:
+                fd = os.open(old, READ_FLAGS)
+            except FileNotFoundError:
+                return None
+            try:
+                status = os.fstat(fd)
+                if not stat_modes.S_ISREG(status.st_mode):
+                    return None
+                version = version_of(fd, status)
+                with closing(TemporaryFile(new, target, self._rules, permissions_at(old, status))) as file:
+                    try:
+                        file.copy(Extents(fd, status), 0, version.nbytes)
+                    except EOFError:
+                        continue
+                    after = os.fstat(fd)
+                    if same_bytes(status, after) or was_appended_to(fd, version, after):
+                        return file.publish(UNCONDITIONAL)
+            except OSError as exc:
+                if exc.errno != errno.ESTALE:  # replaced on another machine
+                    raise
+            finally:
+                os.close(fd)
+        raise StorageError(
+            f"{source!r} cannot be copied: it is being written in place, or replaced again and again; copy it when that is done"
+        )
+
+    async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
+        """Make an empty object at ``key``, unless there is one, that nobody can read who cannot read the object of ``source``.
+
+        What replaces it has its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
+        """
+        self._path_to_write(key)
+
+        def make() -> None:
+            try:
+                make_like(self.root, key, source.root, source_key)
+            except FileNotFoundError as exc:
+                raise ConditionFailed(f"{source_key!r} is gone") from exc
+
+        await self._write_hop(key, "writing", make)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        if target.startswith(f"{source}/"):
+            raise InvalidInput(f"what lies below {source!r} cannot be moved to {target!r}, inside of itself")
+        old, new = self._path(source), self._path_to_write(target)
+        if old is None:
+            return False
+        return await self._write_hop(target, f"renaming {source!r} to", lambda: local_walk.rename_directory(old, new, self._rules))
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        path = self._path(key)
+        if path is None:
+            return False
+        return await self._write_hop(key, "deleting", lambda: self._rules.delete(path, key, condition))
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        share = max(1, -(-len(keys) // _WRITE_WORKERS))
+
+        def delete_some(mine: Sequence[str]) -> None:
+            for key in mine:
+                path = self._path(key)
+                if path is not None:
+                    self._rules.delete(path, key, UNCONDITIONAL)
+
+        async def one(mine: Sequence[str]) -> None:
+            await self._write_hop(mine[0], "deleting", lambda: delete_some(mine))
+
+        # An error is raised when all have ended: nothing is removed any more when this returns.
+        shares = [keys[start : start + share] for start in range(0, len(keys), share)]
+        for outcome in await asyncio.gather(*map(one, shares), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def cut_links(self, prefix: str) -> None:
+        """Remove links to directories below ``prefix``, before what is there is erased: what they lead to is not the store's."""
+        if self._is_prefix(prefix):
+            await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self._rules, prefix))
+
+    async def linked_directories(self) -> list[str]:
+        """The keys of links to directories: what they lead to is not the store's."""
+        return await self._read_hop("", "listing", lambda: local_walk.linked_directories(self.root))
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        path = self._path(key)
+        status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))
+        if path is None or status is None:
+            return None
+        return ObjectInfo(key, status.st_size, listed_generation(status, path))
+
+    def _is_prefix(self, prefix: str) -> bool:
+        """Whether keys can start with ``prefix``: steps out of the root are none of this storage's."""
+        above = prefix.rpartition("/")[0]
+        return not above or ("\0" not in above and all(segment not in ("", ".", "..") for segment in above.split("/")))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        if not self._is_prefix(prefix):
+            return
+        walk = local_walk.walk(self.root, prefix)
+        while found := await self._read_hop(prefix, "listing", lambda: tuple(islice(walk, _LISTED_A_HOP))):
+            for info in found:
+                yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        if not self._is_prefix(prefix):
+            return DirListing((), ())
+        return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
+
+    async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
+        """Remove temporary and lock files, and tails of files, that writers left who died in the middle; how many.
+
+        ``only_count`` leaves them.
+
+        Kept are younger ones, and those of writers that live. On network file systems a day is the least age: locks need not tell
+        there whether another machine's writer lives. The first write in a directory does the same there, whatever the age.
+        """
+
+        def sweep() -> int:
+            files = sweep_tree(self.root, self._rules.is_network, older_than_seconds, only_count=only_count)
+            if self.capabilities.appends_in_place:
+                files += cut_tails(self.root, self._rules, older_than_seconds, only_count=only_count)
+            return files
+
+        return await self._write_hop("", "sweeping", sweep)
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are being appended to, or were."""
+        check_directory(prefix)
+        if not self._is_prefix(prefix):
+            return []
+
+        def look() -> list[Leftover]:
+            left = find_left(self.root, prefix, self._rules.is_network)
+            return left + find_tails(self.root, prefix) if self.capabilities.appends_in_place else left
+
+        return await self._read_hop(prefix, "looking for leftovers", look)
+
+    async def close(self) -> None:
+        pools, self._pools = self._pools, {}
+        if self._pools_pid == os.getpid():
+            for pool in pools.values():
+                pool.shutdown(wait=False)

@@ -1,0 +1,259 @@
+"""A new version of a file, while it is being written and until it is put in the object's place in one step."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+
+from shardstore.errors import StorageError
+from shardstore.model.generation import Condition, Generation, IfAbsent
+from shardstore.storage.base import ConditionFailed
+from shardstore.storage.local.durability import kept_names
+from shardstore.storage.local.extents import Extents
+from shardstore.storage.local.files import READ_FLAGS, fsync_directory, pread, stat_file
+from shardstore.storage.local.lock_files import NO_HARD_LINKS, close_locked, open_to_lock
+from shardstore.storage.local.locks import lock_whole
+from shardstore.storage.local.names import temporary_path
+from shardstore.storage.local.permissions import Permissions, are_those_of, give, permissions_at
+from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local.versions import generation_of, stamp
+
+_COPY_BUFFER_BYTES = 1 << 20
+_VIEWS_A_CALL = 1024  # as many as Linux and macOS take
+_COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
+
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+_TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+class TemporaryFile:
+    """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
+
+    It is locked as long as it is open, which tells sweepers that its writer lives. It has the permissions of the file at ``path``, or
+    where there is none, those of ``like``, if they are given.
+    """
+
+    def __init__(self, path: str, key: str, rules: WriteRules, like: Permissions | None = None) -> None:
+        self._path = path
+        self._key = key
+        self._rules = rules
+        self._parent = os.path.dirname(path)
+        self._copies_in_kernel = hasattr(os, "copy_file_range")
+        self._has_holes = False
+        self._temp = ""
+        self._fd = -1
+        replaced = stat_file(path)
+        self._permissions = like if replaced is None else permissions_at(path, replaced)
+        rules.sweep_once(self._parent)
+        try:
+            self._create()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        mode = 0o666 if self._permissions is None else self._permissions.mode_to_create
+        for attempt in range(PARENT_ATTEMPTS):
+            temp = temporary_path(self._path)
+            try:
+                self._fd = open_to_lock(temp, _CREATE_FLAGS, mode)
+            except FileNotFoundError:
+                # The first write here; or someone deleted the last object here and pruned the directory again.
+                if attempt == PARENT_ATTEMPTS - 1:
+                    raise
+                self._rules.make_directory(self._parent)
+                continue
+            self._temp = temp
+            lock_whole(self._fd, temp)
+            status = os.fstat(self._fd)
+            self._identity = status.st_dev, status.st_ino
+            if status.st_nlink or sys.platform == "win32":
+                if self._permissions is not None:
+                    give(self._fd, self._permissions, status)
+                return
+            # A sweeper was faster with the lock, and took the file for one that was left behind.
+            self._close_descriptor()
+        raise StorageError(f"writing {self._key!r} failed: its temporary file is removed by others as soon as it is there")
+
+    # -- contents ------------------------------------------------------------------------------------------------------
+
+    def append(self, views: Iterable[memoryview]) -> None:
+        waiting = [view for view in views if view]
+        while len(waiting) > 1 and hasattr(os, "writev"):
+            written = os.writev(self._fd, waiting[:_VIEWS_A_CALL])
+            done = 0
+            while done < len(waiting) and written >= len(waiting[done]):
+                written -= len(waiting[done])
+                done += 1
+            del waiting[:done]
+            if written:
+                waiting[0] = waiting[0][written:]
+        for view in waiting:
+            while view:
+                view = view[os.write(self._fd, view) :]
+
+    def copy(self, source: Extents, offset: int, nbytes: int) -> None:
+        """Append bytes of an open file, its holes as holes, inside the kernel where it can. Raises ``EOFError`` where it ends."""
+        for extent in source.within(offset, nbytes):
+            if extent.is_data:
+                self.copy_data(source.fd, extent.offset, extent.nbytes)
+            else:
+                os.lseek(self._fd, extent.nbytes, os.SEEK_CUR)
+                self._has_holes = True
+
+    def copy_data(self, source: int, offset: int, nbytes: int) -> None:
+        """Append bytes of an open file, inside the kernel where it can. Raises ``EOFError`` where it ends."""
+        while nbytes and self._copies_in_kernel:
+            try:
+                done = os.copy_file_range(source, self._fd, min(nbytes, _COPY_CALL_BYTES), offset)
+            except OSError as exc:
+                if exc.errno not in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self._copies_in_kernel = False
+                break
+            if not done:
+                raise self._ended(offset)
+            offset, nbytes = offset + done, nbytes - done
+        while nbytes:
+            data = pread(source, min(nbytes, _COPY_BUFFER_BYTES), offset)
+            if not data:
+                raise self._ended(offset)
+            self.append([memoryview(data)])
+            offset, nbytes = offset + len(data), nbytes - len(data)
+
+    def append_file(self, path: str, nbytes: int, version: int) -> bool:
+        """Append all of a file of ``nbytes``, inside the kernel where it can.
+
+        Whether it was the version with this ``digest`` all the time; if not, what has been appended is worth nothing.
+        """
+        try:
+            fd = os.open(path, READ_FLAGS)
+        except OSError:
+            return False
+        try:
+            self.copy_data(fd, 0, nbytes)
+            # It was named before: what it is called now, it has been since.
+            return generation_of(os.fstat(fd), fd).digest == version != 0
+        except EOFError:
+            return False
+        except OSError as exc:
+            if exc.errno in _TARGET_IS_FULL:
+                raise
+            return False  # reading it by itself tells whose fault it was
+        finally:
+            os.close(fd)
+
+    def _ended(self, offset: int) -> EOFError:
+        return EOFError(f"{self._key!r} ended at byte {offset} while it was being copied")
+
+    # -- publishing ----------------------------------------------------------------------------------------------------
+
+    def publish(self, condition: Condition) -> Generation:
+        """Make this the object. Raises ``ConditionFailed``, and leaves the old one, where ``condition`` does not hold."""
+        if self._has_holes:  # the last of which may be at its end
+            os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
+        stamp(self._fd if os.utime in os.supports_fd else self._temp)
+        if self._permissions is not None and not self._permissions.owner_writes:
+            give(self._fd, self._permissions, os.fstat(self._fd), is_done=True)
+        if self._rules.fsync:
+            os.fsync(self._fd)
+        if self._rules.is_network:
+            # Only then has the server all of it; other machines may open the name as soon as it is there.
+            self._close_descriptor()
+        # Unconditional writes take the lock as well: one of them between another writer's check and its replacing would be lost,
+        # although it came after that check.
+        with self._rules.locked(self._path):
+            replaced = self._rules.check(self._path, self._key, condition)
+            is_kept = self._rules.fsync and self._is_kept(replaced)
+            if isinstance(condition, IfAbsent):
+                self._link()
+            else:
+                if replaced is not None:
+                    self._take_permissions(replaced)
+                self._replace()
+            self._temp = ""
+            if self._rules.fsync:
+                self._sync_names(is_kept)
+            return self._generation()
+
+    def _take_permissions(self, replaced: os.stat_result) -> None:
+        """Those of the file that is replaced in the end, where it is another one than was found first, or was changed."""
+        if sys.platform == "win32" or are_those_of(self._permissions, replaced):
+            return
+        permissions = permissions_at(self._path, replaced)
+        if permissions == self._permissions:
+            return
+        file = self._temp if self._fd < 0 else self._fd
+        give(file, permissions, os.stat(file), is_done=True)
+        if self._rules.fsync and self._fd >= 0:
+            os.fsync(self._fd)
+
+    def _link(self) -> None:
+        try:
+            os.link(self._temp, self._path)  # fails where a writer that takes no locks was faster
+        except FileExistsError as exc:
+            if not self._arrived():
+                raise ConditionFailed(f"{self._key!r} exists") from exc
+        except OSError as exc:
+            if exc.errno not in NO_HARD_LINKS:
+                raise
+            self._replace()  # it was absent, and who writes through shardstore waits for the lock
+            return
+        with suppress(OSError):  # it is stored; another name that it keeps is swept up
+            os.unlink(self._temp)
+
+    def _replace(self) -> None:
+        try:
+            os.replace(self._temp, self._path)
+        except FileNotFoundError:
+            if not self._arrived():
+                raise
+
+    def _arrived(self) -> bool:
+        """Whether this file has its name after all: a network file system may carry out a request twice, and answer for the second time."""
+        status = self._rules.status(self._path)
+        return status is not None and (status.st_dev, status.st_ino) == self._identity
+
+    def _is_kept(self, replaced: os.stat_result | None) -> bool:
+        """Whether the directory's name, and those above, survive the loss of power; before anything is replaced that shows it."""
+        if replaced is not None and kept_names.keeps_object(self._path, replaced):
+            return True
+        return kept_names.keeps_directory(self._parent, self._rules.status)
+
+    def _sync_names(self, is_kept: bool) -> None:
+        fsync_directory(self._parent)
+        if not is_kept:
+            kept_names.flush_above(self._parent, self._rules.status)
+
+    def _generation(self) -> Generation:
+        """The version that was stored; asked for last, because a new name changes the ctime, which belongs to it."""
+        status = os.fstat(self._fd) if self._fd >= 0 else self._rules.status(self._path)
+        if status is None:
+            raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
+        # Replaced at once, by someone who takes no locks: matches nothing any more.
+        if self._fd < 0 and (status.st_dev, status.st_ino) != self._identity:
+            return Generation(f"replaced-{secrets.token_hex(8)}")
+        if self._rules.fsync:
+            kept_names.remember(self._path, status)
+        return generation_of(status, self._path if self._fd < 0 else self._fd)
+
+    def _close_descriptor(self) -> None:
+        fd, self._fd = self._fd, -1
+        close_locked(fd)
+
+    def close(self) -> None:
+        """Let go; what was not published is removed. Never fails: what cannot be removed is swept up later."""
+        temp, self._temp = self._temp, ""
+        try:
+            if temp:
+                with suppress(OSError):
+                    os.unlink(temp)
+        finally:
+            if self._fd >= 0:
+                with suppress(OSError):  # what was published was complete before
+                    self._close_descriptor()

@@ -1,0 +1,160 @@
+"""Local directories as the prefixes of an object store: listed, with one directory in memory a level, and renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_modes
+from collections.abc import Iterator
+from contextlib import suppress
+from operator import itemgetter
+
+from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
+from shardstore.storage.local.durability import kept_names
+from shardstore.storage.local.files import fsync_directory
+from shardstore.storage.local.names import is_reserved
+from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
+from shardstore.storage.local.versions import listed_generation
+
+# What rename(2) answers where a directory that is not empty, or something that is no directory, is at the target.
+_IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+def _entries(directory: str, name_prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """The entries whose names start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``."""
+    try:
+        with os.scandir(directory) as found:
+            entries = [
+                (entry.name + "/" if entry.is_dir() else entry.name, entry)
+                for entry in found
+                if entry.name.startswith(name_prefix) and not is_reserved(entry.name)
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    # "a.b" comes before "a/c": the slash takes part in the order of keys.
+    entries.sort(key=itemgetter(0))
+    return entries
+
+
+def _object(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:  # deleted meanwhile, or a link to nowhere
+        return None
+    return ObjectInfo(key, status.st_size, listed_generation(status, entry.path)) if stat_modes.S_ISREG(status.st_mode) else None
+
+
+def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:
+    """Every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not."""
+    above, slash, name_prefix = prefix.rpartition("/")
+    yield from _walk(os.path.join(root, above) if above else root, above + slash, name_prefix, frozenset())
+
+
+def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
+    for name, entry in _entries(directory, name_prefix):
+        if not name.endswith("/"):
+            info = _object(key_prefix + name, entry)
+            if info is not None:
+                yield info
+            continue
+        below = ancestors
+        if entry.is_symlink():
+            # Only a link can lead back up, and then to where it was before.
+            with suppress(OSError):
+                status = entry.stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity in ancestors:
+                    continue
+                below = ancestors | {identity}
+        yield from _walk(entry.path, key_prefix + name, "", below)
+
+
+def linked_directories(root: str) -> list[str]:
+    """The keys of links to directories below ``root``, which itself may be one, in key order; what they lead to is not looked into."""
+    found = []
+    for directory, names, _ in os.walk(root):
+        found += [os.path.relpath(path, root) for name in names if os.path.islink(path := os.path.join(directory, name))]
+    return sorted(path.replace(os.sep, "/") for path in found)
+
+
+def cut_links(rules: WriteRules, prefix: str) -> None:
+    """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``): themselves, not what they lead to.
+
+    What lies below the root is found through links as well; what is erased there must not be.
+    """
+    top = os.path.join(rules.root, prefix.rstrip("/")) if prefix else rules.root
+    if prefix and os.path.islink(top):
+        os.unlink(top)
+        return
+    for directory, names, _ in os.walk(top, topdown=False):
+        links = [path for name in names if os.path.islink(path := os.path.join(directory, name))]
+        for path in links:
+            os.unlink(path)
+        if links:
+            rules.prune(directory)
+
+
+def list_directory(root: str, prefix: str) -> DirListing:
+    """The direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
+    objects: list[ObjectInfo] = []
+    prefixes: list[str] = []
+    for name, entry in _entries(os.path.join(root, prefix) if prefix else root, ""):
+        if name.endswith("/"):
+            prefixes.append(prefix + name)
+        else:
+            info = _object(prefix + name, entry)
+            if info is not None:
+                objects.append(info)
+    return DirListing(tuple(objects), tuple(prefixes))
+
+
+def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
+    """Make the directory ``source`` the directory ``target``; ``False``, and nothing is changed, where that takes more than a rename.
+
+    The locks of single objects are not taken. A writer that is at work below ``source`` finds its temporary file gone and fails,
+    and nothing of it is stored; its hidden files travel along, and hinder nobody.
+
+    Raises:
+        ConditionFailed: there is an object or a hidden file at ``target`` or below it.
+    """
+    # A link would be moved, not what it leads to, and lead elsewhere from its new place.
+    if os.path.islink(source) or not os.path.isdir(source):
+        return False
+    if not _remove_empty(target, rules) and os.path.lexists(target):
+        raise ConditionFailed(f"there is something at {target} already")
+    parent = os.path.dirname(target)
+    for attempt in range(PARENT_ATTEMPTS):
+        rules.make_directory(parent)
+        try:
+            os.rename(source, target)
+            break
+        except FileNotFoundError:  # the source is gone, or the new parents were empty and somebody removed them
+            if os.path.isdir(source) and attempt < PARENT_ATTEMPTS - 1:
+                continue
+            rules.prune(parent)
+            return False
+        except OSError as exc:
+            rules.prune(parent)
+            if exc.errno == errno.EXDEV:  # another file system is mounted in between
+                return False
+            if exc.errno in _IN_THE_WAY:
+                raise ConditionFailed(f"another writer was faster: there is something at {target} now") from exc
+            raise
+    if rules.fsync:
+        for directory in {parent, os.path.dirname(source)}:
+            fsync_directory(directory)
+        kept_names.flush_above(parent, rules.status)
+    rules.prune(os.path.dirname(source))
+    return True
+
+
+def _remove_empty(directory: str, rules: WriteRules) -> bool:
+    """Remove a directory that holds nothing but such directories; whether that is so."""
+    if os.path.islink(directory):
+        return False
+    try:
+        with os.scandir(directory) as entries:
+            below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # not there, or no directory
+        return False
+    return all(_remove_empty(path, rules) for path in below) and rules.remove_empty(directory)

@@ -1,0 +1,192 @@
+"""A storage on S3 or GCS that reads through obstore, and does through the storage below it what obstore cannot do as well.
+
+The user's filesystem stays: its options say where and who, and its requests do the rest. So both transports find the same versions,
+what a server honours is found out once for both, and both can work on one store at a time.
+
+obstore's ``get_ranges`` takes no condition and asks for more than was wanted: each range is a request of its own, on condition of
+the version, and the answer's version is compared whether the server heeded that or not. A whole object is asked for as a range, since
+only then is the answer held against what was asked for. An empty object, a range past the end, a server that ignores ranges, a
+refusal, a broken connection: all that is no plain answer is asked again of the storage below, with its retries and its errors. So is
+every 404, until obstore has once found an object there.
+
+Checksums that S3 sends with whole objects are compared by botocore, and not by obstore: TLS protects the bytes on their way, the
+checksums of index and chunks the whole of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Generic, TypeVar
+
+from shardstore.model.generation import Condition, Generation
+from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.obstore import requests as obstore_requests
+from shardstore.storage.obstore.requests import Answer, Bucket
+from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import StorageWrapper
+
+logger = logging.getLogger(__name__)
+
+_ELSEWHERE = (301, 302, 307, 308)
+_FIRST_ANSWERS = 3
+"""So many that cannot be used, and none that can: obstore is given up, or every request would be made twice."""
+
+Below = TypeVar("Below", S3Storage, GCSStorage)
+
+
+class ObstoreStorage(StorageWrapper, Generic[Below]):
+    """The same place as ``inner``; reads go through obstore. Kinds say how a bucket is opened, and what names a version."""
+
+    inner: Below
+
+    def __init__(self, inner: Below) -> None:
+        super().__init__(inner)
+        self._is_given_up = False
+        self._in_vain = 0
+        self._has_found = False
+        self._has_told = False
+        self.asked_below = 0
+        """How many reads the storage below answered, although obstore was asked first."""
+
+    def __reduce__(self) -> tuple[type[ObstoreStorage[Below]], tuple[Below]]:
+        return type(self), (self.inner,)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.inner == self.inner
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.inner))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    async def bucket(self) -> Bucket | None:
+        """The bucket as obstore opens it now; ``None`` where requests have to go another way. Raises nothing of obstore's."""
+        raise NotImplementedError
+
+    def version_of(self, answer: Answer) -> Generation | None:
+        """The version that an answer speaks of, named as the storage below does."""
+        raise NotImplementedError
+
+    def condition_on(self, generation: Generation) -> str | None:
+        """The ETag to ask for, where the version has one that can match."""
+        raise NotImplementedError
+
+    def is_left_out(self) -> bool:
+        """Whether obstore is of no use: in a forked process, or where it has been given up."""
+        return self._is_given_up or not obstore_requests.can_run()
+
+    def leave_out(self, reason: Exception) -> None:
+        """Say, once, that obstore cannot be had for this place; it is tried again with the next request."""
+        level = logging.DEBUG if self._has_told else logging.WARNING
+        self._has_told = True
+        text = redacted(str(reason)).partition("\n")[0]
+        logger.log(level, "%s is reached through fsspec's transport, since obstore cannot open it: %s", self.url, text)
+
+    def heed(self, refusal: RequestFailed) -> None:
+        """Note what a refusal, which is no answer, says of all requests to come."""
+        logger.debug("asked again through fsspec's transport: %s", refusal)
+        if refusal.status in _ELSEWHERE:
+            reason = "it is not where the filesystem's endpoint and region say; give the region, client_kwargs={'region_name': …}"
+        elif refusal.status is None and not self._has_found:
+            self._in_vain += 1
+            if self._in_vain < _FIRST_ANSWERS:
+                return
+            reason = f"none of its first answers was of use: {refusal}"
+        else:
+            return
+        if not self._is_given_up:
+            self._is_given_up = True
+            logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
+
+    def _is_absent(self, refusal: RequestFailed) -> bool:
+        """Whether a refusal says that there is no object, by a server that is known to find those that there are.
+
+        One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
+        """
+        return refusal.status == 404 and refusal.code != "NoSuchBucket" and self._has_found
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await read_all(self, reads)
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        if (bucket := await self.bucket()) is None:
+            return await self.inner.get(key, request, generation, most_nbytes)
+        if_match = None if generation is None else self.condition_on(generation)
+        try:
+            async with self.inner.client.bound.slot():
+                answer = await obstore_requests.get(bucket, self.inner.client.full_key(key), request, if_match, most_nbytes)
+        except RequestFailed as exc:
+            if exc.status == 412 and if_match is not None:
+                return CHANGED
+            if self._is_absent(exc):
+                return ABSENT
+            self.heed(exc)
+            return await self._get_below(key, request, generation, most_nbytes)
+        self._has_found = True
+        found = self.version_of(answer)
+        if found is None or answer.is_encoded:
+            return await self._get_below(key, request, generation, most_nbytes)
+        if generation is not None and found != generation:
+            return CHANGED
+        return Part(found, answer.nbytes, answer.data)
+
+    async def _get_below(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None) -> PartOutcome:
+        self.asked_below += 1
+        return await self.inner.get(key, request, generation, most_nbytes)
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        if (bucket := await self.bucket()) is None:
+            return await self.inner.look_up(key, generation)
+        try:
+            async with self.inner.client.bound.slot():
+                answer = await obstore_requests.head(bucket, self.inner.client.full_key(key))
+            found = self.version_of(answer)
+            self._has_found = True
+        except RequestFailed as exc:
+            if self._is_absent(exc):
+                return ABSENT
+            self.heed(exc)
+            found = None
+        if found is None:
+            self.asked_below += 1
+            return await self.inner.look_up(key, generation)
+        return CHANGED if generation is not None and found != generation else Part(found, answer.nbytes, NOTHING)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        part = await self.look_up(key, None)
+        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        return await self.inner.write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        return await self.inner.compose(key, source, segments, condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return await self.inner.rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        return await self.inner.delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        await self.inner.delete_many(keys)
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        return await self.inner.list_dir(prefix)

@@ -1,0 +1,156 @@
+"""Objects in S3 and servers that speak its language, through obstore.
+
+Besides reads, it carries writes that fit into one request, and listings of what lies below a ``/``. A write bears the id, and is judged
+by the rule, of ``lost_answers``: obstore's own repetition, which would take its own success for a conflict, is off.
+
+Through s3fs go: large writes, since obstore has no conditions on them; deletions, copies and probes, where it has none either; listings
+by part of a name, which it does not know. And listings that show an empty object: obstore drops the ``/`` at the end of the marker of
+a directory, which then looks like an object; such a page is listed again. (A marker that is not empty would be shown as an object that
+cannot be read: no tool is known to make those.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+
+from shardstore.model.generation import Condition, Generation
+from shardstore.storage.base import DirListing, ObjectInfo
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.obstore import requests as obstore_requests
+from shardstore.storage.obstore.reading import ObstoreStorage
+from shardstore.storage.obstore.requests import Answer
+from shardstore.storage.obstore.s3_options import Settings, check, current_settings, opened, writes_can_go
+from shardstore.storage.requests.body import Body
+from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.s3.client import canonical_etag
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.s3.upload import put
+
+logger = logging.getLogger(__name__)
+
+_KEYS_A_PAGE = 1000
+
+
+class ObstoreS3Storage(ObstoreStorage[S3Storage]):
+    """The place of an ``S3Storage``. Options that obstore would not heed are refused."""
+
+    def __init__(self, inner: S3Storage) -> None:
+        check(inner.client)
+        super().__init__(inner)
+        self._bucket: obstore.store.S3Store | None = None
+        self._settings: Settings | None = None
+
+    async def bucket(self) -> obstore.store.S3Store | None:
+        if self.is_left_out():
+            return None
+        try:
+            settings = await current_settings(self.inner.client)
+            if settings != self._settings:  # credentials have been renewed
+                self._bucket = None if settings is None else opened(self.inner.client.bucket, settings)
+                self._settings = settings
+        except Exception as exc:  # noqa: BLE001 - none is lost: s3fs asks then, and tells where it cannot either
+            self.leave_out(exc)
+            return None
+        return self._bucket
+
+    def version_of(self, answer: Answer) -> Generation | None:
+        return Generation(canonical_etag(answer.etag)) if answer.etag else None
+
+    def condition_on(self, generation: Generation) -> str | None:
+        return None if generation.token.startswith("W/") else generation.token  # a weak one never matches
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+        inner = self.inner
+        if nbytes > inner.multipart_bytes or not writes_can_go(inner.client) or await self.bucket() is None:
+            return await inner.write(key, body, nbytes, condition)
+        condition = await inner.checked(key, condition)
+
+        async def send(Body: bytes, Metadata: dict[str, str], **conditions: str) -> dict[str, Any]:  # noqa: N803 - PutObject's names
+            return await self._put(key, Body, Metadata, conditions)
+
+        try:
+            return await put(inner.client, key, body, nbytes, condition, send)
+        finally:
+            inner.client.forget_listing(key)
+
+    async def _put(self, key: str, data: bytes, metadata: dict[str, str], conditions: dict[str, str]) -> dict[str, Any]:
+        """One request; where it is refused for other reasons than the condition or the load, nothing is stored, and s3fs asks again."""
+        client = self.inner.client
+        mode: obstore.PutMode = "overwrite"
+        if "IfNoneMatch" in conditions:
+            mode = "create"
+        elif "IfMatch" in conditions:
+            mode = {"e_tag": conditions["IfMatch"]}
+        if (bucket := await self.bucket()) is not None:
+            try:
+                async with client.bound.slot():
+                    return {"ETag": await obstore_requests.put(bucket, client.full_key(key), data, mode, metadata)}
+            except RequestFailed as exc:
+                is_refused = exc.status in (404, 412) and exc.code != "NoSuchBucket" and bool(conditions)
+                if is_refused or exc.is_busy or exc.is_lost:
+                    raise
+                self.heed(exc)
+        return await client.call("put_object", "writing", key, Body=data, Metadata=metadata, **conditions)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        directory = self._directory(prefix)
+        bucket = None if directory is None else await self.bucket()
+        last: str | None = None
+        if bucket is not None:
+            try:
+                async for page in bucket.list(directory, chunk_size=_KEYS_A_PAGE):
+                    infos = self._infos(page)
+                    if infos is None:
+                        break
+                    for info in infos:
+                        yield info
+                        last = info.key
+                else:
+                    return
+            except (BaseError, OSError, ValueError) as exc:
+                logger.debug("listing %s below %r goes on through s3fs: %s", self.url, prefix, exc)
+            self.asked_below += 1
+        async for info in self.inner.list(prefix, last):
+            yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        directory = self._directory(prefix)
+        bucket = None if directory is None else await self.bucket()
+        if bucket is not None:
+            infos: Sequence[ObjectInfo] | None = None
+            try:
+                async with self.inner.client.bound.slot():
+                    found = await bucket.list_with_delimiter_async(directory)
+                infos = self._infos(found["objects"])
+            except (BaseError, OSError, ValueError) as exc:
+                logger.debug("listing %s at %r goes on through s3fs: %s", self.url, prefix, exc)
+            if infos is not None:
+                own = self.inner.client.own_key
+                return DirListing(tuple(infos), tuple(own(name) + "/" for name in found["common_prefixes"]))
+            self.asked_below += 1
+        return await self.inner.list_dir(prefix)
+
+    def _directory(self, prefix: str) -> str | None:
+        """``prefix`` as obstore has it, without the ``/`` at its end; ``None`` where it has none."""
+        full = self.inner.client.full_key(prefix)
+        return full.removesuffix("/") if not full or full.endswith("/") else None
+
+    def _infos(self, page: Iterable[obstore.ObjectMeta]) -> Sequence[ObjectInfo] | None:
+        """What a page shows; ``None`` where that may be more than objects, or does not tell their versions."""
+        own = self.inner.client.own_key
+        infos: list[ObjectInfo] = []
+        for meta in page:
+            if not meta["size"] or not meta["e_tag"]:
+                return None
+            infos.append(ObjectInfo(own(meta["path"]), meta["size"], Generation(canonical_etag(meta["e_tag"]))))
+        return infos

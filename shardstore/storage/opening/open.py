@@ -1,0 +1,320 @@
+"""From what a user calls a target to a storage."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import fsspec.asyn
+import fsspec.core
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.mapping import FSMap
+from fsspec.registry import available_protocols, get_filesystem_class, registry
+from fsspec.spec import AbstractFileSystem
+
+from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.storage.base import Storage
+from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.generic.links import REFERENCES, is_any, is_one, without_dirs
+from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.local.rules import Locks, check_locks
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.opening import options as open_options
+from shardstore.storage.opening.redaction import redacted, shown_cause
+from shardstore.storage.opening.transports import Transport, carried_by, check_transport, taken_from
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.static import as_said, check_static, static_from
+
+_LOCAL = frozenset({"file", "local"})
+_MEMORY = frozenset({"memory"})
+_S3 = frozenset({"s3", "s3a"})
+_GCS = frozenset({"gs", "gcs"})
+_HTTP = frozenset({"http", "https"})
+
+LocalOpener = Callable[[str], LocalStorage]
+"""Makes the storage of a path, with the options that concern local files."""
+
+_OURS = "sharded"
+"""The protocol under which fsspec knows views of stores; registered by ``adapters.fsspec.filesystem``."""
+
+_EXTRAS = dict.fromkeys(_S3, "s3") | dict.fromkeys(_GCS, "gcs") | dict.fromkeys(_HTTP, "http")
+
+
+def open_storage(
+    target: object,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    fsync: bool = True,
+    locks: Locks = "auto",
+    transport: Transport = "fsspec",
+    static: bool | None = None,
+) -> Storage:
+    """The storage that ``target`` names.
+
+    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
+    storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
+    that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks``
+    concern local files only, ``transport``, which ``storage_options`` may name too, S3 and GCS. ``static``, which they may hold too, says
+    that nothing changes while the place is open, or that something may; by default that is so for archives, sets of references and
+    revisions that are named by their hash.
+
+    Raises:
+        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
+            of a store; ``locks``, ``transport`` or ``static`` is no value of that option.
+        Unsupported: a package that it needs is missing; the transport cannot be had there.
+        NotFound: there is no such archive, or set of references, as the target reads through.
+        StorageError: it cannot be opened.
+    """
+    check_locks(locks)
+    _check_encodable(target)
+    options = dict(storage_options or {})
+    transport = taken_from(options, check_transport(transport))
+    static = static_from(options, check_static(static))
+    return as_said(static, carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+
+
+def _check_encodable(target: object) -> None:
+    """Refuse a place whose name no file system and no request can hold; names of local files in no encoding at all are fine."""
+    name = target[1] if isinstance(target, tuple) and len(target) == 2 else target
+    if not isinstance(name, str) or name.isascii():
+        return
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as exc:
+        raise InvalidInput(f"{name!r} holds {exc.object[exc.start]!r}, which UTF-8 cannot hold: no storage is called so") from exc
+
+
+def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storage:
+    if isinstance(target, str):
+        return _open_url(target, options, local)
+    if isinstance(target, os.PathLike):
+        path = os.fsdecode(target)
+        if "://" in path:  # path objects of packages that know URLs
+            return _open_url(path, options, local)
+        open_options.refuse(path, options)
+        return local(path)
+    if options:
+        raise InvalidInput(f"storage_options go with a URL; a {type(target).__name__} has options of its own")
+    if isinstance(target, Storage):
+        return target
+    if isinstance(target, FSMap):
+        return _open_filesystem(target.fs, target.root, local)
+    if isinstance(target, tuple) and len(target) == 2 and isinstance(target[0], AbstractFileSystem):
+        return _open_filesystem(target[0], str(target[1]), local)
+    if isinstance(target, AbstractFileSystem):
+        raise InvalidInput("a filesystem needs a path in it: give (fs, path)")
+    raise InvalidInput(f"a target is a path, a URL, (fs, path), an fsspec mapping or a storage, not a {type(target).__name__}")
+
+
+# -- URLs --------------------------------------------------------------------------------------------------------------
+
+
+def _protocols(url: str) -> list[str]:
+    """The protocol of every link of the chain, outermost first; ``""`` for a plain path."""
+    links = url.split("::")
+    found: list[str] = []
+    for i, link in enumerate(links):
+        protocol, separator, _ = link.partition("://")
+        if separator and "/" not in protocol:
+            found.append(protocol)
+        elif (i < len(links) - 1 and "/" not in link) or (link in available_protocols() and len(links) > 1):
+            found.append(link)  # a link without a path, as in "simplecache::s3://…"
+        else:
+            found.append("")
+    return found
+
+
+def _is_drive(protocol: str) -> bool:
+    return len(protocol) == 1 and protocol.isalpha()
+
+
+def _check_protocols(url: str, protocols: list[str]) -> None:
+    """Every link must be known: fsspec would take ``foo::s3://bucket`` for a local path."""
+    known = {*available_protocols(), *registry}
+    for protocol in protocols:
+        if not protocol or protocol in known or _is_drive(protocol):
+            continue
+        close = difflib.get_close_matches(protocol.lower(), [p for p in known if p != _OURS], 1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise InvalidInput(
+            f"the protocol {protocol!r} of {redacted(url)!r} is not known: {hint}Any that fsspec knows will do, such as file://, "
+            "memory://, s3://, gs://, https://; a package that brings another has to be installed"
+        )
+
+
+def _without_ours(url: str, options: dict[str, Any]) -> str:
+    """``url`` without a ``sharded::`` before it, which says what this package does in any case.
+
+    Raises:
+        InvalidInput: a view of a store stands elsewhere in the chain, where it would be sharded once more.
+    """
+    first, separator, rest = url.partition("::")
+    if first in (_OURS, f"{_OURS}://") and separator:
+        if _OURS in options:
+            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: options of the store itself are arguments of their own")
+        url = rest
+    if _OURS in _protocols(url):
+        raise InvalidInput(
+            f"{redacted(url)!r} is, or reads through, a view of a store, which shows chunks: a view of that would shard them once more. "
+            f"Leave {_OURS}:: out, or put it at the very front with the path at the end"
+        )
+    return url
+
+
+def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
+    url = _without_ours(url, options)
+    if not url:
+        raise InvalidInput("an empty string names no target; '.' is the current directory")
+    protocols = _protocols(url)
+    if protocols == [""] or (len(protocols) == 1 and _is_drive(protocols[0])):
+        open_options.refuse(url, options)
+        return local(url)
+    _check_protocols(url, protocols)
+    shown = redacted(url)
+    options_by_link = open_options.by_link(shown, [protocol or "file" for protocol in protocols], options)
+    if len(protocols) == 1:
+        (protocol,) = protocols
+        if protocol in _LOCAL:
+            open_options.refuse(shown, options_by_link[protocol])
+            return local(LocalFileSystem._strip_protocol(url))
+        if protocol == "memory" and options_by_link[protocol].get("global_store", True):
+            open_options.refuse(shown, {k: v for k, v in options_by_link[protocol].items() if k != "global_store"})
+            return MemoryStorage(MemoryFileSystem._strip_protocol(url))
+    fs, path = _filesystem_of(url, shown, options_by_link)
+    return _open_filesystem(fs, path, local, url)
+
+
+def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
+    chain = list(options_by_link)
+    for protocol, options in options_by_link.items():
+        try:
+            cls = get_filesystem_class(protocol)
+        except ImportError as exc:
+            extra = _EXTRAS.get(protocol)
+            remedy = how_to_install(extra) if extra else str(exc)
+            raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
+        open_options.check(shown, protocol, cls, options, chain)
+    try:
+        if chain[0] in REFERENCES:
+            return _references(url, options_by_link), url.partition("::")[0].partition("://")[2]
+        # All options by link: of those at the top fsspec drops some, "mode" among them, without a word.
+        fs, path = fsspec.core.url_to_fs(url, **_given(options_by_link))
+    except ImportError as exc:
+        raise Unsupported(f"{shown!r} needs a package that is not installed: {exc}") from exc
+    except ShardStoreError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a secret
+        raise _cannot_be_opened(shown, chain, options_by_link, exc) from shown_cause(exc)
+    # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
+    return fs, "" if url.startswith("dir::") else str(path)
+
+
+def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFileSystem:
+    """The filesystem of a link by the arguments that fsspec makes of the chain behind it, ``fo``, ``target_protocol`` and so on.
+
+    References are opened as those of a URL are. Raises whatever the filesystem raises.
+    """
+    from shardstore.storage.references.json import for_inner_links, reference_filesystem  # seldom needed
+
+    given = for_inner_links(options)
+    return reference_filesystem(given) if protocol in REFERENCES else get_filesystem_class(protocol)(**given)
+
+
+def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    given = {protocol: dict(options) for protocol, options in options_by_link.items()}
+    for protocol in REFERENCES & given.keys():
+        from shardstore.storage.references.json import for_inner_link  # seldom needed
+
+        given[protocol] = for_inner_link(given[protocol])
+    return given
+
+
+def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem:
+    """The filesystem of a URL of references: those of its options, or of the chain behind it."""
+    from shardstore.storage.references.json import reference_filesystem  # seldom needed
+
+    (protocol, options), *below = options_by_link.items()
+    given = dict(options)
+    if below:
+        given |= {"fo": url.partition("::")[2], "target_options": {name: dict(of_link) for name, of_link in below}}
+    if "fo" not in given:
+        raise InvalidInput(
+            f"{redacted(url)!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
+            "as the storage option fo"
+        )
+    return reference_filesystem(given)
+
+
+def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
+    """The error to raise, from ``exc``, where a filesystem could not be made."""
+    what = f"{shown!r} cannot be opened"
+    if isinstance(exc, TypeError | KeyError | AttributeError):
+        given = {name: value for of_link in options.values() for name, value in of_link.items()}
+        return open_options.unusable_options(f"{what}: {chain[0]!r} takes other options", given, exc)
+    if isinstance(exc, FileNotFoundError):
+        return NotFound(f"{what}: there is no such file ({_reason(exc)})")
+    if isinstance(exc, PermissionError):
+        return AccessDenied(f"{what}: access was denied ({_reason(exc)})")
+    if is_unreachable(exc):
+        return StorageError(f"{what}: the server cannot be reached: {CHECK_ENDPOINT} ({_reason(exc)})")
+    if isinstance(exc, ValueError):
+        return InvalidInput(f"{what}: {_reason(exc)}")
+    return StorageError(f"{what}: {_reason(exc)}")
+
+
+def _reason(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {redacted(str(exc))}"
+
+
+# -- filesystems -------------------------------------------------------------------------------------------------------
+
+
+def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url: str | None = None) -> Storage:
+    if is_any(fs, frozenset({_OURS})):
+        raise InvalidInput(
+            f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
+            "shard them once more. Give the filesystem below it"
+        )
+    if is_any(fs, REFERENCES):
+        from shardstore.storage.references.json import check_made_by_user  # seldom needed
+
+        check_made_by_user(fs)
+    fs, path = without_dirs(fs, path)
+    if isinstance(fs, LocalFileSystem) and is_one(fs, _LOCAL):
+        return local(fs._strip_protocol(path))
+    if isinstance(fs, MemoryFileSystem) and is_one(fs, _MEMORY) and fs.store is MemoryFileSystem.store:
+        return MemoryStorage(fs._strip_protocol(path))
+    fs = on_io_loop(fs)
+    if is_one(fs, _S3) and isinstance(fs, AsyncFileSystem):
+        return S3Storage(fs, path)
+    if is_one(fs, _GCS) and isinstance(fs, AsyncFileSystem):
+        return GCSStorage(fs, path)
+    if is_one(fs, _HTTP) and isinstance(fs, AsyncFileSystem):
+        return HTTPStorage(fs, path)
+    return GenericStorage(fs, path, url)
+
+
+# Synchronous filesystems do not know which process they belong to; this is where each was first seen.
+_first_seen_in: WeakKeyDictionary[AbstractFileSystem, int] = WeakKeyDictionary()
+
+
+def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
+    """``fs``, or one with the same options where it belongs to another loop, or to the process that this one was forked from."""
+    if isinstance(fs, MemoryFileSystem):  # what it holds came with the fork, and cannot be made again
+        return fs
+    is_async = isinstance(fs, AsyncFileSystem)
+    made_in = getattr(fs, "_pid", os.getpid()) if is_async else _first_seen_in.setdefault(fs, os.getpid())
+    if made_in == os.getpid() and (not is_async or (not fs.asynchronous and fs._loop is fsspec.asyn.get_loop())):
+        return fs
+    options = {k: v for k, v in fs.storage_options.items() if k not in ("asynchronous", "loop")}
+    return type(fs)(*fs.storage_args, **options, **({"asynchronous": False} if is_async else {}))

@@ -1,0 +1,78 @@
+"""Which client library carries the requests to an object store: the user's fsspec filesystem, or obstore with that one's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, cast, get_args
+
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.storage.base import Storage
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import innermost
+
+Transport = Literal["fsspec", "obstore"]
+
+_PROTOCOLS = ("s3", "s3a", "gs", "gcs")
+
+OPTION = "transport"
+"""Among ``storage_options`` too, so that everything that takes those takes it."""
+
+
+def check_transport(transport: object) -> Transport:
+    """Raise ``InvalidInput`` where it is none."""
+    if transport not in get_args(Transport):
+        raise InvalidInput(f"{OPTION}={transport!r} is not one of {', '.join(map(repr, get_args(Transport)))}")
+    return cast("Transport", transport)
+
+
+def taken_from(options: MutableMapping[str, Any], given: Transport) -> Transport:
+    """The transport that ``options`` name, also under the protocol, or else the one that was ``given``; they are left without it.
+
+    Raises:
+        InvalidInput: they name none that there is, or another one than was given.
+    """
+    named: set[Transport] = set()
+    if OPTION in options:
+        named.add(check_transport(options.pop(OPTION)))
+    for protocol in _PROTOCOLS:
+        of_link = options.get(protocol)
+        if isinstance(of_link, Mapping) and OPTION in of_link:
+            named.add(check_transport(of_link[OPTION]))
+            options[protocol] = {name: value for name, value in of_link.items() if name != OPTION}
+    if given != "fsspec":
+        named.add(given)
+    if len(named) > 1:
+        raise InvalidInput(f"{OPTION} is given twice, and differently: {' and '.join(map(repr, sorted(named)))}")
+    return named.pop() if named else "fsspec"
+
+
+def carried_by(transport: Transport, storage: Storage) -> Storage:
+    """``storage`` with its requests carried by ``transport``.
+
+    Raises:
+        Unsupported: obstore is not installed, or not made for this kind of storage or its options.
+    """
+    if transport == "fsspec":
+        return storage
+    if not isinstance(innermost(storage), S3Storage | GCSStorage):
+        raise Unsupported(f"transport='obstore' is for s3:// and gs://, not for {storage.url}, which is of the kind {storage.kind!r}")
+    try:  # an extra, and slow to import
+        from shardstore.storage.obstore.gcs import ObstoreGCSStorage
+        from shardstore.storage.obstore.s3 import ObstoreS3Storage
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] != "obstore":
+            raise
+        raise Unsupported(f"transport='obstore' needs a package that is not installed: {how_to_install('obstore')}") from exc
+    match storage:
+        case S3Storage():
+            return ObstoreS3Storage(storage)
+        case GCSStorage():
+            return ObstoreGCSStorage(storage)
+    layer: object = storage
+    while layer is not None:
+        if isinstance(layer, ObstoreS3Storage | ObstoreGCSStorage):
+            return storage
+        layer = getattr(layer, "inner", None)
+    raise Unsupported(f"transport='obstore' cannot be put beneath a {type(storage).__name__}: open what it wraps with it")

@@ -1,0 +1,282 @@
+"""Stores of the draft's interface as underlying storage, whoever wrote them.
+
+Specification: draft core protocol 3.0, "Abstract store interface"; sharding storage transformer 1.0 (draft), "API implementation".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from shardstore.errors import ShardStoreError, StorageError
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
+from shardstore.storage.base import (
+    ABSENT,
+    CHANGED,
+    UNKNOWN_NBYTES,
+    DirListing,
+    Failed,
+    Found,
+    ObjectInfo,
+    Read,
+    ReadOutcome,
+    Storage,
+)
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
+from shardstore.storage.requests.body import joined
+from shardstore.storage.requests.conditions import check_deletion, failed
+
+T = TypeVar("T")
+
+WITHOUT_VERSIONS = "partial-access"
+"""The kind of stores that know no versions."""
+
+_MOST_WITNESS_BYTES = 4 * 2**20
+_WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
+
+
+@runtime_checkable
+class StoreWithPartialAccess(Protocol):
+    """The draft's interface, as far as a storage transformer needs it of the store below. Keys and prefixes are strings.
+
+    Ranges are ``(start, length)``, ``None`` for all; a negative start counts from the end, which is how the index of a shard is read
+    (the draft has no such start, zarr-python's stores do). It also needs ``set(key, value)``, or ``store[key] = value`` as zarr-python 2's
+    stores have it. What is optional is used where it is there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
+    """
+
+    def get_partial_values(self, key_ranges: Any) -> Sequence[BytesLike | None]: ...
+
+    def erase(self, key: str) -> None: ...
+
+    def list_prefix(self, prefix: str) -> Iterable[str]: ...
+
+    def list_dir(self, prefix: str) -> tuple[Iterable[str], Iterable[str]]: ...
+
+
+def underlying_storage(target: object) -> Storage | None:
+    """The storage that a target of the draft's interface is; ``None`` where it is something else."""
+    storage = getattr(target, "as_storage", None)
+    if callable(storage):
+        found = storage()
+        assert isinstance(found, Storage)
+        return found
+    if isinstance(target, Storage):
+        return None
+    if not isinstance(target, StoreWithPartialAccess):
+        return None
+    return PartialAccessStorage(target) if hasattr(target, "set") or hasattr(target, "__setitem__") else None
+
+
+class PartialAccessStorage(ReadsAndWrites):
+    """A store of the draft's interface, called in threads, one call at a time.
+
+    It knows no versions. A version is told here by a witness: the range that was read first, the index of a shard as a rule, which is
+    read again beside whatever is asked for of that version. So chunks are never cut out by the index of another version; but nothing
+    keeps two writers from losing each other's chunks, and nothing is claimed.
+    """
+
+    def __init__(self, store: StoreWithPartialAccess) -> None:
+        self._store = store
+        self._lock = asyncio.Lock()
+
+    def __reduce__(self) -> tuple[type[PartialAccessStorage], tuple[StoreWithPartialAccess]]:
+        return type(self), (self._store,)
+
+    def __repr__(self) -> str:
+        return f"PartialAccessStorage({self._store!r})"
+
+    @property
+    def url(self) -> str:
+        return f"<{type(self._store).__name__} at {id(self._store):#x}>"
+
+    @property
+    def kind(self) -> str:
+        return WITHOUT_VERSIONS
+
+    @property
+    def documents_first(self) -> bool:
+        """As ``EngineStorage`` says it, where this is of a transformer."""
+        return hasattr(self._store, "as_storage")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    async def probe(self) -> Capabilities:
+        return self.capabilities
+
+    def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
+        """As ``ToldByRanges`` says it."""
+        generation = _witnessed(request, data)
+        return None if _witness_of(generation) is None else generation
+
+    async def _call(self, what: str, key: str, call: Callable[[], T]) -> T:
+        async with self._lock:
+            try:
+                return await asyncio.to_thread(call)
+            except ShardStoreError:
+                raise
+            except Exception as exc:
+                raise StorageError(f"{what} {key!r} in {self.url} failed: {type(exc).__name__}: {exc}") from exc
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """One call of ``get_partial_values``."""
+        asked = [_asked(read) for read in reads]
+        key_ranges = [(read.key, _range_of(r)) for read, ranges in zip(reads, asked, strict=True) for r in ranges or ()]
+        found: Sequence[BytesLike | None] = ()
+        if key_ranges:
+            found = await self._call("reading", key_ranges[0][0], lambda: list(self._store.get_partial_values(key_ranges)))
+            if len(found) != len(key_ranges):
+                raise StorageError(f"{self.url} answered {len(found)} values for {len(key_ranges)} ranges")
+        values = iter(found)
+        outcomes: list[ReadOutcome] = []
+        for read, ranges in zip(reads, asked, strict=True):
+            mine = [next(values) for _ in ranges or ()]
+            outcomes.append(CHANGED if ranges is None else _outcome(read, ranges, mine))
+        return outcomes
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        if condition != UNCONDITIONAL and not await self._holds(key, condition):
+            raise failed(key, self.url)
+        data = await joined(body, nbytes, key)
+        await self._call("writing", key, lambda: _set(self._store, key, data))
+        return _witnessed(EVERYTHING, data)
+
+    async def _holds(self, key: str, condition: Condition) -> bool:
+        """Now; another writer may come before the write."""
+        generation = condition.generation if isinstance(condition, IfGeneration) else None
+        (outcome,) = await self.read([Read(key, (), generation)])
+        if outcome == CHANGED and generation is not None and _witness_of(generation) is None:  # it is told by all its bytes
+            (outcome,) = await self.read([Read(key, (EVERYTHING,))])
+            return isinstance(outcome, Found) and outcome.generation == generation
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return isinstance(outcome, Found) is not isinstance(condition, IfAbsent)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        (found,) = await self.read([Read(key, ())])
+        if not isinstance(found, Found):
+            return False
+        if condition != UNCONDITIONAL and not await self._holds(key, condition):
+            raise failed(key, self.url)
+        await self._call("deleting", key, lambda: _erase(self._store, [key]))
+        return True
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        if keys:
+            await self._call("deleting", keys[0], lambda: _erase(self._store, keys))
+
+    # -- listing -------------------------------------------------------------------------------------------------------
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        directory = prefix[: prefix.rfind("/") + 1]
+
+        def listed() -> list[ObjectInfo]:
+            everything = getattr(self._store, "list", None)
+            keys = everything() if not directory and callable(everything) else self._store.list_prefix(directory)
+            return _sized(self._store, (key for key in keys if key.startswith(prefix)))
+
+        for info in await self._call("listing", prefix, listed):
+            yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+
+        def listed() -> DirListing:
+            keys, prefixes = self._store.list_dir(prefix)
+            return DirListing(tuple(_sized(self._store, keys)), tuple(sorted(prefixes)))
+
+        return await self._call("listing", prefix, listed)
+
+    async def close(self) -> None:
+        """The store is the user's, and stays open."""
+
+
+def _sized(store: Any, keys: Iterable[str]) -> list[ObjectInfo]:
+    """Objects in the order of their keys, with their sizes where the store tells them."""
+    getsize: Callable[[str], int] | None = getattr(store, "getsize", None)
+    return [ObjectInfo(key, UNKNOWN_NBYTES if getsize is None else int(getsize(key))) for key in sorted(keys)]
+
+
+def _set(store: Any, key: str, data: bytes) -> None:
+    if hasattr(store, "set"):
+        store.set(key, data)
+    else:
+        store[key] = data
+
+
+def _erase(store: Any, keys: Sequence[str]) -> None:
+    """What is not there is no error, as with ``erase_values``: a store may raise for it."""
+    if hasattr(store, "erase_values"):
+        store.erase_values(list(keys))
+        return
+    for key in keys:
+        if next(iter(store.get_partial_values([(key, (0, 1))]))) is not None:
+            store.erase(key)
+
+
+def _range_of(request: ByteRequest) -> tuple[int, int | None]:
+    match request:
+        case ByteRange(start, end):
+            return start, end - start
+        case ByteOffset(start):
+            return start, None
+        case ByteSuffix(nbytes):
+            return -nbytes, None
+
+
+def _asked(read: Read) -> list[ByteRequest] | None:
+    """The ranges of a read, and behind them the witness of the version that is asked for; ``None`` where that has none."""
+    ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 1)]  # of none a store may say that there is nothing
+    if read.generation is None:
+        return ranges
+    witness = _witness_of(read.generation)
+    return None if witness is None else [*ranges, witness]
+
+
+def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLike | None]) -> ReadOutcome:
+    pieces = [memoryview(value).cast("B") for value in values if value is not None]
+    if len(pieces) < len(values):
+        return ABSENT if not pieces else CHANGED
+    if read.generation is not None and _witnessed(ranges[-1], pieces[-1]) != read.generation:
+        return CHANGED
+    nbytes = min(_told_nbytes(request, len(piece)) for request, piece in zip(ranges, pieces, strict=True))
+    generation = read.generation or _witnessed(ranges[0], pieces[0])
+    return Found(generation, nbytes, tuple(pieces[: len(read.ranges)]))
+
+
+def _told_nbytes(request: ByteRequest, got: int) -> int:
+    """The size of the object, or what it is at most where the request starts behind its end, as far as the answer tells it."""
+    match request:
+        case ByteRange(start, end):
+            return UNKNOWN_NBYTES if got == end - start else start + got
+        case ByteSuffix(nbytes):
+            return UNKNOWN_NBYTES if got == nbytes else got
+        case ByteOffset(start):
+            return start + got
+
+
+def _witnessed(request: ByteRequest, data: BytesLike) -> Generation:
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    if isinstance(request, ByteRange | ByteSuffix) and 0 < len(data) <= _MOST_WITNESS_BYTES:
+        start, length = _range_of(request)
+        return Generation(f"{start}:{'' if length is None else length}:{digest}")
+    return Generation(f"::{digest}")
+
+
+def _witness_of(generation: Generation) -> ByteRequest | None:
+    match = _WITNESS.fullmatch(generation.token)
+    if match is None:
+        return None
+    start, length = match.groups()
+    return ByteRange(int(start), int(start) + int(length)) if length else ByteSuffix(-int(start))

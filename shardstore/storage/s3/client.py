@@ -1,0 +1,185 @@
+"""Calls to one bucket through the user's s3fs instance, with errors translated once, here.
+
+Credentials, endpoint and retries stay those of the instance. Nothing of s3fs or botocore is imported: their exceptions
+are told apart by the response that they carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from shardstore.errors import AccessDenied, ShardStoreError, StorageError
+from shardstore.model.generation import Generation
+from shardstore.storage.base import ServerTimes
+from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
+from shardstore.storage.opening.options import unusable_options
+from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, server_times
+
+_NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
+
+
+def canonical_etag(etag: str) -> str:
+    """The ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay what they are."""
+    return etag if etag.startswith("W/") else '"' + etag.strip('"') + '"'
+
+
+def head_of(response: Mapping[str, Any], key: str) -> Head:
+    """What the answer to a HEAD says."""
+    return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
+
+
+def generation_of(response: Mapping[str, Any], key: str) -> Generation:
+    """The version that an answer speaks of."""
+    etag = response.get("ETag")
+    if not etag:
+        raise StorageError(f"the server's answer for {key!r} has no ETag: versions cannot be told apart there")
+    return Generation(canonical_etag(etag))
+
+
+def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:
+    """What an answer has to say for the work to go on."""
+    value: str | None = response.get(name)
+    if not value:
+        raise StorageError(f"{action} {key!r}: the server's answer has no {name}")
+    return value
+
+
+def _response_of(exc: BaseException) -> Mapping[str, Any]:
+    """The server's answer that botocore attached to its error, which s3fs makes the cause of its own."""
+    for error in (exc, exc.__cause__):
+        response = getattr(error, "response", None)
+        if isinstance(response, Mapping):
+            return response
+    return {}
+
+
+def _has_no_credentials(exc: BaseException) -> bool:
+    names = {base.__name__ for error in (exc, exc.__cause__) if error is not None for base in type(error).__mro__}
+    return not names.isdisjoint({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"})
+
+
+def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardStoreError:
+    """The error to raise, from ``exc``, where a request failed."""
+    if isinstance(exc, ShardStoreError):
+        return exc
+    if _has_no_credentials(exc):
+        return AccessDenied(
+            f"{action} {where}: no usable credentials were found ({exc}); give storage_options with key and secret, or profile, "
+            "or anon=True for public buckets"
+        )
+    if is_unreachable(exc):
+        error = RequestFailed(f"{action} {where}: the server cannot be reached: {CHECK_ENDPOINT} ({exc})")
+        error.is_unreachable = True
+        return error
+    response = _response_of(exc)
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if status is None and code.isdecimal():
+        status = int(code)
+    if status in (401, 403) or (status is None and isinstance(exc, PermissionError)):
+        return AccessDenied(
+            f"{action} {where}: the server denied access ({code or exc}). Without the permission ListBucket it says so of absent ones too; "
+            "public buckets may need storage_options={'anon': True}, others {'requester_pays': True}"
+        )
+    if code == "NoSuchBucket":
+        error = RequestFailed(
+            f"{action} {where}: the bucket {bucket!r} does not exist there. Create it, or correct its name; where it is on another server "
+            "than AWS's, give that as storage_options={'endpoint_url': …}"
+        )
+    else:
+        error = RequestFailed(f"{action} {where} failed: {code or type(exc).__name__}: {exc}")
+    error.status, error.code = status, code
+    return error
+
+
+class S3Client:
+    """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
+
+    def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
+        self.fs = fs
+        self.bucket = bucket
+        self.prefix = prefix
+        self.bound = Bound(concurrency)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    def endpoint(self) -> str:
+        """Which server this talks to, as far as its abilities go."""
+        return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or "aws")
+
+    @property
+    def is_aws(self) -> bool:
+        """Whether the server is Amazon's own, whose manual can be believed; after ``connect``, or a request, it is known for sure.
+
+        The environment and the configuration files can name another one too, of which s3fs does not know.
+        """
+        connected = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
+        endpoint = self.endpoint if connected is None else str(connected)
+        return endpoint == "aws" or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    async def connect(self) -> None:
+        """Make sure that it is known which server this talks to. Raises as ``call`` does."""
+        try:
+            await self.fs.set_session()
+        except Exception as exc:
+            raise translated(exc, "connecting to", self.url, self.bucket) from exc
+
+    def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
+        """When AWS stored what it answers with, and answered. ``None`` where these may be other times.
+
+        Other servers may show those of files, which programs can set; so may AWS where the bucket is another thing, which its name tells:
+        an access point, perhaps to a file system, a directory bucket, in which objects are renamed with their times, or objects that a
+        function makes. Of an upload in parts, as its ETag shows, it is the time at which that was begun.
+        """
+        if not self.is_aws or _NO_PLAIN_BUCKET.search(self.bucket) or "-" in str(response.get("ETag")):
+            return None
+        headers = response["ResponseMetadata"].get("HTTPHeaders", {})
+        return server_times(headers.get("last-modified"), headers.get("date"))
+
+    def full_key(self, key: str) -> str:
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def own_key(self, full_key: str) -> str:
+        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
+
+    async def unbounded_call(self, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
+        """One request, by a caller that holds a slot of ``bound``."""
+        try:
+            # Who pays goes with every request: not all versions of s3fs add it to all calls. Operations that do not know it do without.
+            response: dict[str, Any] = await self.fs._call_s3(method, self.fs.req_kw, Bucket=self.bucket, **parameters)
+        except Exception as exc:
+            if isinstance(exc, TypeError | AttributeError | KeyError | ValueError) and getattr(self.fs, "_s3", self) is None:
+                raise unusable_options(f"{action} {where} failed", self.fs.storage_options, exc) from exc
+            raise translated(exc, action, where, self.bucket) from exc
+        return response
+
+    async def call(self, method: str, action: str, key: str, **parameters: Any) -> dict[str, Any]:
+        """One request on the object of ``key``. Raises ``AccessDenied`` or ``RequestFailed``."""
+        async with self.bound.slot():
+            return await self.unbounded_call(method, action, repr(key), Key=self.full_key(key), **parameters)
+
+    async def call_bucket(self, method: str, action: str, **parameters: Any) -> dict[str, Any]:
+        """One request on the bucket."""
+        async with self.bound.slot():
+            return await self.unbounded_call(method, action, self.url, **parameters)
+
+    async def head(self, key: str, **conditions: str) -> Head | None:
+        """Version and size of the object, ``None`` where there is none. A failed condition is ``RequestFailed``, status 412."""
+        try:
+            response = await self.call("head_object", "looking up", key, **conditions)
+        except RequestFailed as exc:
+            if exc.status == 404 and exc.code != "NoSuchBucket":
+                return None
+            raise
+        return head_of(response, key)
+
+    def forget_listing(self, key: str) -> None:
+        """s3fs remembers listings, which do not see what is done past its own methods."""
+        self.fs.invalidate_cache(f"{self.bucket}/{self.full_key(key)}")

@@ -1,0 +1,157 @@
+"""Copying one S3 object within its bucket, by requests that carry none of its bytes.
+
+CopyObject copies one version, whole, with its metadata. It stops at 5 GiB: longer objects are put together from parts, of
+which each is copied on condition that the source still has the ETag that was seen first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
+from shardstore.model.generation import Generation
+from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, head_of, member_of
+from shardstore.storage.s3.upload import abort
+
+_MAX_COPY_BYTES = 5 << 30  # what CopyObject takes
+_TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, others call it otherwise: the size is looked up
+_MIN_PART_BYTES = 512 << 20
+_MAX_PARTS = 10_000
+_PARTS_AT_ONCE = 16
+_ATTEMPTS = 5
+
+# Everything that a HEAD shows and that a multipart upload can be given; CopyObject keeps it by itself.
+_KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType", "WebsiteRedirectLocation")
+
+
+async def copy_object(client: S3Client, source: str, target: str) -> Generation | None:
+    """Store one version of ``source`` at ``target``; the new object's version, or ``None`` where there is no source.
+
+    The copy keeps the user metadata, with the id of the write that made the source. That confirms nothing wrongly: an id is drawn
+    for one write, and looked for only at the key of that write, while its answer is missing.
+
+    Raises:
+        Conflict: a source of more than 5 GiB kept changing.
+    """
+    if source == target:  # S3 refuses that
+        head = await client.head(source)
+        return None if head is None else head.generation
+    try:
+        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=copy_source(client, source))
+    except RequestFailed as exc:
+        if exc.status == 404 and exc.code != "NoSuchBucket":
+            return None
+        if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > _MAX_COPY_BYTES):
+            return await _copy_large(client, source, target)
+        raise
+    return copied_version(response.get("CopyObjectResult"), source)
+
+
+def copy_source(client: S3Client, key: str) -> dict[str, str]:
+    """How a copying request names the object to copy from."""
+    return {"Bucket": client.bucket, "Key": client.full_key(key)}
+
+
+def copied_version(result: Mapping[str, Any] | None, source: str) -> Generation:
+    """The version that a copy made. A server that starts to answer before it has copied can report a failure only in a 200."""
+    if not result or not result.get("ETag"):
+        raise StorageError(f"copying {source!r}: the server's answer does not say that it was copied")
+    return Generation(canonical_etag(result["ETag"]))
+
+
+async def _copy_large(client: S3Client, source: str, target: str) -> Generation | None:
+    for _ in range(_ATTEMPTS):
+        try:
+            head = await client.call("head_object", "looking up", source)
+        except RequestFailed as exc:
+            if exc.status == 404 and exc.code != "NoSuchBucket":
+                return None
+            raise
+        copied = await _copy_version(client, source, target, head)
+        if copied is not None:
+            return copied
+    raise Conflict(f"{source!r} in {client.url} kept changing while it was being copied: try again")
+
+
+async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
+    """Copy the version that ``head`` speaks of, in parts; ``None``, and nothing is stored, where it has been replaced."""
+    old, write_id = head_of(head, source), uuid.uuid4().hex
+    kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
+    metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
+    created = await client.call("create_multipart_upload", f"copying {source!r} to", target, Metadata=metadata, **kept)
+    upload_id = member_of(created, "UploadId", f"copying {source!r} to", target)
+    copied: Generation | None = None
+    # As with any upload: the server keeps the parts, and charges for them, until it is completed or aborted.
+    try:
+        etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes)
+        # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
+        current = await client.head(source) if etags is not None else None
+        if etags is not None and current == old:
+            copied = await _complete(client, source, target, upload_id, etags, write_id)
+    finally:
+        if copied is None:
+            await asyncio.shield(asyncio.ensure_future(abort(client, target, upload_id)))
+    return copied
+
+
+async def _copy_parts(
+    client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
+) -> list[dict[str, Any]] | None:
+    """Copy the parts; what completing the upload asks for, or ``None`` where the source is another version now."""
+    part_bytes = max(_MIN_PART_BYTES, -(-nbytes // _MAX_PARTS))
+    free = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+    async def copy(number: int, start: int) -> dict[str, Any]:
+        async with free:
+            response = await client.call(
+                "upload_part_copy",
+                f"copying a part of {source!r} to",
+                target,
+                UploadId=upload_id,
+                PartNumber=number,
+                CopySource=copy_source(client, source),
+                CopySourceRange=f"bytes={start}-{min(start + part_bytes, nbytes) - 1}",
+                CopySourceIfMatch=version.token,
+            )
+        return {"PartNumber": number, "ETag": copied_version(response.get("CopyPartResult"), source).token}
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            copies = [group.create_task(copy(i, start)) for i, start in enumerate(range(0, nbytes, part_bytes), 1)]
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+        if isinstance(first, RequestFailed) and (first.status == 412 or (first.status == 404 and first.code == "NoSuchKey")):
+            return None
+        raise first from None  # the others are consequences
+    return [task.result() for task in copies]
+
+
+async def _complete(client: S3Client, source: str, target: str, upload_id: str, parts: list[dict[str, Any]], write_id: str) -> Generation:
+    try:
+        response = await client.call(
+            "complete_multipart_upload", f"copying {source!r} to", target, UploadId=upload_id, MultipartUpload={"Parts": parts}
+        )
+        if response.get("ETag"):
+            return generation_of(response, target)
+    except RequestFailed as exc:
+        # Completed twice, by a request that was sent again, or completed and the answer lost: then the object is ours.
+        head = await client.head(target)
+        if head is not None and head.write_id == write_id:
+            return head.generation
+        if exc.status is not None and 400 <= exc.status < 500 and exc.code != "NoSuchUpload":
+            raise
+        raise _unknown(client, source, target) from exc
+    head = await client.head(target)  # Ceph leaves the ETag out of the answer
+    if head is not None and head.write_id == write_id:
+        return head.generation
+    raise _unknown(client, source, target)
+
+
+def _unknown(client: S3Client, source: str, target: str) -> WriteOutcomeUnknown:
+    return WriteOutcomeUnknown(
+        f"the answer to copying {source!r} to {target!r} in {client.url} was lost, and what is there now is not this copy: try again"
+    )

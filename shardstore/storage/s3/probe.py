@@ -1,0 +1,192 @@
+"""What a server that speaks S3 honours, found out once an endpoint, bucket and process; nothing is left behind.
+
+A server that does not know conditional writes may answer 200 to them and overwrite: success alone proves nothing, so the
+question is asked such that the right answer is a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardstore.model.generation import Generation
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed
+from shardstore.storage.s3.client import S3Client, member_of
+from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
+
+_REFUSED = (404, 409, 412)
+_NOT_KNOWN = (400, 405, 501)
+
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
+"""Reads compare the ETag of the answer themselves, so they need nothing of the server but an ETag."""
+
+
+@dataclass
+class ServerFacts:
+    """What is known of one endpoint and bucket, shared by all storages of this process."""
+
+    capabilities: Capabilities | None = None
+    multipart_conditions: bool | None = None
+    """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
+    copies_parts: bool | None = None
+    """Whether UploadPartCopy is known, and copies the range that it is asked for."""
+    copies_on_condition: bool | None = None
+    """Whether UploadPartCopy honours conditions on the source: moto and Ceph do not."""
+    refused_wrongly: bool = False
+    """Whether it has refused to copy the version that was there, and not copied any since."""
+    etag_unquoted: bool = False
+    """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
+    etag_wording_is_proved: bool = False
+    """Whether a PUT on condition of an ETag has succeeded in that wording."""
+    warned: bool = False
+
+    def if_match(self, generation: Generation) -> str:
+        """The header's value for a write."""
+        return generation.token.strip('"') if self.etag_unquoted else generation.token
+
+
+_facts: dict[tuple[str, str], ServerFacts] = {}
+
+
+def facts_of(client: S3Client) -> ServerFacts:
+    return _facts.setdefault((client.endpoint, client.bucket), ServerFacts())
+
+
+def forget_facts() -> None:
+    """Ask again; for tests, and after a server was updated."""
+    _facts.clear()
+
+
+def _made_up_etag() -> str:
+    return f'"{secrets.token_hex(16)}"'
+
+
+def _probe_key() -> str:
+    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+
+
+async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:
+    """Whether the server refuses a request that it should; ``None`` where it does not know such requests."""
+    try:
+        await client.call(method, "probing conditional writes with", key, **parameters)
+    except RequestFailed as exc:
+        if exc.code == "NoSuchBucket":
+            raise
+        if exc.code == "NoSuchUpload":  # it was completed: the answer was lost, and the client asked again
+            return False
+        if exc.status in _REFUSED:
+            return True
+        if exc.status in _NOT_KNOWN:
+            return None
+        raise
+    return False
+
+
+async def probe_server(client: S3Client) -> Capabilities:
+    """Ask for the abilities of the server: on AWS two requests that change nothing, on others also some about an object that is
+    removed again.
+
+    Servers have been written that know one condition and not the other, or that answer 404 to any DELETE of what is not there.
+    """
+    await client.connect()
+    if client.is_aws:
+        swap, delete = await asyncio.gather(
+            _is_refused(client, "put_object", _probe_key(), Body=b"", IfMatch=_made_up_etag()),
+            _is_refused(client, "delete_object", _probe_key(), IfMatch=_made_up_etag()),
+        )
+        create = swap  # its manual can be believed
+    else:
+        swap, create, delete = await _probe_object(client, _probe_key())
+    return Capabilities(
+        pinned_reads=True,
+        durable=True,
+        across_machines=True,
+        compare_and_swap=swap is True,
+        create_if_absent=create is True,
+        conditional_delete=delete is True,
+        compose=True,
+        copy_pays_nbytes=COPY_PAYS_NBYTES,
+    )
+
+
+async def _probe_object(client: S3Client, key: str) -> tuple[bool | None, bool | None, bool | None]:
+    """Whether the server refuses to replace what is not there, to create what is, and to delete another version of it."""
+    try:
+        swap = await _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag())
+        if await _is_refused(client, "put_object", key, Body=b"") is not False:
+            return swap, None, None
+        create = await _is_refused(client, "put_object", key, Body=b"", IfNoneMatch="*")
+        delete = await _is_refused(client, "delete_object", key, IfMatch=_made_up_etag())
+        # Carried out, its answer lost, and sent again, a DELETE is refused because there is nothing any more.
+        return swap, create, delete and await client.head(key) is not None
+    finally:
+        await _remove(client, key)
+
+
+async def _remove(client: S3Client, key: str) -> None:
+    try:
+        await client.call("delete_object", "removing the probe", key)
+    except RequestFailed as exc:
+        if exc.status != 404 or exc.code == "NoSuchBucket":
+            raise
+
+
+async def probe_multipart(client: S3Client) -> bool:
+    """Whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
+    key = _probe_key()
+    created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
+    upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
+    refused: bool | None = None
+    try:
+        part = await client.call("upload_part", "probing multipart uploads with", key, UploadId=upload_id, PartNumber=1, Body=b"p")
+        parts = {"Parts": [{"PartNumber": 1, "ETag": member_of(part, "ETag", "probing multipart uploads with", key)}]}
+        refused = await _is_refused(
+            client, "complete_multipart_upload", key, UploadId=upload_id, MultipartUpload=parts, IfMatch=_made_up_etag()
+        )
+    finally:
+        if refused is False:
+            await _remove(client, key)
+        else:
+            await client.call("abort_multipart_upload", "removing the probe", key, UploadId=upload_id)
+    return refused is True
+
+
+async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
+    """Whether the server has copied parts, by number, that are as many bytes long as was asked for.
+
+    Servers may not know ranges of what is copied, and copy all of it; the answer to a copy does not tell.
+    """
+    try:
+        listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
+    except RequestFailed as exc:
+        if exc.status in (*_NOT_KNOWN, 404):
+            return False  # what cannot be looked at is not trusted
+        raise
+    sizes = {int(part["PartNumber"]): int(part["Size"]) for part in listed.get("Parts", ())}
+    pairs = [(nbytes, sizes[number]) for number, nbytes in copied.items() if number in sizes]  # of the first page
+    return bool(pairs) and all(wanted == found for wanted, found in pairs)
+
+
+async def probe_copies_on_condition(client: S3Client, key: str, upload_id: str, number: int) -> bool:
+    """Whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
+    try:
+        await client.call(
+            "upload_part_copy",
+            "probing conditional copies with",
+            key,
+            UploadId=upload_id,
+            PartNumber=number,
+            CopySource={"Bucket": client.bucket, "Key": client.full_key(key)},
+            CopySourceRange="bytes=0-0",
+            CopySourceIfMatch=_made_up_etag(),
+        )
+    except RequestFailed as exc:
+        if exc.status == 412:
+            return True
+        raise
+    return False

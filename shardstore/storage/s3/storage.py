@@ -1,0 +1,324 @@
+"""Objects in S3 and servers that speak its language, through an s3fs instance's own client calls.
+
+Past s3fs's file interface: that drops conditions on large writes, reads large objects by several requests that can see
+several versions, and remembers listings. A generation is an ETag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardstore.errors import ShardStoreError, StorageError, Unsupported
+from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.storage.capabilities import Capabilities
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.leftovers import Leftover
+from shardstore.storage.requests import conditions
+from shardstore.storage.requests.answer_bodies import check_most, cut, cut_unannounced, exactly
+from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.requests.conditions import check_deletion
+from shardstore.storage.requests.lost_answers import delete_object
+from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
+from shardstore.storage.requests.ranges import checked_part, most_of, range_header
+from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, translated
+from shardstore.storage.s3.compose import compose
+from shardstore.storage.s3.copy import copy_object
+from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
+from shardstore.storage.s3.unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
+from shardstore.storage.s3.upload import put, put_large
+
+MULTIPART_BYTES = 64 << 20
+
+_KEYS_A_DELETE = 1000
+_READ_ATTEMPTS = 3
+_BLOCK_NBYTES = 1 << 18
+
+
+async def _blocks(body: Any) -> AsyncIterator[bytes]:
+    while block := await body.read(_BLOCK_NBYTES):
+        yield block
+
+
+async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most_nbytes: int | None, key: str) -> Any:
+    """The body of an answer to ``request``; of the whole object, where less was asked for, only that, and the object's size."""
+    what, nbytes = f"reading {key!r}", response.get("ContentLength")
+    if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
+        most = most_of(request, response.get("ContentRange"), nbytes, most_nbytes, key)
+        return await body.read() if nbytes is not None else await exactly(_blocks(body), most, what)
+    if nbytes is None:
+        (part,), nbytes = await cut_unannounced(_blocks(body), [request], most_nbytes, what)
+        return part, nbytes
+    check_most(nbytes, most_nbytes, what)
+    if range_header(request) is None:
+        return await body.read()
+    (part,) = await cut(_blocks(body), [request], nbytes, what)
+    return part, nbytes
+
+
+class S3Storage:
+    """Objects below ``path`` (``bucket/prefix``) of ``fs``, an ``s3fs.S3FileSystem`` whose loop is fsspec's IO loop.
+
+    Bodies above ``multipart_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
+    """
+
+    def __init__(self, fs: Any, path: str, concurrency: int = 64, multipart_bytes: int = MULTIPART_BYTES) -> None:
+        stripped = str(fs._strip_protocol(path)).strip("/")
+        bucket, prefix = split_bucket(stripped, "s3")
+        self.fs = fs
+        self.path = stripped
+        self.concurrency = concurrency
+        self.multipart_bytes = multipart_bytes
+        self._client = S3Client(fs, bucket, prefix, concurrency)
+
+    def __reduce__(self) -> tuple[type[S3Storage], tuple[Any, str, int, int]]:
+        return type(self), (self.fs, self.path, self.concurrency, self.multipart_bytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, S3Storage) and (other.path, other.fs) == (self.path, self.fs)
+
+    def __hash__(self) -> int:
+        return hash((S3Storage, self.path))
+
+    def __repr__(self) -> str:
+        return f"S3Storage({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def client(self) -> S3Client:
+        """The requests below, for another transport to the same place."""
+        return self._client
+
+    @property
+    def kind(self) -> str:
+        return "s3"
+
+    @property
+    def endpoint(self) -> str:
+        """Which server the bucket is on: its name alone does not say."""
+        return self._client.endpoint
+
+    @property
+    def _facts(self) -> ServerFacts:
+        return facts_of(self._client)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        facts = self._facts
+        known = facts.capabilities or CLAIMED_WITHOUT_PROBE
+        # What is conditional elsewhere has to be so when parts are put together; where nothing is, they always can be.
+        conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
+        return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
+
+    async def probe(self) -> Capabilities:
+        facts = self._facts
+        if facts.capabilities is None:
+            # Two that ask at once learn the same.
+            facts.capabilities = await probe_server(self._client)
+        return self.capabilities
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await read_all(self, reads)
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        head = await self._client.head(key)
+        if head is None:
+            return ABSENT
+        if generation is not None and head.generation != generation:
+            return CHANGED
+        return Part(head.generation, head.nbytes, NOTHING)
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        """One range by one request; of ``generation`` only, where it is given."""
+        parameters: dict[str, str] = {"Key": self._client.full_key(key)}
+        if (header := range_header(request)) is not None:
+            parameters["Range"] = header
+        if generation is not None and not generation.token.startswith("W/"):  # a weak one never matches: compared below
+            parameters["IfMatch"] = generation.token
+        try:
+            response, body = await self._get_body(key, request, parameters, most_nbytes)
+        except RequestFailed as exc:
+            if exc.status == 404 and exc.code != "NoSuchBucket":
+                return ABSENT
+            if exc.status == 412 and generation is not None:
+                return CHANGED
+            if exc.status == 416:
+                return await past_the_end(self, key, request, generation)
+            raise
+        found = generation_of(response, key)
+        if generation is not None and found != generation:  # the server ignored If-Match
+            return CHANGED
+        if (encoding := response.get("ContentEncoding") or "identity") not in ("identity", "aws-chunked"):
+            raise StorageError(
+                f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
+            )
+        if isinstance(body, bytes):
+            view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
+        else:
+            view, nbytes = body
+        return Part(found, nbytes, view, self._client.times_of(response))
+
+    async def _get_body(
+        self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
+    ) -> tuple[dict[str, Any], bytes | tuple[memoryview, int]]:
+        """Answer and body, or what is wanted of a body that is the whole object instead, and its size. Asks again where the connection
+        breaks within the body, which s3fs's retries do not cover."""
+        attempt = 0
+        async with self._client.bound.slot():
+            while True:
+                attempt += 1
+                response = await self._client.unbounded_call("get_object", "reading", repr(key), **parameters)
+                try:
+                    async with response["Body"] as body:
+                        return response, await _taken(response, body, request, most_nbytes, key)
+                except ShardStoreError:
+                    raise
+                except Exception as exc:
+                    if attempt == _READ_ATTEMPTS:
+                        raise translated(exc, "reading", repr(key), self._client.bucket) from exc
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        condition = await self.checked(key, condition)
+        store = put if nbytes <= self.multipart_bytes else put_large
+        try:
+            return await store(self._client, key, body, nbytes, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    async def checked(self, key: str, condition: Condition) -> Condition:
+        """``condition`` as the request of a write bears it: where the server would ignore it, it is checked now, and none is left."""
+        if isinstance(condition, Unconditional) or conditions.honours(condition, await self.probe()):
+            return condition
+        if not self._facts.warned:
+            self._facts.warned = True
+            conditions.warn_not_honoured(self._client.endpoint, self.url)
+        head = await self._client.head(key)
+        conditions.check(condition, None if head is None else head.generation, key, self.url)
+        return Unconditional()
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        if not self.capabilities.compose:
+            raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
+        try:
+            return await compose(self._client, self, key, source, segments, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        try:
+            return await copy_object(self._client, source, target)
+        finally:
+            self._client.forget_listing(target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        check_deletion(key, condition)
+        parameters: dict[str, str] = {}
+        if isinstance(condition, IfGeneration) and (await self.probe()).conditional_delete:
+            parameters["IfMatch"] = self._facts.if_match(condition.generation)
+        # The answer to DELETE is the same whether there was an object or not.
+        head = await self._client.head(key)
+        if head is None:
+            return False
+        if isinstance(condition, IfGeneration) and head.generation != condition.generation:
+            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+
+        async def send() -> bool:
+            await self._client.call("delete_object", "deleting", key, **parameters)
+            return True
+
+        try:
+            return await delete_object(send, self._client.head, key, self.url, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        batches = [keys[start : start + _KEYS_A_DELETE] for start in range(0, len(keys), _KEYS_A_DELETE)]
+        await asyncio.gather(*(self._delete_batch(batch) for batch in batches))
+
+    async def _delete_batch(self, keys: Sequence[str]) -> None:
+        wanted = {"Objects": [{"Key": self._client.full_key(key)} for key in keys], "Quiet": True}
+        try:
+            response = await self._client.call_bucket("delete_objects", "deleting objects of", Delete=wanted)
+        finally:
+            for key in keys:
+                self._client.forget_listing(key)
+        errors = [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
+        if errors:
+            first = errors[0]
+            raise StorageError(
+                f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, the first of them "
+                f"{self._client.own_key(first.get('Key', ''))!r}: {first.get('Code')}: {first.get('Message')}"
+            )
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        head = await self._client.head(key)
+        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
+
+    async def _pages(self, prefix: str, **parameters: str) -> AsyncIterator[dict[str, Any]]:
+        full = self._client.full_key(prefix)
+        while True:
+            page = await self._client.call_bucket("list_objects_v2", "listing", Prefix=full, **parameters)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            parameters["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _infos(self, page: dict[str, Any]) -> list[ObjectInfo]:
+        return [
+            ObjectInfo(self._client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
+            for entry in page.get("Contents", ())
+            if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
+        ]
+
+    async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
+        """As the protocol has it; of the keys behind ``after`` only, where that is given."""
+        start = {} if after is None else {"StartAfter": self._client.full_key(after)}
+        async for page in self._pages(prefix, **start):
+            for info in self._infos(page):
+                yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: list[str] = []
+        async for page in self._pages(prefix, Delimiter="/"):
+            objects += self._infos(page)
+            prefixes += [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+        return DirListing(tuple(objects), tuple(prefixes))
+
+    # -- what was left -------------------------------------------------------------------------------------------------
+
+    def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Every multipart upload to a key that starts with ``prefix``, and has not ended."""
+        return unfinished_uploads(self._client, prefix)
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        await abort_upload(self._client, upload)
+
+    async def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Multipart uploads below ``prefix`` that were begun and not ended: by writers that died, or are at work."""
+        check_directory(prefix)
+        return [
+            Leftover(found.key, "upload", f"a multipart upload {found.upload_id} that was begun at {found.begun} and not ended")
+            async for found in self.unfinished_uploads(prefix)
+        ]
+
+    async def close(self) -> None:
+        """The s3fs instance is the user's, and stays open."""

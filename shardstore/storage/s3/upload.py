@@ -1,0 +1,235 @@
+"""Storing one S3 object: a single PUT, or a multipart upload for large ones."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from typing import IO, Any
+
+from shardstore.errors import StorageError, Unsupported
+from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.storage.requests.body import Body, groups, joined, parts
+from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
+from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
+from shardstore.storage.s3.client import S3Client, generation_of, member_of, translated
+from shardstore.storage.s3.probe import facts_of, probe_multipart
+
+logger = logging.getLogger(__name__)
+
+_MIN_PART_BYTES = 8 << 20
+_MAX_PARTS = 10_000
+_PARTS_AT_ONCE = 6  # that an upload holds, with the one that is being filled; of each that is under way aiohttp makes a copy
+_MAX_PUT_BYTES = 5 << 30
+
+
+def part_bytes_for(nbytes: int) -> int:
+    """The size of parts: at most 10,000 of them, whole MiB."""
+    return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
+
+
+class S3Write(ObjectWrite):
+    """One write of one S3 object."""
+
+    def __init__(self, client: S3Client, key: str, condition: Condition) -> None:
+        super().__init__(key, client.url, condition, client.head)
+        self.client = client
+        self._unquoted = False
+        self._tried: set[bool] = set()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        theirs: Mapping[str, str] = self.client.fs.s3_additional_kwargs.get("Metadata") or {}
+        return {**theirs, WRITE_ID: self.write_id}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        match self.condition:
+            case IfAbsent():
+                return {"IfNoneMatch": "*"}
+            case IfGeneration(generation):
+                facts = facts_of(self.client)
+                self._unquoted = facts.etag_unquoted
+                self._tried.add(self._unquoted)
+                return {"IfMatch": facts.if_match(generation)}
+            case Unconditional():
+                return {}
+
+    async def stored(self, response: Mapping[str, Any]) -> Generation:
+        """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
+
+        Raises:
+            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+        """
+        version = generation_of(response, self.key) if response.get("ETag") else await self.unnamed_version()
+        if isinstance(self.condition, IfGeneration):
+            facts = facts_of(self.client)
+            facts.etag_unquoted, facts.etag_wording_is_proved = self._unquoted, True
+        return version
+
+    def failure(self, exc: RequestFailed) -> Failure:
+        if exc.code == "NoSuchUpload":  # completed by the first of two requests, or aborted
+            return Failure.LOST
+        if exc.code == "NoSuchBucket":
+            return Failure.FINAL
+        if exc.is_busy:
+            return Failure.BUSY
+        if exc.status in (404, 412) and not isinstance(self.condition, Unconditional):  # 404: there is no object to match
+            return Failure.REFUSED
+        return Failure.LOST if exc.is_lost else Failure.FINAL
+
+    def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
+        """With the ETag in quotes or without, whichever has not been tried."""
+        facts = facts_of(self.client)
+        if exc.status != 412 or (facts.etag_wording_is_proved and facts.etag_unquoted == self._unquoted):
+            return False
+        if facts.etag_unquoted == self._unquoted:  # or another write has just changed it
+            facts.etag_unquoted = not self._unquoted
+        return facts.etag_unquoted not in self._tried
+
+    @property
+    def versions_come_again(self) -> bool:
+        return True  # an ETag is made from the bytes
+
+    @property
+    def is_wording_proved(self) -> bool:
+        return facts_of(self.client).etag_wording_is_proved
+
+
+Send = Callable[..., Awaitable[Mapping[str, Any]]]
+"""One request to store an object, by the names of PutObject: ``Body``, ``Metadata``, and ``IfMatch`` or ``IfNoneMatch``; its answer by
+those too. Raises ``RequestFailed``."""
+
+
+async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition, send: Send | None = None) -> Generation:
+    """Store a body that fits into memory by one request, or by one of ``send``, another transport to the same place."""
+    data = await joined(body, nbytes, key)
+    send = send or functools.partial(client.call, "put_object", "writing", key)
+    write = S3Write(client, key, condition)
+    while True:
+        try:
+            return await write.stored(await send(Body=data, Metadata=write.metadata, **write.headers))
+        except RequestFailed as exc:
+            if (stored := await write.judge(exc)) is not None:
+                return stored
+
+
+async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """Store a large body in bounded memory: in parts; through a local file where parts cannot be made conditional."""
+    if not isinstance(condition, Unconditional):
+        facts = facts_of(client)
+        if facts.multipart_conditions is None:
+            facts.multipart_conditions = await probe_multipart(client)
+        if not facts.multipart_conditions:
+            return await _put_spooled(client, key, body, nbytes, condition)
+    return await _put_parts(client, key, body, nbytes, condition)
+
+
+async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    write = S3Write(client, key, condition)
+    created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
+    upload_id = member_of(created, "UploadId", "writing", key)
+    # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
+    try:
+        etags = await _upload_parts(client, key, upload_id, body, nbytes)
+        return await complete(write, upload_id, etags)
+    except BaseException:
+        await asyncio.shield(asyncio.ensure_future(abort(client, key, upload_id)))
+        raise
+
+
+async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, nbytes: int) -> dict[int, str]:
+    """Upload the parts; the ETag of each, by number."""
+    etags: dict[int, str] = {}
+    free = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+    async def upload(number: int, part: bytes) -> None:
+        try:
+            response = await client.call("upload_part", "writing a part of", key, UploadId=upload_id, PartNumber=number, Body=part)
+            etags[number] = member_of(response, "ETag", "writing a part of", key)
+        finally:
+            free.release()
+
+    try:
+        async with asyncio.TaskGroup() as uploads:
+            number = 0
+            pieces = parts(body, nbytes, part_bytes_for(nbytes), key)
+            while True:
+                await free.acquire()  # before the next part is gathered, which is one of those that are held
+                if (part := await anext(pieces, None)) is None:
+                    break
+                number += 1
+                uploads.create_task(upload(number, part))
+                del part
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None  # the first; the others are consequences
+    return etags
+
+
+async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
+    """Make the parts, by number, the object, on the condition of ``write``."""
+    listed = {"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]}
+    while True:
+        try:
+            response = await write.client.call(
+                "complete_multipart_upload", "completing", write.key, UploadId=upload_id, MultipartUpload=listed, **write.headers
+            )
+            return await write.stored(response)
+        except RequestFailed as exc:
+            # After 409 the parts are of no use any more: AWS asks for a new upload.
+            if (stored := await write.judge(exc, can_resend=exc.status != 409)) is not None:
+                return stored
+
+
+async def abort(client: S3Client, key: str, upload_id: str) -> None:
+    """Give an upload up; of one that stays a warning tells."""
+    try:
+        await client.call("abort_multipart_upload", "aborting the upload of", key, UploadId=upload_id)
+    except StorageError as exc:
+        if getattr(exc, "code", "") != "NoSuchUpload":
+            logger.warning("an unfinished multipart upload of %r stays in %s: %s", key, client.url, exc)
+
+
+async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
+    """One conditional PUT from a temporary local file, for servers that ignore conditions on multipart uploads."""
+    if nbytes > _MAX_PUT_BYTES:
+        raise Unsupported(
+            f"{client.endpoint} ignores conditions on multipart uploads, and {key!r} ({nbytes} bytes) is too large for a single PUT: "
+            "use smaller shards there"
+        )
+    write = S3Write(client, key, condition)
+    with tempfile.TemporaryFile() as file:
+        async for group in groups(body, nbytes, 1 << 20, key):
+            await asyncio.to_thread(file.writelines, group)
+        while True:
+            file.seek(0)
+            try:
+                return await write.stored(await _put_file(write, file, nbytes))
+            except RequestFailed as exc:
+                if (stored := await write.judge(exc)) is not None:
+                    return stored
+
+
+async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
+    """Past s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own rewind it."""
+    client = write.client
+    async with client.bound.slot():
+        try:
+            await client.fs.set_session()
+            method = (await client.fs.get_s3(client.bucket)).put_object
+            parameters = client.fs._get_s3_method_kwargs(
+                method,
+                client.fs.req_kw,
+                Bucket=client.bucket,
+                Key=client.full_key(write.key),
+                Body=file,
+                ContentLength=nbytes,
+                Metadata=write.metadata,
+                **write.headers,
+            )
+            response: dict[str, Any] = await method(**parameters)
+        except Exception as exc:
+            raise translated(exc, "writing", repr(write.key), client.bucket) from exc
+    return response

@@ -27,7 +27,7 @@ class AgingStore(LatencyStorage):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, reads_beside=False)
+        return replace(self.inner.capabilities, guarded_reads=False)
 
     async def probe(self) -> Capabilities:
         return self.capabilities

@@ -18,7 +18,7 @@ from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.metadata.hierarchy import Node, Siblings
+from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, Present, check_flag
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.presented.draft2022 import DraftEngine
@@ -34,7 +34,7 @@ from shardstore.storage.static import as_said, check_static
 
 _lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
-_siblings: dict[str, Siblings] = {}  # by kind of storage
+_siblings: dict[str, HierarchyRegistry] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
@@ -186,7 +186,7 @@ class Handle:
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
             engine = _ENGINES[self.recipe.options.present](storage, self.recipe.options, below=_below(storage, self.recipe.options))
-            engine.hierarchy.join(_siblings.setdefault(storage.kind, Siblings()), storage.url)
+            engine.hierarchy.join(_siblings.setdefault(storage.kind, HierarchyRegistry()), storage.url)
             if self._identity is not None:
                 _engines[self._identity] = engine
         engine.hierarchy.restore(self._nodes)

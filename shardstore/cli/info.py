@@ -37,7 +37,7 @@ _PRESENTABLE: dict[_Stored, dict[str, str]] = {
 _CAPABILITIES = {
     "read": {
         "pinned_reads": "one version of an object",
-        "reads_beside": "an array's metadata in the same step as its chunks",
+        "guarded_reads": "an array's metadata in the same step as its chunks",
         "static": "without another look, since nothing changes in it",
     },
     "write": {

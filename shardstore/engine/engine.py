@@ -25,11 +25,11 @@ from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.metadata.levels import LevelledStorage
 from shardstore.engine.moving import copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.at_once import at_once
 from shardstore.engine.reading.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
 from shardstore.engine.reading.index_cache import IndexCache
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.reading.page_cache_read import page_cache_read
 from shardstore.engine.reading.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
@@ -83,7 +83,9 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     if options.stored not in ("auto", "transformer"):
         return storage
     shows_draft = options.present == "draft"
-    return DetectedStorage(storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", beside=shows_draft)
+    return DetectedStorage(
+        storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", with_stored=shows_draft
+    )
 
 
 def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
@@ -160,7 +162,7 @@ class Engine:
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
         shows_stored = self.options.present == "v3"
-        self._at_once = at_once(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
+        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
         self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
@@ -179,14 +181,14 @@ class Engine:
         check_key(request[0])
         return await self._gets.submit(request)
 
-    def get_at_once(self, key: str, request: ByteRequest) -> memoryview | None:
+    def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
         """A value, or the part of it that is asked for, that needs not be waited for, in the calling thread, whichever it is.
 
         ``None`` says nothing: ``get`` has to be asked.
         """
-        if self._at_once is None or self._held is not None or is_draft(self.storage):
+        if self._page_cache_read is None or self._held is not None or is_draft(self.storage):
             return None
-        return self._at_once.get(key, request)
+        return self._page_cache_read.get(key, request)
 
     @property
     def reads_parts(self) -> bool:

@@ -32,12 +32,12 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfG
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
 from shardstore.storage.base import (
     Absent,
-    Beside,
     Changed,
     ConditionFailed,
     Failed,
     Found,
-    Outdated,
+    Guard,
+    GuardChanged,
     Read,
     ReadOutcome,
     Storage,
@@ -96,7 +96,7 @@ class Values:
         """The values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
         try:
             located = await self._hierarchy.locate_together(keys, for_write=False)
-            if located is None or located.node.is_unborn:
+            if located is None or located.node.is_uncommitted:
                 return None
             return await self._reader.read(group_located(located, [request for _, request in requests]), len(keys))
         except (StaleLayout, ShardStoreError):
@@ -111,7 +111,7 @@ class Values:
         documents: list[tuple[int, MetadataTarget]] = []
         for i, target in zip(numbers, targets, strict=True):
             match target:
-                case ChunkTarget() if target.node.is_unborn:
+                case ChunkTarget() if target.node.is_uncommitted:
                     values[i] = None  # what the transaction brings was looked up before; what else is there is not of this array
                 case ChunkTarget():
                     chunks.append((i, target))
@@ -164,7 +164,9 @@ class Values:
     ) -> list[int]:
         """The requests of which the objects that were read may be something else by now."""
         pairs = zip(owners, outcomes, strict=True)
-        errors = await self._documents_after([None if owner is None or owner.tells_of(found) else owner for owner, found in pairs])
+        errors = await self._documents_after(
+            [None if owner is None or owner.predates_metadata_check(found) else owner for owner, found in pairs]
+        )
         doubtful: list[int] = []
         outdated: list[int] = []
         for (i, target), owner, outcome in zip(plain, owners, outcomes, strict=True):
@@ -181,7 +183,7 @@ class Values:
                 continue
             if owner.path in errors:
                 values[i] = errors[owner.path]
-            elif isinstance(outcome, Outdated) or self._plain_owner(target.key) is None:
+            elif isinstance(outcome, GuardChanged) or self._plain_owner(target.key) is None:
                 self._hierarchy.distrust(owner.path)
                 outdated.append(i)
         if doubtful:
@@ -193,15 +195,15 @@ class Values:
 
     def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
         """The documents of the owners are checked in the same step where the storage can do that."""
-        if not self._storage.capabilities.reads_beside:
+        if not self._storage.capabilities.guarded_reads:
             return list(reads)
-        guards = [None if owner is None else Beside(metadata_key(owner.path), owner.generation) for owner in owners]
-        return [replace(read, beside=guard) for read, guard in zip(reads, guards, strict=True)]
+        guards = [None if owner is None else Guard(metadata_key(owner.path), owner.generation) for owner in owners]
+        return [replace(read, guard=guard) for read, guard in zip(reads, guards, strict=True)]
 
     async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
         """Where it cannot, they are read in a round of their own, after the others. What went wrong with them, by path."""
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
-        if not paths or self._storage.capabilities.reads_beside:
+        if not paths or self._storage.capabilities.guarded_reads:
             return {}
         documents = await self._storage.read([document_read(metadata_key(path)) for path in paths])
         errors: dict[str, ShardStoreError] = {}

@@ -30,7 +30,7 @@ class StoredChunk:
     nbytes: int
 
 
-class Moved(Exception):
+class ObjectChanged(Exception):
     """The object is not any more what it was when the chunk was found in it."""
 
 
@@ -92,7 +92,7 @@ def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryv
         if isinstance(outcome, Failed):
             raise outcome.error
         if not isinstance(outcome, Found):
-            raise Moved
+            raise ObjectChanged
         for n, i in enumerate(numbers):
             place = chunks[i].bytes
             if place is None:

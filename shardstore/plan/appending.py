@@ -21,19 +21,8 @@ import numpy.typing as npt
 
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
-from shardstore.plan.commits import (
-    ChunkOrder,
-    CommitPlan,
-    CopyOld,
-    DeleteShard,
-    NewBytes,
-    NothingToDo,
-    PlannedSegment,
-    Unused,
-    WriteShard,
-    kept_slots,
-    write_anew,
-)
+from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.plan.commits import ChunkOrder, CommitPlan, DeleteShard, NothingToDo, WriteShard, kept_slots, write_anew
 from shardstore.plan.pieces import covered_nbytes
 
 PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
@@ -73,9 +62,9 @@ def plan_append(
     entries = old.flat.copy()
     entries[[slot for slot, _ in chunks]] = EMPTY
     kept_nbytes = old_nbytes if room_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
-    segments: list[PlannedSegment] = [CopyOld(0, kept_nbytes)]
+    segments: list[Segment] = [CopiedRange(0, kept_nbytes)]
     if room_nbytes is not None:
-        segments.append(Unused(room_nbytes))
+        segments.append(Padding(room_nbytes))
     position = sum(segment.nbytes for segment in segments)
     for slot, value in chunks:
         if value is not None:
@@ -84,7 +73,7 @@ def plan_append(
             position += len(value)
             live_nbytes += len(value)
             if room_nbytes is not None and position % PAGE_BYTES == 0:
-                segments.append(Unused(1))
+                segments.append(Padding(1))
                 position += 1
     nbytes = position + index_format.nbytes
     if nbytes - live_nbytes > max(_DEAD_BYTES_ALWAYS_KEPT, max_dead_fraction * nbytes):

@@ -18,43 +18,17 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
 from shardstore.plan.pieces import shared_pieces
 
 ChunkOrder = Literal["C", "morton"]
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOld:
-    """``nbytes`` bytes from ``offset`` of the version that the plan was made from."""
-
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class NewBytes:
-    data: BytesLike
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Unused:
-    """``nbytes`` bytes to which nothing refers, whatever they are."""
-
-    nbytes: int
-
-
-PlannedSegment = CopyOld | NewBytes | Unused
-
-
-@dataclass(frozen=True, slots=True)
 class WriteShard:
     """Store ``segments`` one behind the other, ``nbytes`` in all; ``index`` is what they contain, for the cache."""
 
-    segments: tuple[PlannedSegment, ...]
+    segments: tuple[Segment, ...]
     nbytes: int
     index: ShardIndex
 
@@ -194,7 +168,7 @@ def _stored(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], is_new
 
 def _segments(
     slots: npt.NDArray[np.intp], is_new: npt.NDArray[np.bool_], stored: _Stored, updates: Mapping[int, BytesLike | None]
-) -> list[PlannedSegment]:
+) -> list[Segment]:
     """What is written for chunks that are stored in this order: kept ones that follow on each other are one copy."""
     if not len(slots):
         return []
@@ -203,7 +177,7 @@ def _segments(
     begins[1:] = is_new[1:] | is_new[:-1] | (offsets[1:] != offsets[:-1] + sizes[:-1])
     firsts = np.flatnonzero(begins)
     nbytes = np.add.reduceat(sizes, firsts)
-    segments: list[PlannedSegment] = []
+    segments: list[Segment] = []
     for slot, brings, offset, size in zip(
         slots[firsts].tolist(), is_new[firsts].tolist(), offsets[firsts].tolist(), nbytes.tolist(), strict=True
     ):
@@ -211,7 +185,7 @@ def _segments(
         if value is not None:
             segments.append(NewBytes(value))
         elif size:
-            segments.append(CopyOld(offset, size))
+            segments.append(CopiedRange(offset, size))
     return segments
 
 

@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
+from shardstore.model.segments import Segment
 from shardstore.storage.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Guard:
     """Another object, and the version of it without which what is read means nothing."""
 
     key: str
@@ -29,15 +30,15 @@ class Beside:
 class Read:
     """Ranges of one object, all of one version; with a ``generation``, of that version only.
 
-    With ``beside``, the other object still was of its version after the ranges had been read, or were found absent, or the outcome is
-    ``Outdated``. Kinds
-    without the capability ``reads_beside`` take no notice of it.
+    With ``guard``, the other object still was of its version after the ranges had been read, or were found absent, or the outcome is
+    ``GuardChanged``. Kinds
+    without the capability ``guarded_reads`` take no notice of it.
     """
 
     key: str
     ranges: tuple[ByteRequest, ...]
     generation: Generation | None = None
-    beside: Beside | None = None
+    guard: Guard | None = None
     most_nbytes: int | None = None
     """An object that is asked for whole and is longer is not read: the outcome is ``Failed``."""
 
@@ -80,7 +81,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outdated:
+class GuardChanged:
     """The object was read, but the one beside it has changed."""
 
 
@@ -91,11 +92,11 @@ class Failed:
     error: ShardStoreError
 
 
-ReadOutcome = Found | Absent | Changed | Outdated | Failed
+ReadOutcome = Found | Absent | Changed | GuardChanged | Failed
 
 ABSENT = Absent()
 CHANGED = Changed()
-OUTDATED = Outdated()
+GUARD_CHANGED = GuardChanged()
 
 
 UNKNOWN_NBYTES = 2**63 - 1
@@ -116,38 +117,6 @@ class DirListing:
 
     objects: tuple[ObjectInfo, ...]
     prefixes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """``nbytes`` bytes from ``offset`` of the version that is being replaced."""
-
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class New:
-    """Bytes that this write brings."""
-
-    data: BytesLike
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """``nbytes`` bytes that nobody will read, whatever they are: for the storage's own use while it writes."""
-
-    nbytes: int
-
-
-Segment = Copy | New | Room
-
-APPEND_ROOM_NBYTES = 64
-"""The room that a storage which appends in place needs behind the old bytes."""
 
 
 class ConditionFailed(ShardStoreError):
@@ -203,7 +172,7 @@ class Storage(Protocol):
         Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone, and
         ``Unsupported``, with nothing written, where the server turned out not to be able to; then the capability is gone too.
 
-        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Room(APPEND_ROOM_NBYTES)``, and what is
+        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Padding(APPEND_ROOM_NBYTES)``, and what is
         new may be carried out behind the old bytes, which stay as they are. Readers that do not go through this protocol may see any
         beginning of it: where a page of the file ends, or in one of the pieces. The caller sees to it that none of these looks whole.
         """

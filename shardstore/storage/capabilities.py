@@ -25,8 +25,8 @@ class Capabilities:
     """``compose`` carries out what only appends behind the old bytes, which it neither reads nor writes."""
     durable: bool = False
     """A write that returned survives the loss of power."""
-    reads_beside: bool = False
-    """``read`` honours ``beside``, without another request."""
+    guarded_reads: bool = False
+    """``read`` honours ``guard``, without another request."""
     across_machines: bool = False
     """What it honours, it honours between the writers of all machines that can reach it."""
 

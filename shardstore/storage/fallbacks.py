@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Segment, Storage
+from shardstore.model.segments import Segment
+from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
 
 
 class ReadsAndWrites:

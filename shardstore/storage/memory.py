@@ -17,20 +17,18 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import BytesLike, resolve
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
-    OUTDATED,
+    GUARD_CHANGED,
     ConditionFailed,
-    Copy,
     DirListing,
     Failed,
     Found,
-    New,
     ObjectInfo,
     Read,
     ReadOutcome,
-    Segment,
 )
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
@@ -104,7 +102,7 @@ class MemoryStorage:
             compare_and_swap=True,
             conditional_delete=True,
             compose=True,
-            reads_beside=True,
+            guarded_reads=True,
             across_machines=True,  # only this process can reach it
         )
 
@@ -122,10 +120,10 @@ class MemoryStorage:
 
     def _read_one(self, read: Read) -> ReadOutcome:
         found = self._snapshot(read.key)
-        if read.beside is not None:
-            other = self._snapshot(read.beside.key)
-            if other is None or other[0] != read.beside.generation:
-                return OUTDATED
+        if read.guard is not None:
+            other = self._snapshot(read.guard.key)
+            if other is None or other[0] != read.guard.generation:
+                return GUARD_CHANGED
         if found is None:
             return ABSENT
         generation, data = found
@@ -182,14 +180,14 @@ class MemoryStorage:
         old = memoryview(found[1])
         pieces: list[memoryview] = []
         for segment in segments:
-            if isinstance(segment, Copy):
+            if isinstance(segment, CopiedRange):
                 if segment.offset + segment.nbytes > len(old):
                     raise InvalidInput(
                         f"bytes [{segment.offset}, {segment.offset + segment.nbytes}) of {key!r} cannot be copied: it has {len(old)}"
                     )
                 pieces.append(old[segment.offset : segment.offset + segment.nbytes])
             else:
-                pieces.append(byte_view(segment.data if isinstance(segment, New) else bytes(segment.nbytes)))
+                pieces.append(byte_view(segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes)))
         return self._replace(key, b"".join(pieces), condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:

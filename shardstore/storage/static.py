@@ -15,7 +15,8 @@ from fsspec.registry import known_implementations, registry
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.segments import Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
@@ -127,8 +128,8 @@ class StaticLocal(StaticStorage):
 
     inner: LocalStorage
 
-    def read_at_once(self, read: Read) -> Found | None:
-        return self.inner.read_at_once(read)
+    def read_page_cache(self, read: Read) -> Found | None:
+        return self.inner.read_page_cache(read)
 
     def reads_in_threads(self) -> bool:
         return self.inner.reads_in_threads()

@@ -15,7 +15,8 @@ from shardstore.format.draft2022.metadata import is_entry_point
 from shardstore.format.json_text import loads_object
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage, document_read
+from shardstore.model.segments import Segment
+from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage
 
@@ -27,18 +28,18 @@ class DetectedStorage(StorageWrapper):
 
     That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
     is no round of its own where the first read is of no document. With ``draft`` it is the draft's hierarchy, or an error where something
-    else is stored; for ``beside`` see ``DraftStorage``.
+    else is stored; for ``with_stored`` see ``DraftStorage``.
     """
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False, beside: bool = False) -> None:
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, draft: bool = False, with_stored: bool = False) -> None:
         super().__init__(inner)
         self.override = dict(override)
         self._draft = draft
-        self._beside = beside
+        self._with_stored = with_stored
         self._found: Storage | None = None
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return partial(DetectedStorage, draft=self._draft, beside=self._beside), (self.inner, self.override)
+        return partial(DetectedStorage, draft=self._draft, with_stored=self._with_stored), (self.inner, self.override)
 
     def __repr__(self) -> str:
         return f"DetectedStorage({self.inner!r})"
@@ -55,7 +56,7 @@ class DetectedStorage(StorageWrapper):
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
         """
         if self._found is None and self._draft:
-            draft = DraftStorage(self.inner, self.override, beside=self._beside)
+            draft = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
             if (problem := await draft.problem()) is not None:
                 raise problem
             self._found = draft
@@ -71,7 +72,7 @@ class DetectedStorage(StorageWrapper):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
                 continue
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
-                self._found = DraftStorage(self.inner, self.override, beside=self._beside)
+                self._found = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
                 return
             # S3 without the right to list answers 403 to what does not exist.
             is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.segments import CopiedRange, Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
@@ -58,7 +59,7 @@ class LatencyStorage(StorageWrapper):
         return await self.inner.write(key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        await self._request(sum(segment.nbytes for segment in segments if not isinstance(segment, Copy)))
+        await self._request(sum(segment.nbytes for segment in segments if not isinstance(segment, CopiedRange)))
         return await self.inner.compose(key, source, segments, condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:

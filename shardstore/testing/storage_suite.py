@@ -16,20 +16,18 @@ import pytest
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import (
     Absent,
-    Beside,
     Changed,
     ConditionFailed,
-    Copy,
     Failed,
     Found,
-    New,
+    Guard,
+    GuardChanged,
     ObjectInfo,
-    Outdated,
     Read,
     ReadOutcome,
-    Segment,
     Storage,
 )
 
@@ -221,19 +219,19 @@ class StorageSuite:
         assert s.read("a", EVERYTHING, generation=new) in (Absent(), Changed())
 
     def test_reads_beside(self, s: SyncStorage) -> None:
-        _claimed(s.storage, "reads_beside")
+        _claimed(s.storage, "guarded_reads")
         old = s.put("document", b"1")
         s.put("a", DATA)
         for key in ("a", "nothing"):
-            (outcome,) = s.read_many(Read(key, (EVERYTHING,), None, Beside("document", old)))
+            (outcome,) = s.read_many(Read(key, (EVERYTHING,), None, Guard("document", old)))
             assert isinstance(outcome, Found | Absent)
         new = s.put("document", b"2")
-        reads = [Read(key, (EVERYTHING,), None, Beside("document", generation)) for key in ("a", "nothing") for generation in (old, new)]
+        reads = [Read(key, (EVERYTHING,), None, Guard("document", generation)) for key in ("a", "nothing") for generation in (old, new)]
         first, second, third, fourth = s.read_many(*reads)
-        assert (first, third, fourth) == (Outdated(), Outdated(), Absent())
+        assert (first, third, fourth) == (GuardChanged(), GuardChanged(), Absent())
         assert isinstance(second, Found)
         s.delete("document")
-        assert s.read_many(*reads) == [Outdated()] * 4
+        assert s.read_many(*reads) == [GuardChanged()] * 4
 
     def test_same_length_replacements_differ(self, s: SyncStorage) -> None:
         seen = {s.put("a", b"%04d" % i) for i in range(50)}
@@ -429,7 +427,14 @@ class StorageSuite:
 
     def test_compose(self, s: SyncStorage) -> None:
         old = s.put("a", DATA)
-        segments: list[Segment] = [New(b"<"), Copy(10, 20), Copy(0, 0), New(b""), Copy(1000, 24), New(memoryview(b">"))]
+        segments: list[Segment] = [
+            NewBytes(b"<"),
+            CopiedRange(10, 20),
+            CopiedRange(0, 0),
+            NewBytes(b""),
+            CopiedRange(1000, 24),
+            NewBytes(memoryview(b">")),
+        ]
         if not on_io_loop(s.storage.probe()).compose:
             with pytest.raises(Unsupported):
                 s.compose("a", old, segments, IfGeneration(old))
@@ -442,9 +447,9 @@ class StorageSuite:
             with pytest.raises(ConditionFailed):
                 s.compose(key, source, segments, UNCONDITIONAL)
         with pytest.raises(ConditionFailed):
-            s.compose("a", new, [Copy(0, 1)], IfGeneration(old))
+            s.compose("a", new, [CopiedRange(0, 1)], IfGeneration(old))
         with pytest.raises(InvalidInput):
-            s.compose("a", new, [Copy(40, 7)], UNCONDITIONAL)
+            s.compose("a", new, [CopiedRange(40, 7)], UNCONDITIONAL)
         assert s.infos() == [ObjectInfo("a", 46, new)]
         s.compose("a", new, [], UNCONDITIONAL)
         assert s.get("a") == b""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.segments import CopiedRange, Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
 
@@ -141,7 +142,7 @@ class TraceStorage(StorageWrapper):
         sent = copied = 0
         try:
             generation = await self.inner.compose(key, source, segments, condition)
-            copied = sum(segment.nbytes for segment in segments if isinstance(segment, Copy))
+            copied = sum(segment.nbytes for segment in segments if isinstance(segment, CopiedRange))
             sent = sum(segment.nbytes for segment in segments) - copied
         finally:
             self._record(Event("compose", key, self._rounds, nbytes=sent, copied_nbytes=copied))

@@ -22,7 +22,7 @@ from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
-from shardstore.engine.metadata.hierarchy import Siblings
+from shardstore.engine.metadata.hierarchy import HierarchyRegistry
 from shardstore.errors import InvalidInput, NotFound
 from tests.adapters import forked
 from tests.adapters.places import RAW, Place, array_document, make_place, memory_place
@@ -128,7 +128,7 @@ def test_chunks_of_an_array_that_another_process_has_made_anew(place: Place, ndi
     """In other dimensions: their keys are none of the array that this process remembers."""
     mine = place.filesystem(chunks_per_shard=None, metadata_ttl=0.0)
     other = place.filesystem(chunks_per_shard=(2, 2))
-    other.engine.hierarchy.join(Siblings(), place.url)  # tells nobody, as another process
+    other.engine.hierarchy.join(HierarchyRegistry(), place.url)  # tells nobody, as another process
     mine.pipe_file("a/zarr.json", array_document((8,) * ndim, (2,) * ndim))
     assert not mine.exists("a/c/0/0")
     other.rm("a", recursive=True)

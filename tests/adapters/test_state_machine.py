@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shardstore import ShardedMap
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
-from shardstore.engine.metadata.hierarchy import Siblings
+from shardstore.engine.metadata.hierarchy import HierarchyRegistry
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.plan.policy import ArrayInfo
 from tests.adapters.places import Place, array_document
@@ -141,7 +141,7 @@ class Client:
         protocol = place.url.partition(":")[0]
         self.fs = ShardedFileSystem(fo=place.path, target_protocol=protocol, skip_instance_cache=True, **options)
         assert self.fs.engine is self.map.engine
-        self.fs.engine.hierarchy.join(Siblings(), self.map.url)  # as if in a process of its own
+        self.fs.engine.hierarchy.join(HierarchyRegistry(), self.map.url)  # as if in a process of its own
         self.root = place.path
 
     def set(self, face: str, values: Values) -> None:

@@ -83,7 +83,7 @@ class Server(TraceStorage):
 
     @property
     def capabilities(self) -> Any:
-        return replace(self.inner.capabilities, reads_beside=False)
+        return replace(self.inner.capabilities, guarded_reads=False)
 
 
 @pytest.mark.parametrize(("large_wave_shards", "waves"), [(100, 3), (8, 3), (2, 12)])

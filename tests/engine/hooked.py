@@ -13,7 +13,8 @@ import pytest
 from shardstore.engine.metadata import hierarchy
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, ServerTimes
+from shardstore.model.segments import Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers.base import StorageWrapper
@@ -30,7 +31,7 @@ def fresh_memory() -> MemoryStorage:
 
 def read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let hooked storages be such that cannot look at another object in the same step, as servers."""
-    monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, reads_beside=False))
+    monkeypatch.setattr(HookedStorage, "capabilities", replace(fresh_memory().capabilities, guarded_reads=False))
 
 
 def tell_times(monkeypatch: pytest.MonkeyPatch) -> Clock:

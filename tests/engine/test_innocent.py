@@ -29,7 +29,7 @@ class FailingStorage(HookedStorage):
 
     def __init__(self, inner: MemoryStorage) -> None:
         super().__init__(inner)
-        self.capabilities_override = replace(inner.capabilities, reads_beside=False)
+        self.capabilities_override = replace(inner.capabilities, guarded_reads=False)
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes = await super().read(reads)

@@ -27,7 +27,7 @@ class Server(TraceStorage):
 
     @property
     def capabilities(self) -> Any:
-        return replace(self.inner.capabilities, reads_beside=False)
+        return replace(self.inner.capabilities, guarded_reads=False)
 
 
 def filled(storage: Any, chunk: int = 100, **options: Any) -> np.ndarray[Any, Any]:

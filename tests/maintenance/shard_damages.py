@@ -17,9 +17,9 @@ import google_crc32c
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.repair.run import Finding
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
 from shardstore.plan.appending import plan_append
-from shardstore.plan.commits import ChunkOrder, CopyOld, DeleteShard, NewBytes, Unused, WriteShard, plan_rewrite
-from shardstore.storage.base import APPEND_ROOM_NBYTES
+from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard, plan_rewrite
 from tests.engine.hooked import fresh_memory
 from tests.maintenance.laid_out import ANY_LENGTH, array_document, put_array
 from tests.shards import crc32c
@@ -99,7 +99,7 @@ def history(kind: Kind, rng: random.Random) -> History:
         if kind.strategy == "rewrite" or index is None:
             plan = plan_rewrite(index_format, index, len(data), updates, kind.order)
         else:
-            room = APPEND_ROOM_NBYTES if kind.strategy == "append in place" else None
+            room = APPEND_PADDING_NBYTES if kind.strategy == "append in place" else None
             plan = plan_append(index_format, index, len(data), updates, kind.order, 0.9, room)
         if isinstance(plan, DeleteShard):
             continue  # the shard stays as it was, and so do the values
@@ -116,11 +116,11 @@ def _carried_out(plan: WriteShard, old: bytes, rng: random.Random) -> bytes:
     parts: list[bytes] = []
     for segment in plan.segments:
         match segment:
-            case CopyOld(offset, nbytes):
+            case CopiedRange(offset, nbytes):
                 parts.append(old[offset : offset + nbytes])
             case NewBytes(data):
                 parts.append(bytes(data))
-            case Unused(nbytes):
+            case Padding(nbytes):
                 parts.append(rng.randbytes(nbytes) if nbytes > 1 else bytes(nbytes))
     return b"".join(parts)
 

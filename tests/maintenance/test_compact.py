@@ -25,7 +25,8 @@ from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.maintenance.survey.shards import dead_nbytes
 from shardstore.model.generation import UNCONDITIONAL, Generation
-from shardstore.plan.commits import CopyOld, DeleteShard, WriteShard
+from shardstore.model.segments import CopiedRange
+from shardstore.plan.commits import DeleteShard, WriteShard
 from shardstore.plan.compaction import plan_compaction
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local import storage as local
@@ -188,7 +189,7 @@ def test_plans_keep_every_chunk_and_nothing_else(data: st.DataObject) -> None:
     if isinstance(plan, DeleteShard):
         assert not old.present().any()
         return
-    new = b"".join(content[s.offset : s.offset + s.nbytes] if isinstance(s, CopyOld) else sent(s) for s in plan.segments)
+    new = b"".join(content[s.offset : s.offset + s.nbytes] if isinstance(s, CopiedRange) else sent(s) for s in plan.segments)
     assert len(new) == plan.nbytes == total - dead_nbytes(index_format, old, total)
     index = index_format.decode(index_format.slice_from(memoryview(new), len(new)))
     assert np.array_equal(index.entries, plan.index.entries)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from math import prod
 
 from shardstore.format.shard_index import IndexFormat
-from shardstore.plan.commits import CopyOld, NewBytes, Unused, WriteShard
+from shardstore.model.segments import CopiedRange, NewBytes, Padding
+from shardstore.plan.commits import WriteShard
 
 
-def sent(segment: NewBytes | Unused) -> bytes:
+def sent(segment: NewBytes | Padding) -> bytes:
     return bytes(segment.data) if isinstance(segment, NewBytes) else b"?" * segment.nbytes
 
 
 def carry_out(plan: WriteShard, old: bytes) -> bytes:
-    pieces = [old[s.offset : s.offset + s.nbytes] if isinstance(s, CopyOld) else sent(s) for s in plan.segments]
+    pieces = [old[s.offset : s.offset + s.nbytes] if isinstance(s, CopiedRange) else sent(s) for s in plan.segments]
     assert sum(map(len, pieces)) == plan.nbytes
     return b"".join(pieces)
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
+from shardstore.model.segments import CopiedRange, NewBytes, Padding
 from shardstore.plan import appending
 from shardstore.plan.appending import can_append, plan_append
-from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, Unused, WriteShard, plan_rewrite
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_rewrite
 from tests.plan.carrying_out import carry_out, contents
 
 ROOM = 64
@@ -60,8 +61,8 @@ def test_a_sequence_of_commits_is_a_dict(
                 case WriteShard():
                     old, shard = shard, carry_out(plan, shard)
                     kept = plan.segments[0]
-                    if index is not None and isinstance(kept, CopyOld) and any(isinstance(s, Unused) for s in plan.segments):
-                        assert kept == CopyOld(0, len(old))
+                    if index is not None and isinstance(kept, CopiedRange) and any(isinstance(s, Padding) for s in plan.segments):
+                        assert kept == CopiedRange(0, len(old))
                         assert shard.startswith(old)
                         stays(index_format, index, plan.index, updates)
                     index = plan.index
@@ -82,7 +83,7 @@ def test_in_place_the_old_index_stays_and_nothing_else_is_written() -> None:
     index_format, index, old = shard_of(*[bytes(1000)] * 20)
     plan = plan_append(index_format, index, len(old), {3: b"new", 7: None}, "C", 0.5, ROOM)
     assert isinstance(plan, WriteShard)
-    assert plan.segments[:3] == (CopyOld(0, len(old)), Unused(64), NewBytes(b"new"))
+    assert plan.segments[:3] == (CopiedRange(0, len(old)), Padding(64), NewBytes(b"new"))
     assert len(plan.segments) == 4
     assert plan.nbytes == len(old) + 64 + 3 + index_format.nbytes
 
@@ -92,7 +93,7 @@ def test_in_place_no_chunk_ends_with_a_page() -> None:
     first = 2 * 4096 * 4 - len(old) - 64
     plan = plan_append(index_format, index, len(old), {3: bytes(first), 4: b"next"}, "C", 0.9, ROOM)
     assert isinstance(plan, WriteShard)
-    assert plan.segments[2:5] == (NewBytes(bytes(first)), Unused(1), NewBytes(b"next"))
+    assert plan.segments[2:5] == (NewBytes(bytes(first)), Padding(1), NewBytes(b"next"))
     assert contents(index_format, carry_out(plan, old))[4] == b"next"
 
 
@@ -100,7 +101,7 @@ def test_elsewhere_the_old_index_goes() -> None:
     index_format, index, old = shard_of(*[bytes(1000)] * 20)
     plan = plan_append(index_format, index, len(old), {3: b"new"}, "C", 0.5, None)
     assert isinstance(plan, WriteShard)
-    assert plan.segments[:2] == (CopyOld(0, 20_000), NewBytes(b"new"))
+    assert plan.segments[:2] == (CopiedRange(0, 20_000), NewBytes(b"new"))
     assert plan.nbytes == 20_003 + index_format.nbytes
 
 
@@ -122,7 +123,7 @@ def test_past_the_bound_the_shard_is_rewritten(monkeypatch: pytest.MonkeyPatch) 
     assert len(appended.segments) == 8
     rewritten = plan_append(index_format, index, len(old), updates, "C", 0.3, ROOM)
     assert rewritten == plan_rewrite(index_format, index, len(old), updates) or (
-        isinstance(rewritten, WriteShard) and rewritten.nbytes == len(old) and rewritten.segments[-2] == CopyOld(5000, 5000)
+        isinstance(rewritten, WriteShard) and rewritten.nbytes == len(old) and rewritten.segments[-2] == CopiedRange(5000, 5000)
     )
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
-from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite, slot_order
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite, slot_order
 from tests.plan.carrying_out import carry_out, contents
 
 formats = st.builds(
@@ -60,7 +61,7 @@ def test_neighbours_are_copied_in_one_piece() -> None:
     index = ShardIndex(np.array([[0, 2], [2, 3], [5, 1], [6, 4], [10, 1]], dtype=np.uint64))
     plan = plan_rewrite(index_format, index, 11 + index_format.nbytes, {2: b"xyz"})
     assert isinstance(plan, WriteShard)
-    assert plan.segments[:3] == (CopyOld(0, 5), NewBytes(b"xyz"), CopyOld(6, 5))
+    assert plan.segments[:3] == (CopiedRange(0, 5), NewBytes(b"xyz"), CopiedRange(6, 5))
 
 
 def test_aliased_and_overlapping_chunks_are_each_kept_whole() -> None:

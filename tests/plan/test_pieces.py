@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, ShardIndex
+from shardstore.model.segments import CopiedRange
 from shardstore.plan.appending import plan_append
-from shardstore.plan.commits import CopyOld, WriteShard, plan_rewrite
+from shardstore.plan.commits import WriteShard, plan_rewrite
 from shardstore.plan.pieces import covered_nbytes, shared_pieces
 from tests.plan.carrying_out import carry_out, contents
 
@@ -45,7 +46,7 @@ def test_a_rewrite_keeps_each_chunk_and_copies_no_byte_twice(data: st.DataObject
     updates = {slot: b"new" * slot for slot in data.draw(st.sets(st.integers(0, len(chunks)), min_size=1))}
     plan = plan_rewrite(index_format, old, len(content), updates, data.draw(st.sampled_from(["C", "morton"])))
     assert isinstance(plan, WriteShard)
-    copied = [byte for s in plan.segments if isinstance(s, CopyOld) for byte in range(s.offset, s.offset + s.nbytes)]
+    copied = [byte for s in plan.segments if isinstance(s, CopiedRange) for byte in range(s.offset, s.offset + s.nbytes)]
     assert len(copied) == len(set(copied))
     kept = {slot: content[low + offset : low + offset + nbytes] for slot, (offset, nbytes) in enumerate(chunks)}
     assert contents(index_format, carry_out(plan, content)) == kept | updates

@@ -20,7 +20,8 @@ import shardstore
 from shardstore.errors import Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.base import APPEND_ROOM_NBYTES, CHANGED, OUTDATED, Absent, Beside, ConditionFailed, Copy, Found, New, Read, Room
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.storage.base import CHANGED, GUARD_CHANGED, Absent, ConditionFailed, Found, Guard, Read
 from shardstore.storage.local import versions as local_versions
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.versions import Unsettled, generation_of, names_versions
@@ -207,12 +208,12 @@ def test_a_name_of_one_look_holds_for_nothing(
                 s.delete("a", IfGeneration(found.generation))
         case "compose":
             with pytest.raises(ConditionFailed):
-                s.compose("a", found.generation, [Copy(0, 1), New(b"x")], UNCONDITIONAL)
+                s.compose("a", found.generation, [CopiedRange(0, 1), NewBytes(b"x")], UNCONDITIONAL)
         case "append":
             with pytest.raises(ConditionFailed):
-                s.compose("a", found.generation, [Copy(0, 3), Room(APPEND_ROOM_NBYTES), New(b"x")], UNCONDITIONAL)
+                s.compose("a", found.generation, [CopiedRange(0, 3), Padding(APPEND_PADDING_NBYTES), NewBytes(b"x")], UNCONDITIONAL)
         case "beside":
-            assert s.read_many(Read("b", (EVERYTHING,), beside=Beside("a", found.generation))) == [OUTDATED]
+            assert s.read_many(Read("b", (EVERYTHING,), guard=Guard("a", found.generation))) == [GUARD_CHANGED]
     assert s.get("a") == b"two"
     assert clock.slept  # and the next look tells more
 
@@ -223,18 +224,22 @@ def test_an_append_to_another_programs_file_marks_it(s: SyncStorage, tmp_path: P
     clock.sleep(3)
     found = s.read("a", EVERYTHING)
     assert isinstance(found, Found)
-    new = s.compose("a", found.generation, [Copy(0, 3), Room(APPEND_ROOM_NBYTES), New(b"two")], IfGeneration(found.generation))
+    new = s.compose(
+        "a", found.generation, [CopiedRange(0, 3), Padding(APPEND_PADDING_NBYTES), NewBytes(b"two")], IfGeneration(found.generation)
+    )
     assert mark_of(tmp_path / "root/a") is not None
     again = s.read("a", EVERYTHING)
     assert isinstance(again, Found)
-    assert (again.generation, again.nbytes) == (new, 3 + APPEND_ROOM_NBYTES + 3)
+    assert (again.generation, again.nbytes) == (new, 3 + APPEND_PADDING_NBYTES + 3)
 
 
 def test_appends_have_names_of_their_own(s: SyncStorage, tmp_path: Path, whole_seconds: CoarseTimes) -> None:
     names = [s.put("a", b"one")]
     for _ in range(20):
         nbytes = s.infos()[0].nbytes
-        names.append(s.compose("a", names[-1], [Copy(0, nbytes), Room(APPEND_ROOM_NBYTES), New(b"x")], IfGeneration(names[-1])))
+        names.append(
+            s.compose("a", names[-1], [CopiedRange(0, nbytes), Padding(APPEND_PADDING_NBYTES), NewBytes(b"x")], IfGeneration(names[-1]))
+        )
         assert s.read("a", EVERYTHING, generation=names[-2]) is CHANGED
     assert len(set(names)) == len(names)
     assert (tmp_path / "root/a").read_bytes().startswith(b"one")
@@ -270,7 +275,7 @@ def test_a_mark_of_another_length_is_none_of_ours(s: SyncStorage, tmp_path: Path
 def test_no_compare_and_swap_is_claimed(storage: LocalStorage, s: SyncStorage) -> None:
     able = on_io_loop(storage.probe())
     assert able == storage.capabilities
-    assert (able.compare_and_swap, able.conditional_delete, able.appends_in_place, able.reads_beside, able.atomic_commits) == (False,) * 5
+    assert (able.compare_and_swap, able.conditional_delete, able.appends_in_place, able.guarded_reads, able.atomic_commits) == (False,) * 5
     assert (able.pinned_reads, able.create_if_absent, able.compose) == (True,) * 3
     s.put("a", b"1", IF_ABSENT)
     with pytest.raises(ConditionFailed):
@@ -299,10 +304,10 @@ def test_one_writer_rewrites_without_waiting(s: SyncStorage, clock: Clock) -> No
     for i in range(1, 10):
         found = s.read("a", EVERYTHING)
         assert isinstance(found, Found)
-        s.compose("a", found.generation, [Copy(0, i), New(b"%d" % i)], UNCONDITIONAL)
+        s.compose("a", found.generation, [CopiedRange(0, i), NewBytes(b"%d" % i)], UNCONDITIONAL)
         assert not clock.slept
         with pytest.raises(ConditionFailed):
-            s.compose("a", found.generation, [Copy(0, 1)], UNCONDITIONAL)  # it is longer by now
+            s.compose("a", found.generation, [CopiedRange(0, 1)], UNCONDITIONAL)  # it is longer by now
         clock.slept.clear()
     assert s.get("a") == b"0123456789"
 

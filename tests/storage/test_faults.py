@@ -15,7 +15,8 @@ import pytest
 from shardstore.errors import ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage.base import CHANGED, ConditionFailed, Copy, Failed, Found, New, Read
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.storage.base import CHANGED, ConditionFailed, Failed, Found, Read
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import (
@@ -68,7 +69,7 @@ def play(s: SyncStorage) -> None:
     """Every operation, once."""
     first = s.put("a/x", b"0123456789")
     s.read_many(Read("a/x", (ByteRange(0, 2), ByteSuffix(2))), Read("absent", (EVERYTHING,)), Read("a/x", ()))
-    s.compose("a/x", first, [New(b"xy"), Copy(2, 3)], IfGeneration(first))
+    s.compose("a/x", first, [NewBytes(b"xy"), CopiedRange(2, 3)], IfGeneration(first))
     s.copy("a/x", "a/y")
     s.stat("a/x")
     s.keys("a/")
@@ -197,7 +198,7 @@ def change(s: SyncStorage, operation: str) -> None:
         case "write":
             s.put("a/x", b"new", IfGeneration(info.generation))
         case "compose":
-            s.compose("a/x", info.generation, [New(b"new")], IfGeneration(info.generation))
+            s.compose("a/x", info.generation, [NewBytes(b"new")], IfGeneration(info.generation))
         case "copy":
             s.copy("a/x", "a/z")
         case "rename_prefix":

@@ -18,7 +18,8 @@ import pytest
 from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
-from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Copy, Failed, Found, New, Read
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Failed, Found, Read
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
@@ -275,7 +276,7 @@ def test_compose_without_copy_file_range(s: SyncStorage, monkeypatch: pytest.Mon
             raise OSError(error, "unable")
 
         monkeypatch.setattr(os, "copy_file_range", unable)
-    s.compose("a", old, [Copy(5, 3_000_000), New(b"!")], IfGeneration(old))
+    s.compose("a", old, [CopiedRange(5, 3_000_000), NewBytes(b"!")], IfGeneration(old))
     assert s.get("a") == data[5:3_000_005] + b"!"
 
 

@@ -17,19 +17,8 @@ import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage.base import (
-    APPEND_ROOM_NBYTES,
-    CHANGED,
-    Changed,
-    ConditionFailed,
-    Copy,
-    Found,
-    New,
-    ObjectInfo,
-    Read,
-    Room,
-    Segment,
-)
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.storage.base import CHANGED, Changed, ConditionFailed, Found, ObjectInfo, Read
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage
@@ -47,7 +36,13 @@ TAIL = b"the index, by its checksum" * 6
 
 
 def segments(old_nbytes: int, new: bytes = NEW) -> list[Segment]:
-    return [Copy(0, old_nbytes), Room(APPEND_ROOM_NBYTES), New(new[:1000]), New(memoryview(new)[1000:]), New(TAIL)]
+    return [
+        CopiedRange(0, old_nbytes),
+        Padding(APPEND_PADDING_NBYTES),
+        NewBytes(new[:1000]),
+        NewBytes(memoryview(new)[1000:]),
+        NewBytes(TAIL),
+    ]
 
 
 def append(s: SyncStorage, old: Generation, old_nbytes: int = len(OLD), new: bytes = NEW) -> Generation:
@@ -61,7 +56,7 @@ def s(tmp_path: Path) -> SyncStorage:
 
 def is_appended(data: bytes | None, old: bytes = OLD, new: bytes = NEW) -> bool:
     """The room may hold anything."""
-    return data is not None and data[: len(old)] == old and data[len(old) + APPEND_ROOM_NBYTES :] == new + TAIL
+    return data is not None and data[: len(old)] == old and data[len(old) + APPEND_PADDING_NBYTES :] == new + TAIL
 
 
 def test_in_place(s: SyncStorage, tmp_path: Path) -> None:
@@ -71,7 +66,7 @@ def test_in_place(s: SyncStorage, tmp_path: Path) -> None:
     assert is_appended(s.get("d/a"))
     assert is_appended((tmp_path / "d/a").read_bytes())
     assert (tmp_path / "d/a").stat().st_ino == inode
-    assert s.infos() == [ObjectInfo("d/a", len(OLD) + APPEND_ROOM_NBYTES + len(NEW + TAIL), new)]
+    assert s.infos() == [ObjectInfo("d/a", len(OLD) + APPEND_PADDING_NBYTES + len(NEW + TAIL), new)]
     assert s.read("d/a", EVERYTHING, generation=old) == CHANGED
     again = append(s, new, s.infos()[0].nbytes)
     assert again != new
@@ -97,21 +92,21 @@ def test_of_any_size(s: SyncStorage, old_nbytes: int, tail: int) -> None:
     data = os.urandom(old_nbytes)
     old = s.put("d/a", data)
     last = os.urandom(tail)
-    s.compose("d/a", old, [Copy(0, old_nbytes), Room(APPEND_ROOM_NBYTES), New(last)], IfGeneration(old))
+    s.compose("d/a", old, [CopiedRange(0, old_nbytes), Padding(APPEND_PADDING_NBYTES), NewBytes(last)], IfGeneration(old))
     found = s.get("d/a")
     assert found is not None
     assert found[:old_nbytes] == data
-    assert found[old_nbytes + APPEND_ROOM_NBYTES :] == last
+    assert found[old_nbytes + APPEND_PADDING_NBYTES :] == last
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        [Room(APPEND_ROOM_NBYTES), New(NEW)],
-        [Copy(0, len(OLD)), Room(1), New(NEW)],
-        [Copy(0, len(OLD) - 1), Room(APPEND_ROOM_NBYTES), New(NEW)],
-        [Copy(0, len(OLD)), New(NEW)],
-        [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(NEW), Copy(0, 1)],
+        [Padding(APPEND_PADDING_NBYTES), NewBytes(NEW)],
+        [CopiedRange(0, len(OLD)), Padding(1), NewBytes(NEW)],
+        [CopiedRange(0, len(OLD) - 1), Padding(APPEND_PADDING_NBYTES), NewBytes(NEW)],
+        [CopiedRange(0, len(OLD)), NewBytes(NEW)],
+        [CopiedRange(0, len(OLD)), Padding(APPEND_PADDING_NBYTES), NewBytes(NEW), CopiedRange(0, 1)],
     ],
     ids=str,
 )
@@ -120,7 +115,7 @@ def test_what_is_not_appending_is_a_new_file(s: SyncStorage, tmp_path: Path, mad
     inode = (tmp_path / "d/a").stat().st_ino
     s.compose("d/a", old, made, IfGeneration(old))
     expected = b"".join(
-        OLD[m.offset : m.offset + m.nbytes] if isinstance(m, Copy) else bytes(m.data) if isinstance(m, New) else bytes(m.nbytes)
+        OLD[m.offset : m.offset + m.nbytes] if isinstance(m, CopiedRange) else bytes(m.data) if isinstance(m, NewBytes) else bytes(m.nbytes)
         for m in made
     )
     assert s.get("d/a") == expected
@@ -386,7 +381,7 @@ def test_what_was_left_is_the_old_version_to_everybody(left: tuple[SyncStorage, 
     assert (path.parent / "copy").read_bytes() == OLD
     with pytest.raises(ConditionFailed):
         s.delete("d/a", IfGeneration(Generation("another")))
-    new = s.compose("d/a", old, [New(b"<"), Copy(0, len(OLD))], IfGeneration(old))
+    new = s.compose("d/a", old, [NewBytes(b"<"), CopiedRange(0, len(OLD))], IfGeneration(old))
     assert s.get("d/a") == b"<" + OLD
     assert s.delete("d/a", IfGeneration(new))
 
@@ -484,7 +479,7 @@ def test_many_pieces_never_end_a_call_together(s: SyncStorage, tmp_path: Path, m
     """Others find the file as long as after any call: not where a chunk ends, which may be a shard itself."""
     old = s.put("d/a", OLD)
     pieces = [os.urandom(1 + number % 7) for number in range(3000)]
-    ends = set(itertools.accumulate(map(len, pieces), initial=len(OLD) + APPEND_ROOM_NBYTES))
+    ends = set(itertools.accumulate(map(len, pieces), initial=len(OLD) + APPEND_PADDING_NBYTES))
     real = os.pwritev
     lengths: list[int] = []
 
@@ -495,13 +490,13 @@ def test_many_pieces_never_end_a_call_together(s: SyncStorage, tmp_path: Path, m
         return done
 
     monkeypatch.setattr(os, "pwritev", noting)
-    made: list[Segment] = [Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), *map(New, pieces)]
+    made: list[Segment] = [CopiedRange(0, len(OLD)), Padding(APPEND_PADDING_NBYTES), *map(NewBytes, pieces)]
     s.compose("d/a", old, made, IfGeneration(old))
     assert len(lengths) == 3
     assert [length in ends for length in lengths[:-1]] == [piece_may_end(pieces, length, ends) for length in lengths[:-1]]
     found = s.get("d/a")
     assert found is not None
-    assert found[len(OLD) + APPEND_ROOM_NBYTES :] == b"".join(pieces)
+    assert found[len(OLD) + APPEND_PADDING_NBYTES :] == b"".join(pieces)
 
 
 def piece_may_end(pieces: list[bytes], length: int, ends: set[int]) -> bool:

@@ -12,7 +12,8 @@ import pytest
 
 from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Room
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.storage.base import Found
 from shardstore.storage.local import append as local_append
 from shardstore.storage.local import durability as local_durability
 from shardstore.storage.local import sweep as local_sweep
@@ -62,7 +63,12 @@ def storage(disk: Path) -> SyncStorage:
 def append(s: SyncStorage, key: str, data: bytes) -> None:
     found = s.read(key, EVERYTHING)
     assert isinstance(found, Found)
-    s.compose(key, found.generation, [Copy(0, found.nbytes), Room(APPEND_ROOM_NBYTES), New(data)], IfGeneration(found.generation))
+    s.compose(
+        key,
+        found.generation,
+        [CopiedRange(0, found.nbytes), Padding(APPEND_PADDING_NBYTES), NewBytes(data)],
+        IfGeneration(found.generation),
+    )
 
 
 # -- the tool ----------------------------------------------------------------------------------------------------------

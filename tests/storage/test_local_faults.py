@@ -14,7 +14,8 @@ import pytest
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage.base import ConditionFailed, Copy, Found, New
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.storage.base import ConditionFailed, Found
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local.mounts import Mount
@@ -53,7 +54,7 @@ OPERATIONS = {
     "put": Operation(lambda s, _: s.put("d/a", NEW, UNCONDITIONAL), {"d/a": NEW}),
     "stream": Operation(lambda s, old: s.write("d/a", body(), len(NEW), IfGeneration(old)), {"d/a": NEW}),
     "compose": Operation(
-        lambda s, old: s.compose("d/a", old, [Copy(5, 1000), New(NEW), Copy(0, 3)], IfGeneration(old)),
+        lambda s, old: s.compose("d/a", old, [CopiedRange(5, 1000), NewBytes(NEW), CopiedRange(0, 3)], IfGeneration(old)),
         {"d/a": OLD[5:1005] + NEW + OLD[:3]},
     ),
     "delete": Operation(lambda s, old: s.delete("d/a", IfGeneration(old)), {"d/a": None}),

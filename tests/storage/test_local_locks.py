@@ -24,7 +24,8 @@ import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import Changed, ConditionFailed, Copy, New
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.storage.base import Changed, ConditionFailed
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import range_locks as local_range_locks
 from shardstore.storage.local import sweep as local_sweep
@@ -456,7 +457,7 @@ def test_a_file_that_another_machine_replaces_while_it_is_read(n: SyncStorage, m
     monkeypatch.delattr(os, "copy_file_range")
     times = 1
     with pytest.raises(ConditionFailed):
-        n.compose("a", old, [Copy(0, 2), New(b"x")], IfGeneration(old))
+        n.compose("a", old, [CopiedRange(0, 2), NewBytes(b"x")], IfGeneration(old))
     times = 1
     n.copy("a", "b")
     assert n.get("b") == b"0123"

@@ -13,7 +13,8 @@ import pytest
 import shardstore
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Room
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.storage.base import Found
 from shardstore.storage.local.names import TEMP_SUFFIX
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage
@@ -54,7 +55,7 @@ async def body() -> AsyncIterator[BytesLike]:
     yield b"w"
 
 
-def compose(s: SyncStorage, *segments: Copy | New | Room) -> None:
+def compose(s: SyncStorage, *segments: CopiedRange | NewBytes | Padding) -> None:
     found = s.read("d/a", EVERYTHING)
     assert isinstance(found, Found)
     s.compose("d/a", found.generation, list(segments), IfGeneration(found.generation))
@@ -63,8 +64,8 @@ def compose(s: SyncStorage, *segments: Copy | New | Room) -> None:
 REPLACING: dict[str, Callable[[SyncStorage], object]] = {
     "put": lambda s: s.put("d/a", b"new"),
     "stream": lambda s: s.write("d/a", body(), 3, UNCONDITIONAL),
-    "rewrite": lambda s: compose(s, Copy(3, 100), New(b"new")),
-    "append": lambda s: compose(s, Copy(0, len(OLD)), Room(APPEND_ROOM_NBYTES), New(b"new")),
+    "rewrite": lambda s: compose(s, CopiedRange(3, 100), NewBytes(b"new")),
+    "append": lambda s: compose(s, CopiedRange(0, len(OLD)), Padding(APPEND_PADDING_NBYTES), NewBytes(b"new")),
     "copy": lambda s: s.copy("d/b", "d/a"),
     "write_here": lambda s: s.storage.write_here("d/a", [[b"new"]], 3, UNCONDITIONAL),  # type: ignore[attr-defined]  # of local files
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from shardstore.model.generation import IfGeneration
-from shardstore.storage.base import ConditionFailed, Copy, New, Segment
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
@@ -78,7 +79,7 @@ def allocated(path: Path) -> int:
 
 def composed(segments: list[Segment], old: bytes) -> bytes:
     return b"".join(
-        old[s.offset : s.offset + s.nbytes] if isinstance(s, Copy) else bytes(s.data) if isinstance(s, New) else bytes(s.nbytes)
+        old[s.offset : s.offset + s.nbytes] if isinstance(s, CopiedRange) else bytes(s.data) if isinstance(s, NewBytes) else bytes(s.nbytes)
         for s in segments
     )
 
@@ -91,7 +92,7 @@ def test_rewriting(s: SyncStorage, tmp_path: Path, way: str, shape: str) -> None
     assert info is not None
     assert info.generation is not None
     half = nbytes // 2
-    segments: list[Segment] = [Copy(half + 1, nbytes - half - 1), New(b"new"), Copy(3, half), Copy(0, nbytes)]
+    segments: list[Segment] = [CopiedRange(half + 1, nbytes - half - 1), NewBytes(b"new"), CopiedRange(3, half), CopiedRange(0, nbytes)]
     s.compose("a", info.generation, segments, IfGeneration(info.generation))
     assert (tmp_path / "a").read_bytes() == composed(segments, old)
     data = sum(count for _, count in pieces)
@@ -116,9 +117,9 @@ def test_segments_in_any_order(s: SyncStorage, tmp_path: Path, seed: int) -> Non
     segments: list[Segment] = []
     for _ in range(20):
         offset = rng.randrange(len(old))
-        segments.append(Copy(offset, rng.randrange(0, min(MIB, len(old) - offset + 1))))
+        segments.append(CopiedRange(offset, rng.randrange(0, min(MIB, len(old) - offset + 1))))
         if rng.random() < 0.2:
-            segments.append(New(rng.randbytes(rng.randrange(5))))
+            segments.append(NewBytes(rng.randbytes(rng.randrange(5))))
     s.compose("a", info.generation, segments, IfGeneration(info.generation))
     assert (tmp_path / "a").read_bytes() == composed(segments, old)
 
@@ -136,7 +137,7 @@ def test_a_file_that_is_cut_while_its_hole_is_copied(s: SyncStorage, tmp_path: P
 
     monkeypatch.setattr(os, "lseek", lseek)
     with pytest.raises(ConditionFailed):
-        s.compose("a", info.generation, [Copy(6 * MIB, MIB), New(b"x")], IfGeneration(info.generation))
+        s.compose("a", info.generation, [CopiedRange(6 * MIB, MIB), NewBytes(b"x")], IfGeneration(info.generation))
 
 
 def test_what_lies_behind_the_end_is_no_hole(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_what_lies_behind_the_end_is_no_hole(tmp_path: Path) -> None:
 def test_a_file_without_holes_is_not_asked_for_them(s: SyncStorage, tmp_path: Path) -> None:
     old = s.put("a", os.urandom(3 * MIB))
     with SystemCalls(threads="shardstore-write") as counted:
-        s.compose("a", old, [Copy(i * 1000, 1000) for i in range(1, 1000)], IfGeneration(old))
+        s.compose("a", old, [CopiedRange(i * 1000, 1000) for i in range(1, 1000)], IfGeneration(old))
     assert "lseek" not in counted.calls
     make(tmp_path / "a", *SHAPES["hole in the middle"])
     with (tmp_path / "a").open("rb") as file:

@@ -9,7 +9,8 @@ import pytest
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Generation, IfGeneration
-from shardstore.storage.base import ConditionFailed, Copy, New, Segment
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.storage.base import ConditionFailed
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 from shardstore.storage.s3.probe import facts_of, forget_facts
@@ -18,7 +19,7 @@ from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.storage.test_s3 import Calls, Refusal, S3Url, honour_on_completion, ignore, losing, unfinished_uploads
 
 OLD = bytes(range(256)) * (12 * 4096)  # 12 MiB
-APPEND: list[Segment] = [Copy(0, len(OLD) - 100), New(b"new chunk"), New(b"index")]
+APPEND: list[Segment] = [CopiedRange(0, len(OLD) - 100), NewBytes(b"new chunk"), NewBytes(b"index")]
 APPENDED = OLD[:-100] + b"new chunkindex"
 
 
@@ -74,7 +75,14 @@ def test_an_append_copies_the_old_object(s: SyncStorage, calls: Calls, old: Gene
 
 
 def test_short_ranges_are_read_and_sent_between_long_ones(s: SyncStorage, calls: Calls, old: Generation) -> None:
-    segments: list[Segment] = [New(b"<"), Copy(500, 300), Copy(0, COPY_PAYS_NBYTES), Copy(10, 20), New(b"|"), Copy(len(OLD) - 5, 5)]
+    segments: list[Segment] = [
+        NewBytes(b"<"),
+        CopiedRange(500, 300),
+        CopiedRange(0, COPY_PAYS_NBYTES),
+        CopiedRange(10, 20),
+        NewBytes(b"|"),
+        CopiedRange(len(OLD) - 5, 5),
+    ]
     s.compose("a", old, segments, IfGeneration(old))
     assert s.get("a") == b"<" + OLD[500:800] + OLD[:COPY_PAYS_NBYTES] + OLD[10:30] + b"|" + OLD[-5:]
     assert calls.methods.count("upload_part_copy") == 1
@@ -83,7 +91,7 @@ def test_short_ranges_are_read_and_sent_between_long_ones(s: SyncStorage, calls:
 
 
 def test_what_has_no_long_range_is_written_by_one_request(s: SyncStorage, calls: Calls, old: Generation) -> None:
-    s.compose("a", old, [Copy(0, 1000), New(b"new"), Copy(5000, 10)], IfGeneration(old))
+    s.compose("a", old, [CopiedRange(0, 1000), NewBytes(b"new"), CopiedRange(5000, 10)], IfGeneration(old))
     assert s.get("a") == OLD[:1000] + b"new" + OLD[5000:5010]
     assert calls.methods == ["get_object", "put_object", "get_object"]
 

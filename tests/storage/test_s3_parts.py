@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardstore.storage.base import Copy, New, Room, Segment
+from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
 
@@ -20,12 +20,12 @@ def places(segments: list[Segment]) -> list[tuple[str, int, int]]:
     new_at = 0
     for segment in segments:
         match segment:
-            case Copy(offset, nbytes):
+            case CopiedRange(offset, nbytes):
                 run = "old", offset, nbytes
-            case New(data):
+            case NewBytes(data):
                 run = "new", new_at, len(data)
                 new_at += len(data)
-            case Room(nbytes):
+            case Padding(nbytes):
                 run = "room", 0, nbytes
         if not run[2]:
             continue
@@ -40,9 +40,9 @@ def places(segments: list[Segment]) -> list[tuple[str, int, int]]:
 sizes = st.sampled_from(
     [0, 1, MIB, MIN_PART_BYTES - 1, MIN_PART_BYTES, MIN_PART_BYTES + 1, COPY_PAYS_NBYTES - 1, COPY_PAYS_NBYTES, 23 * MIB]
 )
-copies = st.builds(lambda nbytes, share: Copy(int((OLD_NBYTES - nbytes) * share), nbytes), sizes, st.sampled_from([0.0, 0.3, 1.0]))
-news = sizes.map(lambda nbytes: New(memoryview(bytes(nbytes))))
-segment_lists: st.SearchStrategy[list[Segment]] = st.lists(st.one_of(copies, news, sizes.map(Room)), max_size=8)
+copies = st.builds(lambda nbytes, share: CopiedRange(int((OLD_NBYTES - nbytes) * share), nbytes), sizes, st.sampled_from([0.0, 0.3, 1.0]))
+news = sizes.map(lambda nbytes: NewBytes(memoryview(bytes(nbytes))))
+segment_lists: st.SearchStrategy[list[Segment]] = st.lists(st.one_of(copies, news, sizes.map(Padding)), max_size=8)
 
 
 @settings(deadline=None)
@@ -51,32 +51,32 @@ def test_every_byte_once_and_in_order(segments: list[Segment]) -> None:
     parts = plan_parts(segments)
     flat: list[Segment] = []
     for part in parts:
-        flat += [Copy(part.offset, part.nbytes)] if isinstance(part, CopiedPart) else list(part.segments)
+        flat += [CopiedRange(part.offset, part.nbytes)] if isinstance(part, CopiedPart) else list(part.segments)
     assert places(flat) == places(segments)
     assert all(part.nbytes >= MIN_PART_BYTES for part in parts[:-1])
     assert all(part.nbytes < 17 * MIB for part in parts if isinstance(part, SentPart))
-    lone = [s for s in segments if isinstance(s, Copy) and s.nbytes >= COPY_PAYS_NBYTES]
+    lone = [s for s in segments if isinstance(s, CopiedRange) and s.nbytes >= COPY_PAYS_NBYTES]
     assert any(isinstance(part, CopiedPart) for part in parts) or not lone
 
 
 def test_what_an_append_sends() -> None:
-    parts = plan_parts([Copy(0, 256 * MIB), New(b"x" * 100), New(b"index")])
-    assert parts == [CopiedPart(0, 256 * MIB), SentPart((New(b"x" * 100), New(b"index")))]
+    parts = plan_parts([CopiedRange(0, 256 * MIB), NewBytes(b"x" * 100), NewBytes(b"index")])
+    assert parts == [CopiedPart(0, 256 * MIB), SentPart((NewBytes(b"x" * 100), NewBytes(b"index")))]
 
 
 def test_a_short_piece_in_front_borrows_from_the_copy_behind_it() -> None:
-    parts = plan_parts([New(b"head"), Copy(100, 30 * MIB)])
+    parts = plan_parts([NewBytes(b"head"), CopiedRange(100, 30 * MIB)])
     lent = MIN_PART_BYTES - 4
-    assert parts == [SentPart((New(b"head"), Copy(100, lent))), CopiedPart(100 + lent, 30 * MIB - lent)]
+    assert parts == [SentPart((NewBytes(b"head"), CopiedRange(100, lent))), CopiedPart(100 + lent, 30 * MIB - lent)]
 
 
 def test_neighbours_are_one_copy() -> None:
-    assert plan_parts([Copy(0, 6 * MIB), Copy(6 * MIB, 6 * MIB)]) == [CopiedPart(0, 12 * MIB)]
+    assert plan_parts([CopiedRange(0, 6 * MIB), CopiedRange(6 * MIB, 6 * MIB)]) == [CopiedPart(0, 12 * MIB)]
 
 
 def test_more_than_a_part_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_parts, "_MAX_PART_BYTES", 20 * MIB)
-    parts = plan_parts([Copy(7, 50 * MIB)])
+    parts = plan_parts([CopiedRange(7, 50 * MIB)])
     assert sum(part.nbytes for part in parts) == 50 * MIB
     assert len(parts) == 3
     assert parts[0] == CopiedPart(7, parts[0].nbytes)
@@ -84,4 +84,4 @@ def test_more_than_a_part_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_never_too_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_parts, "MAX_PARTS", 4)
-    assert len(plan_parts([New(memoryview(bytes(200 * MIB)))])) <= 4
+    assert len(plan_parts([NewBytes(memoryview(bytes(200 * MIB)))])) <= 4

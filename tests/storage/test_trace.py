@@ -9,7 +9,8 @@ import pytest
 
 from shardstore.model.generation import IF_ABSENT, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage.base import ConditionFailed, Copy, New, Read
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.storage.base import ConditionFailed, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from shardstore.testing.trace import Event, Summary, TraceStorage
@@ -45,7 +46,7 @@ def test_reads_count_ranges_and_rounds(storage: TraceStorage, s: SyncStorage) ->
 
 def test_writes_count_what_was_sent(storage: TraceStorage, s: SyncStorage) -> None:
     first = s.put("a", b"0123456789")
-    second = s.compose("a", first, [New(b"xy"), Copy(2, 5)], IfGeneration(first))
+    second = s.compose("a", first, [NewBytes(b"xy"), CopiedRange(2, 5)], IfGeneration(first))
     with pytest.raises(ConditionFailed):
         s.put("a", b"1", IF_ABSENT)
     s.delete("a", IfGeneration(second))

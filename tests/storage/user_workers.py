@@ -11,7 +11,8 @@ from contextlib import closing
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import APPEND_ROOM_NBYTES, Copy, Found, New, Read, Room, Segment
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.storage.base import Found, Read
 from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local import storage as local
 from shardstore.storage.local import sweep as local_sweep
@@ -60,7 +61,7 @@ async def _put(storage: LocalStorage, key: str, data: bytes) -> str:
 
 async def _append(storage: LocalStorage, key: str, data: bytes) -> str:
     old = await _generation(storage, key)
-    segments: list[Segment] = [Copy(0, old.nbytes), Room(APPEND_ROOM_NBYTES), New(data)]
+    segments: list[Segment] = [CopiedRange(0, old.nbytes), Padding(APPEND_PADDING_NBYTES), NewBytes(data)]
     await storage.compose(key, old.generation, segments, IfGeneration(old.generation))
     return "stored"
 

@@ -20,7 +20,7 @@ from shardstore.format.json_text import loads_object
 from shardstore.format.storage_transformers import sharding_transformer
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.storage.base import Absent, Beside, Changed, ConditionFailed, Failed, Found, Outdated, Read, ReadOutcome, Storage
+from shardstore.storage.base import Absent, Changed, ConditionFailed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.stored.draft2022.documents import IMPLICIT
 from shardstore.stored.draft2022.storage import DraftStorage
@@ -153,11 +153,11 @@ def test_one_round_for_documents_and_data() -> None:
 
 def test_reads_beside_a_document(i: SyncStorage, s: SyncStorage) -> None:
     fill(i, {"meta/root/x.array.json": draft_array([4], [2]), "data/root/x/c0": b"1", "meta/root/y.array.json": draft_array([], [])})
-    guard = Beside("x/zarr.json", generation_of(s, "x/zarr.json"))
+    guard = Guard("x/zarr.json", generation_of(s, "x/zarr.json"))
     reads = [Read(key, (EVERYTHING,), None, guard) for key in ("x/c/0", "x/c/1", "x/zarr.json", "y/c")]
     assert [type(outcome) for outcome in s.read_many(*reads)] == [Found, Absent, Found, Absent]
     i.put("meta/root/x.array.json", draft_array([6], [2]))
-    assert s.read_many(*reads) == [Outdated()] * 4
+    assert s.read_many(*reads) == [GuardChanged()] * 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.segments import Segment
+from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import StorageSuite
@@ -34,10 +35,7 @@ class AsData(StorageWrapper):
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         return await self.inner.read(
-            [
-                replace(r, key=_inside(r.key), beside=None if r.beside is None else replace(r.beside, key=_inside(r.beside.key)))
-                for r in reads
-            ]
+            [replace(r, key=_inside(r.key), guard=None if r.guard is None else replace(r.guard, key=_inside(r.guard.key))) for r in reads]
         )
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:

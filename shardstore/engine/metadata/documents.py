@@ -165,9 +165,9 @@ class Documents:
             translated = await self._translation.array(path, document, current, own_shards=own_shards)
         stored = dumps(translated)
         node, _ = self._hierarchy.describe(path, stored, _NOT_STORED_YET)
-        is_unborn = node.layout is not None and current is None
+        is_uncommitted = node.layout is not None and current is None
         goes_first = current is not None and not same_chunks(present_array(translated), present_array(current.document or {}))
-        return PlannedArray(stored, await self._condition(current), replace(node, is_unborn=is_unborn), goes_first)
+        return PlannedArray(stored, await self._condition(current), replace(node, is_uncommitted=is_uncommitted), goes_first)
 
     async def check_planned(self, planned: PlannedArray) -> None:
         """Is what the array was planned from still there? Asked before its chunks are written.

@@ -51,9 +51,9 @@ class Node:
     """Why it passes through, in words."""
     damage: Literal["json", "empty", ""] = ""
     """Of an "other" one: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
-    is_unborn: bool = False
+    is_uncommitted: bool = False
     """An open transaction creates it: no other client may have written anything of it."""
-    seen: float = NEVER
+    metadata_server_time: float = NEVER
     """When the server was last seen to have this version of the document, by its own clock; ``NEVER`` where it does not tell."""
 
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
@@ -64,13 +64,15 @@ class Node:
             return self.plain.key_encoding.decode(relative_key, len(self.plain.shape))
         return None
 
-    def tells_of(self, outcome: ReadOutcome) -> bool:
+    def predates_metadata_check(self, outcome: ReadOutcome) -> bool:
         """Whether an object that was read had been there for a while when this document was seen.
 
         Then it is what the document says, as surely as by another look at that: objects are deleted before a document is written that
         gives them another meaning.
         """
-        return isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _SURELY_SECONDS < self.seen
+        return (
+            isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _SURELY_SECONDS < self.metadata_server_time
+        )
 
 
 class ChunkTarget(NamedTuple):
@@ -167,7 +169,7 @@ def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | No
     return LocatedChunks(node, layout, shard_coords, shard_keys, of_shard, slots)
 
 
-class Siblings:
+class HierarchyRegistry:
     """The hierarchies of this process that look at one kind of storage, each with the URL of its root.
 
     Engines with other options, or with another root of the same store, do not share what they know.
@@ -213,7 +215,7 @@ class Hierarchy:
         self._vanished: dict[str, Node] = {}  # sharded arrays that another client deleted
         self._lost: set[str] = set()  # where another client deleted a node: likely to be made anew, so asked for each time
         self._pending: dict[str, Node] = {}  # nodes whose documents a transaction writes after their chunks
-        self._siblings = Siblings()
+        self._siblings = HierarchyRegistry()
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class Hierarchy:
 
     # -- others in this process ------------------------------------------------------------------------------------
 
-    def join(self, siblings: Siblings, url: str) -> None:
+    def join(self, siblings: HierarchyRegistry, url: str) -> None:
         """Tell the others from now on what this one changes, and be told. ``url`` is that of the root."""
         siblings.add(self, url)
         self._siblings = siblings
@@ -379,9 +381,9 @@ class Hierarchy:
                 return None
             case Found(generation, _, (data,)):
                 known = self._nodes.get(path)
-                seen = NEVER if outcome.times is None else outcome.times.asked
+                server_time = NEVER if outcome.times is None else outcome.times.asked
                 if known is not None and known.generation == generation:
-                    node = replace(known, validated_at=self._clock(), seen=max(seen, known.seen))
+                    node = replace(known, validated_at=self._clock(), metadata_server_time=max(server_time, known.metadata_server_time))
                 else:
                     node = described or self.describe(path, data, generation)[0]
                     if known is not None and known.kind == "sharded" and node.kind == "other":
@@ -391,7 +393,7 @@ class Hierarchy:
                             f"{metadata_key(path)!r} was the metadata of a sharded array and no longer is: {node.reason}; "
                             "restore it before reading or writing its chunks"
                         )
-                    node = replace(node, seen=seen)
+                    node = replace(node, metadata_server_time=server_time)
                     logger.debug("node %r: %s %s", path, node.kind, node.reason)
                 self.put(node)
                 return node
@@ -458,7 +460,7 @@ class Hierarchy:
         if owner is None:
             return None
         node, coords = owner
-        if node.layout is None or node.is_unborn or not self.is_fresh(node) or self.is_deep(node.path):
+        if node.layout is None or node.is_uncommitted or not self.is_fresh(node) or self.is_deep(node.path):
             return None
         return ChunkTarget.of(key, node, node.layout, coords)
 

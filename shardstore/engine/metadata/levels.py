@@ -29,20 +29,8 @@ from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_
 from shardstore.format.presentation import consolidated_arrays, map_consolidated
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, resolve
-from shardstore.storage.base import (
-    CHANGED,
-    Copy,
-    DirListing,
-    Failed,
-    Found,
-    New,
-    ObjectInfo,
-    Read,
-    ReadOutcome,
-    Segment,
-    Storage,
-    document_read,
-)
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
@@ -80,7 +68,7 @@ class LevelledStorage(StorageWrapper):
             return below
         atomic = below.atomic_commits
         conditional_delete = atomic and below.conditional_delete
-        return replace(below, create_if_absent=atomic, compare_and_swap=atomic, conditional_delete=conditional_delete, reads_beside=False)
+        return replace(below, create_if_absent=atomic, compare_and_swap=atomic, conditional_delete=conditional_delete, guarded_reads=False)
 
     async def probe(self) -> Capabilities:
         await self.inner.probe()
@@ -215,14 +203,14 @@ class LevelledStorage(StorageWrapper):
         storage = self._storage_of(key)
         if storage is self.inner:
             return await storage.compose(key, source, segments, condition)
-        ranges = tuple(ByteRange(s.offset, s.offset + s.nbytes) for s in segments if isinstance(s, Copy))
+        ranges = tuple(ByteRange(s.offset, s.offset + s.nbytes) for s in segments if isinstance(s, CopiedRange))
         (outcome,) = await storage.read([Read(key, ranges, source)])
         if isinstance(outcome, Failed):
             raise outcome.error
         if not isinstance(outcome, Found):
             raise failed(key, self.url)
         kept = iter(outcome.buffers)
-        body = [next(kept) if isinstance(s, Copy) else s.data if isinstance(s, New) else bytes(s.nbytes) for s in segments]
+        body = [next(kept) if isinstance(s, CopiedRange) else s.data if isinstance(s, NewBytes) else bytes(s.nbytes) for s in segments]
         return await storage.write(key, body, sum(segment.nbytes for segment in segments), condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:

@@ -143,7 +143,7 @@ class PartReads:
         """Whole chunks, for so many threads; ``None`` where the engine has to be asked for all."""
         try:
             located = await self._hierarchy.locate_together(keys, for_write=False)
-            if located is None or located.node.is_unborn or self._hierarchy.is_deep(located.node.path):
+            if located is None or located.node.is_uncommitted or self._hierarchy.is_deep(located.node.path):
                 return None
             indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
         except ShardStoreError:  # the reader comes upon it too, and says more

@@ -30,16 +30,16 @@ class CachedIndex:
     object_nbytes: int
     index: ShardIndex
     is_verified: bool = False
-    older: Mapping[int, Generation] = field(default_factory=dict)
+    carried_versions: Mapping[int, Generation] = field(default_factory=dict)
     """By slot, the versions of chunks that this process has carried over from earlier versions of the shard."""
 
     @property
     def cost(self) -> int:
-        return self.index.nbytes + _ENTRY_OVERHEAD + len(self.older) * _VERSION_OVERHEAD
+        return self.index.nbytes + _ENTRY_OVERHEAD + len(self.carried_versions) * _VERSION_OVERHEAD
 
     def version(self, slot: int, where: ChunkLocation) -> Generation:
         """The version of the chunk in a slot, which lies at ``where``."""
-        return self.older.get(slot) or chunk_version(self.generation, where)
+        return self.carried_versions.get(slot) or chunk_version(self.generation, where)
 
 
 class IndexCache:

@@ -36,7 +36,7 @@ from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
-from shardstore.storage.base import Absent, Beside, Changed, Failed, Found, Outdated, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
 
 _PINNED_TRIES = 4
 _TIMES_IN_VAIN = 4
@@ -146,7 +146,7 @@ class Reader:
             first = await self._read_first(asked, [s.layout.index_format.request() for s in asked], with_metadata=asked)
             for i, one in zip(pending, first, strict=True):
                 indices[i] = one.index
-            pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, Outdated)]
+            pending = [i for i, one in zip(pending, first, strict=True) if isinstance(one.outcome, GuardChanged)]
             if not pending:
                 return indices
             await self._confirm_layouts([shards[i] for i in pending])
@@ -230,8 +230,8 @@ class Reader:
             return index_error(shard, exc)
         generation = self._versions.named(generation_of.generation, index_format, lambda: encoded)
         known = self._indices.get(shard.key, index_format)
-        older = known.older if known is not None and known.generation == generation else {}
-        cached = CachedIndex(index_format, generation, generation_of.nbytes, index, older=older)
+        carried = known.carried_versions if known is not None and known.generation == generation else {}
+        cached = CachedIndex(index_format, generation, generation_of.nbytes, index, carried_versions=carried)
         self._indices.put(shard.key, cached)
         return cached
 
@@ -368,8 +368,8 @@ class Reader:
                 self._hierarchy.confirmed(shard.node.path, guard.generation)
         return [self._first(s, outcome, guard) for s, outcome, guard in zip(shards, outcomes, guards, strict=True)]
 
-    def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Beside | None) -> _First:
-        index = None if isinstance(outcome, Outdated) else self.decode_index(shard, outcome)
+    def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Guard | None) -> _First:
+        index = None if isinstance(outcome, GuardChanged) else self.decode_index(shard, outcome)
         is_sure = guard is not None or self._tells_of(shard, outcome)
         if is_sure and isinstance(index, CachedIndex):
             index = self._indices.verify(shard.key, index)
@@ -378,17 +378,19 @@ class Reader:
     def _tells_of(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
         """Whether the document, as it was known before the read or seen since, tells what was read."""
         now = self._hierarchy.known(shard.node.path)
-        renewed = now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.tells_of(outcome)
-        return renewed or shard.node.tells_of(outcome)
+        renewed = (
+            now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.predates_metadata_check(outcome)
+        )
+        return renewed or shard.node.predates_metadata_check(outcome)
 
-    def _guard(self, shard: ShardRead) -> Beside | None:
+    def _guard(self, shard: ShardRead) -> Guard | None:
         """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
         node = self._hierarchy.known(shard.node.path)
-        if node is None or not self._storage.capabilities.reads_beside or self._hierarchy.is_pending(node.path):
+        if node is None or not self._storage.capabilities.guarded_reads or self._hierarchy.is_pending(node.path):
             return None
         if node.layout is None or not same_shards(node.layout, shard.layout):
             return None  # another read has just learnt better; this one has to find out
-        return Beside(metadata_key(node.path), node.generation)
+        return Guard(metadata_key(node.path), node.generation)
 
     async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
         """Indices of shards, and shards that come whole; and chunks of those whose indices are known."""
@@ -398,7 +400,7 @@ class Reader:
         requests = [_whole_request(s) if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
         # Documents go along with what may need no other round; if there is one surely, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
-        alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.seen > NEVER]
+        alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.metadata_server_time > NEVER]
         along = _Others([*(chunk.read for chunk in known), *(others.reads if others.outcomes is None else ())])
         checked = [*alone, *(chunk.shard for chunk in known if settles)]
         firsts = await self._read_first(
@@ -409,7 +411,7 @@ class Reader:
             others=along,
         )
         left = _Left(came=[] if settles else known, checked={shard.node.path for shard in checked})
-        if self._storage.capabilities.reads_beside:
+        if self._storage.capabilities.guarded_reads:
             left.checked |= {shard.node.path for shard in shards}
         if settles:
             self._verify(known)
@@ -420,7 +422,7 @@ class Reader:
         outdated: list[ShardRead] = []
         for first, is_whole, has_more in zip(firsts, whole, more, strict=True):
             shard = first.shard
-            if isinstance(first.outcome, Outdated):
+            if isinstance(first.outcome, GuardChanged):
                 outdated.append(shard)
                 continue
             index = first.index
@@ -451,7 +453,7 @@ class Reader:
 
     def _may_be_sure(self, shard: ShardRead) -> bool:
         """Whether it may turn out at once that a shard is what its array's document says."""
-        return shard.node.seen > NEVER or self._hierarchy.never_checks or self._storage.capabilities.reads_beside
+        return shard.node.metadata_server_time > NEVER or self._hierarchy.never_checks or self._storage.capabilities.guarded_reads
 
     def _first_bytes(self, shard: ShardRead, most: int) -> int:
         """How much to ask for with an index: more than that of small shards, where it may save a round.

@@ -29,9 +29,10 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes
 from shardstore.plan.appending import can_append, plan_append
-from shardstore.plan.commits import CommitPlan, CopyOld, DeleteShard, NewBytes, NothingToDo, WriteShard, plan_empty, plan_rewrite
-from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Storage
+from shardstore.plan.commits import CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite
+from shardstore.storage.base import ConditionFailed, Storage
 
 _DAMAGED = Generation("damaged")
 
@@ -166,12 +167,12 @@ class Committer:
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
             try:
                 generation = await self._write_new(
-                    shard, body, plan.nbytes, self._condition(None) if shard.node.is_unborn else UNCONDITIONAL
+                    shard, body, plan.nbytes, self._condition(None) if shard.node.is_uncommitted else UNCONDITIONAL
                 )
             except ConditionFailed:
                 return False
             _tell_versions(swaps, self._remember(shard, generation, plan, {}))
-        elif shard.node.is_unborn:
+        elif shard.node.is_uncommitted:
             return False
         else:
             await self._storage.delete(shard.key, UNCONDITIONAL)
@@ -182,14 +183,14 @@ class Committer:
         key = shard.key
         atomic = self._storage.capabilities.atomic_commits
         # Of an array that is being created there is nothing yet: what is remembered is of one that was there before.
-        cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_unborn else None
+        cached = self._indices.get(key, shard.layout.index_format) if atomic and not shard.node.is_uncommitted else None
         if cached is not None and not self._reader.is_sure(cached):
             cached = None  # read again, and the document after it
         from_cache = cached is not None
         while True:
             if not from_cache:
                 cached = await self._load(shard, has_lost=turn.has_lost)
-            if cached is not None and shard.node.is_unborn and cached.index.present().any():
+            if cached is not None and shard.node.is_uncommitted and cached.index.present().any():
                 raise _not_alone(shard)
             try:
                 refused: Refused = {}
@@ -200,8 +201,8 @@ class Committer:
                 if isinstance(plan, NothingToDo) and not from_cache:
                     return refused
                 if updates and not isinstance(plan, NothingToDo):  # that nothing is to be done can only be believed of a fresh index
-                    older = self._older(cached, updates)
-                    _tell_versions(swaps, await self._execute(shard, cached, plan, older))
+                    carried = self._carried_versions(cached, updates)
+                    _tell_versions(swaps, await self._execute(shard, cached, plan, carried))
                     return refused
             except ConditionFailed as exc:
                 self._indices.drop(key)
@@ -217,7 +218,7 @@ class Committer:
         if cached is None:
             return plan_rewrite(index_format, None, 0, updates, order)
         if self._options.strategy == "append" and capabilities.compose and cached.object_nbytes >= capabilities.copy_pays_nbytes:
-            room_nbytes = APPEND_ROOM_NBYTES if capabilities.appends_in_place else None
+            room_nbytes = APPEND_PADDING_NBYTES if capabilities.appends_in_place else None
             return plan_append(
                 index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room_nbytes
             )
@@ -231,13 +232,13 @@ class Committer:
         """
         (index,) = await self._reader.load_indices([ShardRead(shard.node, shard.layout, shard.coords, shard.key)])
         if isinstance(index, Corruption):
-            if shard.node.is_unborn:
+            if shard.node.is_uncommitted:
                 raise _not_alone(shard) from index
             await self._confirm(shard)
         if isinstance(index, ShardStoreError):
             raise index
         is_sure = self._reader.is_sure(index) if index is not None else not has_lost
-        if not is_sure and not shard.node.is_unborn:
+        if not is_sure and not shard.node.is_uncommitted:
             # Shards are deleted before a document gives them another meaning: so this version of the shard is of this layout,
             # and a commit on condition of it cannot change one of an array that was created since.
             await self._confirm(shard)
@@ -284,22 +285,22 @@ class Committer:
         return updates
 
     async def _execute(
-        self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, older: Mapping[int, Generation]
+        self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, carried: Mapping[int, Generation]
     ) -> CachedIndex | None:
         """Carry out the plan; the index of the shard that this has made, if it has made one."""
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._delete(shard, condition)
             return None
-        if not any(isinstance(segment, CopyOld) for segment in plan.segments):
+        if not any(isinstance(segment, CopiedRange) for segment in plan.segments):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
             generation = await self._write_new(shard, body, plan.nbytes, condition)
         else:
             assert cached is not None  # there is nothing to copy where there is no shard
             generation = await self._plans.write(shard.key, cached.generation, plan, condition)
-        return self._remember(shard, generation, plan, older)
+        return self._remember(shard, generation, plan, carried)
 
-    def _older(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
+    def _carried_versions(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
         """The versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
         if cached is None or not self.keeps_versions:
             return {}
@@ -309,7 +310,7 @@ class Committer:
 
     async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Write a shard that keeps nothing of an old one."""
-        if shard.node.is_unborn:
+        if shard.node.is_uncommitted:
             self._doubtful.add(shard.key)
         try:
             generation = await self._storage.write(shard.key, body, nbytes, condition)
@@ -361,7 +362,7 @@ class Committer:
         self._warned = True
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    async def withdraw_unborn(self) -> list[str]:
+    async def rollback_created_shards(self) -> list[str]:
         """Remove the shards that were written of arrays that could not be created after all, where they are still ours.
 
         Returns what may be left: the keys, each with the reason. One of which it is not known whether it was written is left alone,
@@ -385,12 +386,12 @@ class Committer:
         """The arrays have been created: what was written of them stays."""
         self._unborn = {}
 
-    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, older: Mapping[int, Generation]) -> CachedIndex:
+    def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, carried: Mapping[int, Generation]) -> CachedIndex:
         index_format = shard.layout.index_format
         generation = self._versions.named(generation, index_format, lambda: index_format.encode(plan.index))
-        index = CachedIndex(index_format, generation, plan.nbytes, plan.index, is_verified=True, older=older)
+        index = CachedIndex(index_format, generation, plan.nbytes, plan.index, is_verified=True, carried_versions=carried)
         self._indices.put(shard.key, index)
-        if shard.node.is_unborn:
+        if shard.node.is_uncommitted:
             self._unborn[shard.key] = shard, generation
         return index
 

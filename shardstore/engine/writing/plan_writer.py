@@ -11,9 +11,10 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, Unsupported
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.plan.commits import CopyOld, NewBytes, PlannedSegment, Unused, WriteShard
+from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.plan.commits import WriteShard
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
-from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, Room, Segment, Storage
+from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
 
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request
 
@@ -34,7 +35,7 @@ class PlanWriter:
         """
         if self._can_compose(plan):
             try:
-                return await self._storage.compose(key, source, [_segment(s) for s in plan.segments], condition)
+                return await self._storage.compose(key, source, list(plan.segments), condition)
             except Unsupported:
                 if self._storage.capabilities.compose:
                     raise
@@ -45,10 +46,10 @@ class PlanWriter:
     def _can_compose(self, plan: WriteShard) -> bool:
         """Whether the storage can put the plan together, and the longest range that is copied is worth a request of its own."""
         capabilities = self._storage.capabilities
-        longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopyOld)), default=0)
+        longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopiedRange)), default=0)
         return capabilities.compose and longest >= capabilities.copy_pays_nbytes
 
-    async def pieces(self, key: str, generation: Generation, segments: Sequence[PlannedSegment]) -> AsyncIterator[BytesLike]:
+    async def pieces(self, key: str, generation: Generation, segments: Sequence[Segment]) -> AsyncIterator[BytesLike]:
         """The bytes of a plan, kept ones read a window at a time, of one version.
 
         Raises:
@@ -58,18 +59,18 @@ class PlanWriter:
         at = 0
         while at < len(segments):
             segment = segments[at]
-            if isinstance(segment, CopyOld) and segment.nbytes > self._window_bytes:
+            if isinstance(segment, CopiedRange) and segment.nbytes > self._window_bytes:
                 async for piece in self._long_piece(key, generation, segment):
                     yield piece
                 at += 1
                 continue
             end = windows.end(at)
-            copies = [segment for segment in segments[at:end] if isinstance(segment, CopyOld)]
+            copies = [segment for segment in segments[at:end] if isinstance(segment, CopiedRange)]
             reads = windows.reads(copies)
             buffers = await self.read_pinned(key, list(reads.requests), generation) if copies else []
             number = iter(reads.of_request.tolist())
             for planned in segments[at:end]:
-                if isinstance(planned, CopyOld):
+                if isinstance(planned, CopiedRange):
                     i = next(number)
                     first = planned.offset - reads.requests[i].start
                     yield buffers[i][first : first + planned.nbytes]
@@ -77,7 +78,7 @@ class PlanWriter:
                     yield _sent(planned)
             at = end
 
-    async def _long_piece(self, key: str, generation: Generation, segment: CopyOld) -> AsyncIterator[BytesLike]:
+    async def _long_piece(self, key: str, generation: Generation, segment: CopiedRange) -> AsyncIterator[BytesLike]:
         end = segment.offset + segment.nbytes
         for start in range(segment.offset, end, self._window_bytes):
             (piece,) = await self.read_pinned(key, [ByteRange(start, min(end, start + self._window_bytes))], generation)
@@ -107,10 +108,10 @@ class _Windows:
     any order.
     """
 
-    def __init__(self, segments: Sequence[PlannedSegment], nbytes: int) -> None:
+    def __init__(self, segments: Sequence[Segment], nbytes: int) -> None:
         self._segments = segments
         self._nbytes = nbytes
-        copies = [segment for segment in segments if isinstance(segment, CopyOld)]
+        copies = [segment for segment in segments if isinstance(segment, CopiedRange)]
         lowest = min((copy.offset for copy in copies), default=0)
         highest = max((copy.offset + copy.nbytes for copy in copies), default=0)
         self._spare = max(0, highest - lowest - sum(copy.nbytes for copy in copies))
@@ -120,13 +121,13 @@ class _Windows:
         held = 0
         for i in range(at, len(self._segments)):
             segment = self._segments[i]
-            if isinstance(segment, CopyOld):
+            if isinstance(segment, CopiedRange):
                 held += segment.nbytes
                 if held > self._nbytes:
                     return i
         return len(self._segments)
 
-    def reads(self, copies: Sequence[CopyOld]) -> CoalescedReads:
+    def reads(self, copies: Sequence[CopiedRange]) -> CoalescedReads:
         """What is read for the copies of one window."""
         wanted = [ByteRange(copy.offset, copy.offset + copy.nbytes) for copy in copies]
         useful = sum(copy.nbytes for copy in copies)
@@ -139,16 +140,6 @@ class _Windows:
         return coalesce(wanted, ReadLimits(0, self._nbytes))
 
 
-def _segment(planned: PlannedSegment) -> Segment:
-    match planned:
-        case CopyOld(offset, nbytes):
-            return Copy(offset, nbytes)
-        case NewBytes(data):
-            return New(data)
-        case Unused(nbytes):
-            return Room(nbytes)
-
-
-def _sent(planned: NewBytes | Unused) -> BytesLike:
+def _sent(planned: NewBytes | Padding) -> BytesLike:
     """The bytes where they are sent."""
     return planned.data if isinstance(planned, NewBytes) else bytes(planned.nbytes)

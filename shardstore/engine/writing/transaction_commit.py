@@ -64,7 +64,7 @@ class OverlayCommit:
             self._committer.forget_unborn()
             await self._commit_wave([key for key in documents if key not in planned])
         except (Exception, asyncio.CancelledError) as exc:
-            if left := await self._committer.withdraw_unborn():
+            if left := await self._committer.rollback_created_shards():
                 exc.add_note(
                     "shards of arrays that the transaction was to create may be left, and have to be erased before it is tried again: "
                     + ", ".join(left)

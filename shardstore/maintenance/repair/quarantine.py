@@ -17,7 +17,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Generation
-from shardstore.plan.commits import CopyOld
+from shardstore.model.segments import CopiedRange
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
@@ -75,7 +75,7 @@ class Quarantine:
         if isinstance(self._storage, LocalStorage) and isinstance(self._store, LocalStorage):
             for name in (kept, f"{kept}.json"):
                 await self._storage.make_like(name, self._store, key)
-        body = plans.pieces(key, generation, [CopyOld(0, nbytes)] if nbytes else [])
+        body = plans.pieces(key, generation, [CopiedRange(0, nbytes)] if nbytes else [])
         await self._storage.write(kept, body, nbytes, UNCONDITIONAL)
         document = {"key": key, "generation": generation.token, "nbytes": nbytes, **note}
         text = json.dumps(document, indent=2).encode()

@@ -34,9 +34,9 @@ from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.stored_shards import LookedAt
 from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.model.ranges import ByteRange
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes
 from shardstore.plan.appending import PAGE_BYTES
-from shardstore.plan.commits import CopyOld, DeleteShard, NewBytes, WriteShard, slot_order
-from shardstore.storage.base import APPEND_ROOM_NBYTES
+from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
 
 _WINDOW_BYTES = 2**20
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
@@ -201,7 +201,7 @@ class Diagnosing:
             )
             return Diagnosis(what, "left", how, None, count, reverted=reverted, last_index_end=end)
         how = "it is cut behind that index: its chunks are as they were then, those that were written since are not in it"
-        plan = WriteShard((CopyOld(0, end),), end, last)
+        plan = WriteShard((CopiedRange(0, end),), end, last)
         return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
 
     def _encoded(self) -> bytes:
@@ -240,7 +240,7 @@ class Diagnosing:
             return None if index is None else _Restored(index, self._nbytes - self._format.nbytes)
         at, older = (0, None) if last is None else (last[0] + self._format.nbytes, last[1])
         orders = self._orders() if older is None else self._orders()[:1]
-        starts = [(at, False)] if older is None else [(at, False), (at + APPEND_ROOM_NBYTES, True)]
+        starts = [(at, False)] if older is None else [(at, False), (at + APPEND_PADDING_NBYTES, True)]
         for start, is_in_place in starts:
             places = self._chunks_from(start, is_in_place=is_in_place)
             for end in {places.end, self._nbytes - self._format.nbytes}:
@@ -370,8 +370,8 @@ class Diagnosing:
         return WriteShard((*_copy(0, body_nbytes), encoded), body_nbytes + encoded.nbytes, index)
 
 
-def _copy(offset: int, nbytes: int) -> tuple[CopyOld, ...]:
-    return (CopyOld(offset, nbytes),) if nbytes else ()
+def _copy(offset: int, nbytes: int) -> tuple[CopiedRange, ...]:
+    return (CopiedRange(offset, nbytes),) if nbytes else ()
 
 
 def _slots(where: npt.NDArray[np.bool_]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from shardstore.format.checksums import CRC32C_NBYTES
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.chunk_reading import Moved, StoredChunk, object_of, read_chunks, stored_chunks
+from shardstore.maintenance.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.copies import Side, checksums, differing_members
 from shardstore.maintenance.execution import Execution, Failure, check_running
 from shardstore.maintenance.object_tasks import gathered, halved, in_windows
@@ -201,7 +201,7 @@ def compare_objects(task: CompareTask) -> Compared:
             some = objects[start : start + step]
             try:
                 nbytes += _missing_here(task, some, found) if task.of_copy else _differing(task, some, found)
-            except Moved:
+            except ObjectChanged:
                 moved += some
         # Writers may be at work between the two looks at one chunk: what differs is what differs twice.
         confirmed |= {chunk: finding for chunk, finding in found.items() if chunk in before}

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
-from shardstore.maintenance.chunk_reading import Moved
+from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.generation import Generation
@@ -101,7 +101,7 @@ def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
     if isinstance(outcome, Failed):
         raise outcome.error
     if not isinstance(outcome, Found):
-        raise Moved
+        raise ObjectChanged
     return outcome.buffers
 
 
@@ -127,7 +127,7 @@ def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, Chunk
             if header_fault(look.coding, data, length) is not None:
                 try:
                     found, more = look_into(storage, key, generation, [chunk], look)  # a header may be right in view of all the rest
-                except Moved:
+                except ObjectChanged:
                     found, more = [], 0
                 fault, nbytes = (found[0] if found else None), nbytes + more
         faults.append(fault)

@@ -8,7 +8,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Thoroughness:
+class VerifyLevel:
     """What a run looks at beyond indexes, headers, checksums and metadata."""
 
     deep: bool = False
@@ -26,7 +26,7 @@ class Detectable:
     missed: tuple[str, ...]
 
 
-def detectable(plan: ArrayPlan, how: Thoroughness) -> Detectable:
+def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
     """Of the objects of one array."""
     found: list[str] = []
     missed: list[str] = []
@@ -78,7 +78,7 @@ def _of_index(plan: ArrayPlan, found: list[str], missed: list[str]) -> None:
         )
 
 
-def _of_chunks(plan: ArrayPlan, how: Thoroughness, found: list[str], missed: list[str]) -> None:
+def _of_chunks(plan: ArrayPlan, how: VerifyLevel, found: list[str], missed: list[str]) -> None:
     coding = plan.coding
     if how.contents:
         return

@@ -21,7 +21,7 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
-from shardstore.maintenance.chunk_reading import Moved
+from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.place import Place
@@ -236,7 +236,7 @@ class _Eye:
         assert look.generation is not None
         try:
             faults, nbytes = look_into(self._storage, self._plan.key(look.listed.coords), look.generation, chunks, self._chunk_look)
-        except Moved:
+        except ObjectChanged:
             look.has_moved = True
         except ShardStoreError as exc:
             look.error = exc

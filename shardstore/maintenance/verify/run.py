@@ -26,7 +26,7 @@ from shardstore.maintenance.place import Place
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder
-from shardstore.maintenance.verify.detectable import Detectable, Thoroughness, detectable
+from shardstore.maintenance.verify.detectable import Detectable, VerifyLevel, detectable
 from shardstore.maintenance.verify.documents import DocumentCheck
 from shardstore.maintenance.verify.findings import ERRORS, Finding
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
@@ -158,7 +158,7 @@ class _Verification:
         self._census = None if census is None else CensusComparison(census, self._walk.path, execution)
         self._of_contents = census is not None and census.of_contents
         self._against = against
-        self._how = Thoroughness(decoder is not None, against is not None, census is not None, self._of_contents)
+        self._how = VerifyLevel(decoder is not None, against is not None, census is not None, self._of_contents)
         self._sums: dict[str, _Sums] = {}
         self._errors: list[Finding] = []
         self._notes: list[Finding] = []

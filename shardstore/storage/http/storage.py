@@ -14,19 +14,8 @@ from typing import Any
 from shardstore.errors import ReadOnly, ShardStoreError, StorageError
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
-from shardstore.storage.base import (
-    ABSENT,
-    CHANGED,
-    Absent,
-    Changed,
-    DirListing,
-    Failed,
-    Found,
-    ObjectInfo,
-    Read,
-    ReadOutcome,
-    Segment,
-)
+from shardstore.model.segments import Segment
+from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
-from shardstore.storage.base import APPEND_ROOM_NBYTES, ConditionFailed, Copy, New, Room, Segment
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.files import READ_FLAGS
@@ -75,12 +76,12 @@ def append_to(
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
     """The new bytes, without the room before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
-    if len(segments) < 3 or segments[:2] != [Copy(0, version.nbytes), Room(APPEND_ROOM_NBYTES)]:
+    if len(segments) < 3 or segments[:2] != [CopiedRange(0, version.nbytes), Padding(APPEND_PADDING_NBYTES)]:
         return None
     rest = segments[2:]
-    if any(isinstance(segment, Copy) for segment in rest):
+    if any(isinstance(segment, CopiedRange) for segment in rest):
         return None
-    return [byte_view(s.data if isinstance(s, New) else bytes(s.nbytes)) for s in rest if not isinstance(s, Copy)]
+    return [byte_view(s.data if isinstance(s, NewBytes) else bytes(s.nbytes)) for s in rest if not isinstance(s, CopiedRange)]
 
 
 def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:

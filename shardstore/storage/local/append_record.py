@@ -34,14 +34,14 @@ from dataclasses import dataclass
 import google_crc32c
 
 from shardstore.model.generation import Generation
-from shardstore.storage.base import APPEND_ROOM_NBYTES
+from shardstore.model.segments import APPEND_PADDING_NBYTES
 from shardstore.storage.local.files import pread
 from shardstore.storage.local.versions import generation_of, generation_of_numbers
 
 _MAGIC = bytes.fromhex("b7d05c3ee29f4a7c9d1184a6f32c08eb")
 _RECORD = struct.Struct("<16sQQqq12x")
 RECORD_NBYTES = _RECORD.size + 4
-assert RECORD_NBYTES == APPEND_ROOM_NBYTES
+assert RECORD_NBYTES == APPEND_PADDING_NBYTES
 
 _ATTRIBUTE = "user.shardstore.append"
 _NO_ATTRIBUTE = (errno.ENODATA, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)

@@ -21,22 +21,8 @@ from typing import TypeVar
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.storage.base import (
-    ABSENT,
-    OUTDATED,
-    Absent,
-    Beside,
-    ConditionFailed,
-    Copy,
-    DirListing,
-    Found,
-    New,
-    ObjectInfo,
-    Read,
-    ReadOutcome,
-    Room,
-    Segment,
-)
+from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.storage.base import ABSENT, GUARD_CHANGED, Absent, ConditionFailed, DirListing, Found, Guard, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.interrupts import leave_to_main_thread
@@ -137,7 +123,7 @@ class LocalStorage:
             compose=True,
             appends_in_place=APPENDS_IN_PLACE and tells_versions and not is_shared,  # others may see half of it
             durable=self.fsync,
-            reads_beside=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
+            guarded_reads=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,
         )
 
@@ -208,12 +194,12 @@ class LocalStorage:
         for read in reads:
             path = self._path(read.key)
             outcome = ABSENT if path is None else read_file(path, read)
-            if read.beside is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.beside):
-                outcome = OUTDATED
+            if read.guard is not None and isinstance(outcome, Found | Absent) and not self._is_there(read.guard):
+                outcome = GUARD_CHANGED
             outcomes.append(outcome)
         return outcomes
 
-    def _is_there(self, other: Beside) -> bool:
+    def _is_there(self, other: Guard) -> bool:
         path = self._path(other.key)
         status = None if path is None else stat_file(path)
         if path is None or status is None:
@@ -226,7 +212,7 @@ class LocalStorage:
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         if not reads:
             return []
-        if len(reads) == 1 and (cached := self.read_at_once(reads[0])) is not None:
+        if len(reads) == 1 and (cached := self.read_page_cache(reads[0])) is not None:
             return [cached]
         if len(reads) <= _READS_A_HOP:
             return await self._read_hop(reads[0].key, "reading", lambda: self._read_some(reads))
@@ -238,10 +224,10 @@ class LocalStorage:
 
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
-    def read_at_once(self, read: Read) -> Found | None:
+    def read_page_cache(self, read: Read) -> Found | None:
         """A short read of one version without a hop, which takes longer than it; where nothing has to be waited for, as far as can be told:
         the file was read a moment ago, and the bytes are in memory. From any thread."""
-        if read.generation is None or read.beside is not None or not READS_CACHED or self._rules.is_network:
+        if read.generation is None or read.guard is not None or not READS_CACHED or self._rules.is_network:
             return None
         path = self._path(read.key)
         if path is None:
@@ -354,7 +340,7 @@ class LocalStorage:
         return await self._write_hop(key, "rewriting", lambda: self._compose(path, key, source, segments, condition))
 
     def _compose(self, path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        if self.capabilities.appends_in_place and any(isinstance(segment, Room) for segment in segments):
+        if self.capabilities.appends_in_place and any(isinstance(segment, Padding) for segment in segments):
             appended = append_to(path, key, source, segments, condition, self._rules)
             if appended is not None:
                 return appended
@@ -371,8 +357,8 @@ class LocalStorage:
             file = TemporaryFile(path, key, self._rules)
             try:
                 for segment in segments:
-                    if not isinstance(segment, Copy):
-                        file.append([byte_view(segment.data if isinstance(segment, New) else bytes(segment.nbytes))])
+                    if not isinstance(segment, CopiedRange):
+                        file.append([byte_view(segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes))])
                         continue
                     end = segment.offset + segment.nbytes
                     if end > version.nbytes:

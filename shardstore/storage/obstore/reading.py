@@ -21,7 +21,8 @@ from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.model.segments import Segment
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Answer, Bucket

@@ -17,7 +17,8 @@ from typing import Protocol
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.storage.base import ConditionFailed, Copy, Failed, Found, New, Read, ReadOutcome, Segment
+from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.s3.client import S3Client, member_of
 from shardstore.storage.s3.copy import copied_version, copy_source
@@ -76,7 +77,7 @@ async def _send_all(storage: Composed, key: str, source: Generation, parts: Sequ
             for piece in await _bytes_of(storage, key, source, part):
                 yield piece
 
-    if not parts or not any(isinstance(segment, Copy) for part in parts for segment in part.segments):
+    if not parts or not any(isinstance(segment, CopiedRange) for part in parts for segment in part.segments):
         (outcome,) = await storage.read([Read(key, (), source)])  # nothing would show that the source is gone
         _found(outcome, key)
     return await storage.write(key, pieces(), sum(part.nbytes for part in parts), condition)
@@ -197,7 +198,7 @@ class _Upload:
 
 async def _bytes_of(storage: Composed, key: str, source: Generation, part: SentPart) -> list[BytesLike]:
     """The bytes of a part; ranges of the old version are read, near ones together."""
-    copies = [segment for segment in part.segments if isinstance(segment, Copy)]
+    copies = [segment for segment in part.segments if isinstance(segment, CopiedRange)]
     spans: list[ByteRange] = []
     for copy in sorted(copies, key=lambda copy: copy.offset):
         end = copy.offset + copy.nbytes
@@ -214,12 +215,12 @@ async def _bytes_of(storage: Composed, key: str, source: Generation, part: SentP
                 raise InvalidInput(f"bytes [{span.start}, {span.end}) of {key!r} cannot be copied: it has {found.nbytes}")
         buffers = list(found.buffers)
 
-    def old(copy: Copy) -> memoryview:
+    def old(copy: CopiedRange) -> memoryview:
         span, buffer = next((s, b) for s, b in zip(spans, buffers, strict=True) if s.start <= copy.offset < s.end)
         return buffer[copy.offset - span.start : copy.offset - span.start + copy.nbytes]
 
     return [
-        old(segment) if isinstance(segment, Copy) else segment.data if isinstance(segment, New) else bytes(segment.nbytes)
+        old(segment) if isinstance(segment, CopiedRange) else segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes)
         for segment in part.segments
     ]
 

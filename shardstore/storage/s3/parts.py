@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shardstore.storage.base import Copy, New, Room, Segment
+from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
 
 MIN_PART_BYTES = 5 << 20
 _MAX_PART_BYTES = 5 << 30
@@ -51,13 +51,13 @@ def plan_parts(segments: Sequence[Segment]) -> list[Part]:
     parts: list[Part] = []
     waiting: list[Segment] = []
     for run in runs:
-        if not isinstance(run, Copy) or not _is_long(run):
+        if not isinstance(run, CopiedRange) or not _is_long(run):
             waiting.append(run)
             continue
         held = sum(segment.nbytes for segment in waiting)
         lent = max(0, MIN_PART_BYTES - held) if held else 0
         if lent:
-            waiting.append(Copy(run.offset, lent))
+            waiting.append(CopiedRange(run.offset, lent))
         parts += _sent(waiting, part_bytes)
         waiting = []
         parts += _copied(run.offset + lent, run.nbytes - lent)
@@ -65,22 +65,22 @@ def plan_parts(segments: Sequence[Segment]) -> list[Part]:
 
 
 def _is_long(segment: Segment) -> bool:
-    return isinstance(segment, Copy) and segment.nbytes >= COPY_PAYS_NBYTES
+    return isinstance(segment, CopiedRange) and segment.nbytes >= COPY_PAYS_NBYTES
 
 
 def _joined(segments: Sequence[Segment]) -> Iterator[Segment]:
     """Copies that follow on each other as one; without what is empty."""
-    last: Copy | None = None
+    last: CopiedRange | None = None
     for segment in segments:
         if not segment.nbytes:
             continue
         if last is not None:
-            if isinstance(segment, Copy) and segment.offset == last.offset + last.nbytes:
-                last = Copy(last.offset, last.nbytes + segment.nbytes)
+            if isinstance(segment, CopiedRange) and segment.offset == last.offset + last.nbytes:
+                last = CopiedRange(last.offset, last.nbytes + segment.nbytes)
                 continue
             yield last
             last = None
-        if isinstance(segment, Copy):
+        if isinstance(segment, CopiedRange):
             last = segment
         else:
             yield segment
@@ -117,10 +117,10 @@ def _sent(segments: Sequence[Segment], part_bytes: int) -> list[Part]:
 
 def _split(segment: Segment, nbytes: int) -> tuple[Segment, Segment]:
     match segment:
-        case Copy(offset, whole):
-            return Copy(offset, nbytes), Copy(offset + nbytes, whole - nbytes)
-        case New(data):
+        case CopiedRange(offset, whole):
+            return CopiedRange(offset, nbytes), CopiedRange(offset + nbytes, whole - nbytes)
+        case NewBytes(data):
             view = memoryview(data)
-            return New(view[:nbytes]), New(view[nbytes:])
-        case Room(whole):
-            return Room(nbytes), Room(whole - nbytes)
+            return NewBytes(view[:nbytes]), NewBytes(view[nbytes:])
+        case Padding(whole):
+            return Padding(nbytes), Padding(whole - nbytes)

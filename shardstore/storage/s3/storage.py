@@ -14,7 +14,8 @@ from typing import Any
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome, Segment
+from shardstore.model.segments import Segment
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover

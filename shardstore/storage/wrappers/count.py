@@ -7,7 +7,8 @@ from typing import Protocol
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
-from shardstore.storage.base import Copy, DirListing, Found, ObjectInfo, Read, ReadOutcome, Segment, Storage
+from shardstore.model.segments import CopiedRange, Segment
+from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
 
@@ -40,7 +41,7 @@ class CountingStorage(StorageWrapper):
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         self._counters.add(requests=1)
         generation = await self.inner.compose(key, source, segments, condition)
-        self._counters.add(bytes_written=sum(s.nbytes for s in segments if not isinstance(s, Copy)))
+        self._counters.add(bytes_written=sum(s.nbytes for s in segments if not isinstance(s, CopiedRange)))
         return generation
 
     async def copy(self, source: str, target: str) -> Generation | None:

@@ -42,7 +42,7 @@ from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.base import MOST_DOCUMENT_NBYTES, Absent, Beside, ConditionFailed, Found, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.base import MOST_DOCUMENT_NBYTES, Absent, ConditionFailed, Found, Guard, Read, ReadOutcome, Storage, document_read
 from shardstore.stored.draft2022.entry_point import EntryPoint, parsed, sought
 
 logger = logging.getLogger(__name__)
@@ -81,12 +81,12 @@ def document_key(kind: Kind, path: str) -> str:
     return array_document_key(path) if kind == "array" else group_document_key(path)
 
 
-def document_reads(path: str, beside: Beside | None = None) -> tuple[Read, Read]:
+def document_reads(path: str, guard: Guard | None = None) -> tuple[Read, Read]:
     """What has to be read to know the document of ``path``; ``shown_outcome`` takes the outcomes."""
     return (
-        Read(group_document_key(path), (EVERYTHING,), None, beside, MOST_DOCUMENT_NBYTES),
+        Read(group_document_key(path), (EVERYTHING,), None, guard, MOST_DOCUMENT_NBYTES),
         # Second: where a group becomes an array in between, the array is there by then.
-        Read(array_document_key(path), (EVERYTHING,), None, beside, MOST_DOCUMENT_NBYTES),
+        Read(array_document_key(path), (EVERYTHING,), None, guard, MOST_DOCUMENT_NBYTES),
     )
 
 
@@ -98,13 +98,13 @@ def shown_outcome(group: ReadOutcome, array: ReadOutcome) -> tuple[Kind, ReadOut
 class DraftDocuments:
     """The documents of one hierarchy. ``override``: chunks per shard of arrays, by path, whose documents have lost them.
 
-    ``beside``: canonical documents have the stored ones beside them.
+    ``with_stored``: canonical documents have the stored ones beside them.
     """
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, beside: bool) -> None:
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]], *, with_stored: bool) -> None:
         self._inner = inner
         self._override = override
-        self._beside = beside
+        self._with_stored = with_stored
         self._scalars: dict[str, bool] = {}  # by path, of documents that were seen
         self.entry_point = EntryPoint(inner)
 
@@ -122,7 +122,7 @@ class DraftDocuments:
             self._note(path, document)
             canonical = array_to_v3(document, self._override.get(path)) if kind == "array" else group_to_v3(document)
             if not isinstance(canonical, str):
-                return dumps(with_stored(canonical, document) if self._beside else canonical)
+                return dumps(with_stored(canonical, document) if self._with_stored else canonical)
         except (Corruption, RecursionError):
             return data
         logger.debug("%s %r of the 2022 draft is shown as it is stored: %s", kind, path, canonical)

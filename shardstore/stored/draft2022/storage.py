@@ -39,18 +39,18 @@ from shardstore.format.draft2022.keys import (
 )
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
+from shardstore.model.segments import Segment
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
     Absent,
-    Beside,
     DirListing,
     Failed,
     Found,
+    Guard,
     ObjectInfo,
     Read,
     ReadOutcome,
-    Segment,
     Storage,
     document_read,
 )
@@ -86,18 +86,18 @@ class _Located:
 class DraftStorage(StorageWrapper):
     """The hierarchy of the 2022 draft in ``inner``. ``override``: chunks per shard of arrays, by path, that have lost them.
 
-    With ``beside``, documents that are read have the stored ones beside them (``draft2022_metadata.with_stored``).
+    With ``with_stored``, documents that are read have the stored ones beside them (``format.draft2022.metadata.with_stored``).
     """
 
-    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]] = _NO_OVERRIDE, *, beside: bool = False) -> None:
+    def __init__(self, inner: Storage, override: Mapping[str, tuple[int, ...]] = _NO_OVERRIDE, *, with_stored: bool = False) -> None:
         super().__init__(inner)
         self.override = dict(override)
-        self._beside = beside
-        self._documents = DraftDocuments(inner, self.override, beside=beside)
+        self._with_stored = with_stored
+        self._documents = DraftDocuments(inner, self.override, with_stored=with_stored)
         self._listing = DraftListing(inner, self._documents)
 
     def __reduce__(self) -> tuple[partial[DraftStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
-        return partial(DraftStorage, beside=self._beside), (self.inner, self.override)
+        return partial(DraftStorage, with_stored=self._with_stored), (self.inner, self.override)
 
     def __repr__(self) -> str:
         return f"DraftStorage({self.inner!r}, {self.override!r})"
@@ -283,13 +283,13 @@ class DraftStorage(StorageWrapper):
 
 def _inside(read: Read) -> _Inside:
     path = document_path(read.key)
-    beside = None if read.beside is None else _beside(read.beside)
+    guard = None if read.guard is None else _stored_guard(read.guard)
     if path is not None:
-        return _Inside(document_reads(path, beside), document=path)
+        return _Inside(document_reads(path, guard), document=path)
     stored = _stored_key(read.key)
     if stored is None:
         return _Inside(())
-    inside = replace(read, key=stored, beside=beside)
+    inside = replace(read, key=stored, guard=guard)
     if not _may_be_scalar(read.key):
         return _Inside((inside,))
     return _Inside(_scalar_reads(inside, _scalar_path(read.key)), scalar=_scalar_path(read.key))
@@ -301,11 +301,11 @@ def _stored_key(key: str) -> str | None:
     return data_key(key) if verbatim is None else verbatim
 
 
-def _beside(beside: Beside) -> Beside:
-    """Of a document the array's: readers of chunks ask, and their arrays have no other."""
-    path = document_path(beside.key)
-    stored = array_document_key(path) if path is not None else data_key(beside.key)
-    return Beside(beside.key if stored is None else stored, beside.generation)
+def _stored_guard(guard: Guard) -> Guard:
+    """The guard by its stored key. A document is taken for an array's: only readers of chunks use guards."""
+    path = document_path(guard.key)
+    stored = array_document_key(path) if path is not None else data_key(guard.key)
+    return Guard(guard.key if stored is None else stored, guard.generation)
 
 
 def _of_version(read: Read, generation: Generation, data: bytes) -> ReadOutcome:

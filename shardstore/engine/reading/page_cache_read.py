@@ -19,17 +19,17 @@ from shardstore.storage.base import Found, Read, Storage
 
 
 @runtime_checkable
-class ReadsAtOnce(Protocol):
+class ReadsPageCache(Protocol):
     """A storage that can answer some reads without waiting."""
 
-    def read_at_once(self, read: Read) -> Found | None:
+    def read_page_cache(self, read: Read) -> Found | None:
         """The answer, of exactly the bytes that were asked for; ``None`` where it would have to be waited for, or is another."""
 
 
-class AtOnce:
+class PageCacheReader:
     """Single reads of one store."""
 
-    def __init__(self, storage: ReadsAtOnce, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> None:
+    def __init__(self, storage: ReadsPageCache, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
         self._reader = reader
@@ -53,7 +53,7 @@ class AtOnce:
         if inside.start >= inside.end:
             return None
         wanted = ByteRange(where.offset + inside.start, where.offset + inside.end)
-        found = self._storage.read_at_once(Read(target.shard_key, (wanted,), cached.generation))
+        found = self._storage.read_page_cache(Read(target.shard_key, (wanted,), cached.generation))
         if found is None:
             return None
         (data,) = found.buffers
@@ -61,6 +61,6 @@ class AtOnce:
         return data
 
 
-def at_once(storage: Storage, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> AtOnce | None:
+def page_cache_read(storage: Storage, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> PageCacheReader | None:
     """The reads of a storage that can answer some at once; ``None`` where it cannot."""
-    return AtOnce(storage, hierarchy, reader, counters) if isinstance(storage, ReadsAtOnce) else None
+    return PageCacheReader(storage, hierarchy, reader, counters) if isinstance(storage, ReadsPageCache) else None

@@ -56,8 +56,8 @@ def get(store: shardstore.ShardedStore, key: str, wanted: Any = None) -> bytes |
     return None if found is None else found.to_bytes()
 
 
-def at_once(store: Any, key: str, request: Any = EVERYTHING) -> bytes | None:
-    found = store.engine.get_at_once(key, request)
+def page_cache_read(store: Any, key: str, request: Any = EVERYTHING) -> bytes | None:
+    found = store.engine.get_from_page_cache(key, request)
     return None if found is None else bytes(found)
 
 
@@ -79,35 +79,35 @@ def test_no_thread_is_asked(store: shardstore.ShardedStore, tmp_path: Path, monk
 
 
 def test_what_has_to_be_asked_for(store: shardstore.ShardedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert at_once(store, "a/c/0") == VALUES[0].tobytes()
-    assert at_once(store, "a/c/0", ByteRange(5, 5)) is None
+    assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
+    assert page_cache_read(store, "a/c/0", ByteRange(5, 5)) is None
     for key in ("a/c/7", "a/c/8", "a/c/99", "a/zarr.json", "zarr.json", "a/c/x", "b/c/0", "a/c", ""):
-        assert at_once(store, key) is None
+        assert page_cache_read(store, key) is None
     with store.transaction():
-        assert at_once(store, "a/c/0") is None
-    assert at_once(store, "a/c/0") == VALUES[0].tobytes()
+        assert page_cache_read(store, "a/c/0") is None
+    assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
     monkeypatch.setattr(local, "_SHORT_READ_BYTES", 99)
-    assert at_once(store, "a/c/0") is None
+    assert page_cache_read(store, "a/c/0") is None
 
 
 def test_of_an_index_that_is_not_verified(store: shardstore.ShardedStore) -> None:
     engine = store.engine
     engine.hierarchy.distrust("a")
-    assert at_once(store, "a/c/0") is None
+    assert page_cache_read(store, "a/c/0") is None
     assert get(store, "a/c/0") == VALUES[0].tobytes()  # and the document is known again
-    assert at_once(store, "a/c/0") == VALUES[0].tobytes()
+    assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
     engine._indices.drop("a/c/0")
-    assert at_once(store, "a/c/0") is None
-    assert at_once(store, "a/c/4") == VALUES[4].tobytes()
+    assert page_cache_read(store, "a/c/0") is None
+    assert page_cache_read(store, "a/c/4") == VALUES[4].tobytes()
 
 
 def test_others_are_seen(store: shardstore.ShardedStore, tmp_path: Path) -> None:
     other = shardstore.open(LocalStorage(tmp_path, fsync=False), chunks_per_shard=(4,))
     new = bytes(range(100))
     sync(other.set("a/c/1", PROTOTYPE.buffer.from_bytes(new)))
-    assert at_once(store, "a/c/1") is None
+    assert page_cache_read(store, "a/c/1") is None
     assert get(store, "a/c/1") == new
-    assert at_once(store, "a/c/1") == new
+    assert page_cache_read(store, "a/c/1") == new
     sync(other.delete("a/c/1"))
     assert get(store, "a/c/1") is None
     sync(other.delete_dir("a"))
@@ -139,7 +139,7 @@ def test_indices_are_dropped_while_others_look(store: shardstore.ShardedStore) -
 def test_damage_is_told(store: shardstore.ShardedStore, tmp_path: Path) -> None:
     with (tmp_path / "a/c/0").open("r+b") as file:
         file.truncate(50)
-    assert at_once(store, "a/c/0") is None
+    assert page_cache_read(store, "a/c/0") is None
     with pytest.raises(Corruption, match="the index of shard 'a/c/0'"):
         get(store, "a/c/0")
     assert get(store, "a/c/4") == VALUES[4].tobytes()
@@ -150,11 +150,11 @@ def test_wrapped_storages_and_other_views_are_asked(tmp_path: Path, store: shard
     traced = shardstore.open(TraceStorage(LocalStorage(tmp_path)), chunks_per_shard=(4,), metadata_ttl=3600)
     for _ in range(3):
         assert get(traced, "a/c/0") == VALUES[0].tobytes()
-    assert at_once(traced, "a/c/0") is None
+    assert page_cache_read(traced, "a/c/0") is None
     as_v2 = shardstore.get_mapper(tmp_path, present="v2", fsync=False, metadata_ttl=3600)
     for _ in range(3):
         assert as_v2["a/0"] == VALUES[0].tobytes()
-    assert as_v2.engine.get_at_once("a/c/0", EVERYTHING) is None
+    assert as_v2.engine.get_from_page_cache("a/c/0", EVERYTHING) is None
 
 
 def test_beside_writers_every_value_is_whole(store: shardstore.ShardedStore) -> None:
@@ -166,7 +166,7 @@ def test_beside_writers_every_value_is_whole(store: shardstore.ShardedStore) -> 
     def read(number: int) -> None:
         last = 0
         while not ended.is_set():
-            found = at_once(store, "a/c/2")
+            found = page_cache_read(store, "a/c/2")
             if found is None:
                 found = get(store, "a/c/2")
             if found is None or len(set(found)) != 1 or found[0] < last:

@@ -172,7 +172,7 @@ class Storage(Protocol):
         Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone, and
         ``Unsupported``, with nothing written, where the server turned out not to be able to; then the capability is gone too.
 
-        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Padding(APPEND_ROOM_NBYTES)``, and what is
+        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Padding(APPEND_PADDING_NBYTES)``, and what is
         new may be carried out behind the old bytes, which stay as they are. Readers that do not go through this protocol may see any
         beginning of it: where a page of the file ends, or in one of the pieces. The caller sees to it that none of these looks whole.
         """

@@ -92,14 +92,14 @@ WAITING_WRITER = """
 import sys
 from functools import partial
 import shardstore
-from shardstore.storage import local_locks, local_range_locks, local_waiting
+from shardstore.storage.local import locks, range_locks, waiting
 
 def told(wait, *arguments):
     print("waiting", flush=True)
     wait(*arguments)
 
-for module in local_locks, local_range_locks:
-    module.wait_for_lock = partial(told, local_waiting.wait_for_lock)
+for module in locks, range_locks:
+    module.wait_for_lock = partial(told, waiting.wait_for_lock)
 
 store = shardstore.get_mapper(sys.argv[1], locks="cluster")
 try:

@@ -196,7 +196,7 @@ def test_storages_that_are_wrapped(on_s3: ObstoreS3Storage) -> None:
 
 
 def test_the_extra_is_named_where_it_is_missing(s3_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("shardstore.storage.obstore_")]:
+    for name in [name for name in sys.modules if name.startswith("shardstore.storage.obstore.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(Unsupported, match=r"pip install 'obstore>=0\.12'"):

@@ -16,10 +16,13 @@ from zarr.storage import LocalStore
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine.actions import SetValue
+from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.v2 import V2Engine
+from shardstore.presented.flavours import Presented, presented
+from shardstore.presented.v2 import V2Flavour
+from shardstore.storage.base import Storage
 from tests.engine.hooked import HookedStorage, fresh_memory
 
 pytestmark = pytest.mark.zarr
@@ -171,14 +174,18 @@ def test_one_keys_trouble_is_not_anothers(tmp_path: Path) -> None:
     assert [type(error) for error in errors] == [Corruption, type(None)]
 
 
+def v2_view(storage: Storage) -> Presented:
+    return presented(Engine(storage, EngineOptions(flavour=V2Flavour())))
+
+
 @pytest.mark.parametrize("first", ["node", "attributes"])
 def test_attributes_race_with_their_node(first: str) -> None:
     """One client creates a node while another one, who has seen none, writes its attributes: they are not lost."""
 
     async def race() -> None:
         place = fresh_memory()
-        hooked, other = HookedStorage(place), V2Engine(place, EngineOptions(present="v2"))
-        mine = V2Engine(hooked, EngineOptions(present="v2"))
+        hooked, other = HookedStorage(place), v2_view(place)
+        mine = v2_view(hooked)
         node, attributes = ("g/.zgroup", SetValue(b'{"zarr_format": 2}')), ("g/.zattrs", SetValue(b'{"k": 1}'))
         (key, wanted), theirs, when = (node, attributes, "g/zarr.json") if first == "node" else (attributes, node, "g/.zattrs")
         done = False
@@ -192,7 +199,7 @@ def test_attributes_race_with_their_node(first: str) -> None:
         hooked.before = meanwhile
         await mine.update((key, wanted))
         assert done
-        shown = await V2Engine(place, EngineOptions(present="v2")).get(("g/.zattrs", EVERYTHING))
+        shown = await v2_view(place).get(("g/.zattrs", EVERYTHING))
         assert shown is not None
         assert json.loads(bytes(shown)) == {"k": 1}
         assert [found.key async for found in place.list("")] == ["g/zarr.json"]

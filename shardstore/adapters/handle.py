@@ -19,11 +19,10 @@ from fsspec.registry import known_implementations
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
-from shardstore.engine.options import EngineOptions, Present, check_flag
+from shardstore.engine.options import EngineOptions, check_flag
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.presented.draft2022 import DraftEngine
 from shardstore.presented.engine_storage import EngineStorage
-from shardstore.presented.v2 import V2Engine
+from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -33,12 +32,11 @@ from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_stora
 from shardstore.storage.static import as_said, check_static
 
 _lock = threading.RLock()  # the engine below another is made while that one is
-_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_engines: WeakValueDictionary[str, Presented] = WeakValueDictionary()
 _siblings: dict[str, HierarchyRegistry] = {}  # by kind of storage
 _fork_count = 0
 
 _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspec's IO loop
-_ENGINES: dict[Present, type[Engine]] = {"v3": Engine, "v2": V2Engine, "draft": DraftEngine}
 
 
 def _after_fork() -> None:
@@ -127,7 +125,7 @@ class Handle:
     def __init__(self, recipe: Recipe, nodes: list[Node] | None = None) -> None:
         self.recipe = recipe
         self._nodes = nodes or []
-        self._engine: Engine | None = None
+        self._engine: Presented | None = None
         self._identity: str | None = None
         self._made_in = -1
 
@@ -147,6 +145,7 @@ class Handle:
         static = check_static(options.pop("static", None))
         if storage_options is not None and not isinstance(storage_options, dict):
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
+        options["flavour"] = flavour_of(options.pop("present", "v3"))
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
             names = sorted(known | {"fsync", "locks", "read_only", "static", "storage_options", "transport"})
@@ -160,7 +159,7 @@ class Handle:
         return handle
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Presented:
         """The engine of this process."""
         if self._engine is None or self._made_in != _fork_count:
             with _lock:
@@ -168,7 +167,7 @@ class Handle:
                 self._made_in = _fork_count
         return self._engine
 
-    def _find(self) -> Engine:
+    def _find(self) -> Presented:
         recipe = self.recipe
         below = underlying_storage(recipe.target)
         if below is not None:
@@ -185,7 +184,7 @@ class Handle:
         self._identity = self.recipe.identity(storage)
         engine = _engines.get(self._identity) if self._identity is not None else None
         if engine is None:
-            engine = _ENGINES[self.recipe.options.present](storage, self.recipe.options, below=_below(storage, self.recipe.options))
+            engine = presented(Engine(storage, recipe.options, below=_below(storage, recipe.options)))
             engine.hierarchy.join(_siblings.setdefault(storage.kind, HierarchyRegistry()), storage.url)
             if self._identity is not None:
                 _engines[self._identity] = engine

@@ -12,7 +12,6 @@ from typing import Protocol
 from weakref import WeakSet
 
 from shardstore.engine.actions import OwnShards, SetValue
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import metadata_path
 from shardstore.engine.reading.by_shards import Sight
 from shardstore.errors import Corruption
@@ -20,6 +19,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import same_chunks
 from shardstore.model.ranges import BytesLike
+from shardstore.presented.flavours import Presented
 
 
 class ShardView(Protocol):
@@ -34,7 +34,7 @@ class ShardView(Protocol):
     def document(self) -> JsonObject:
         """The array's document as this client has it."""
 
-    def is_at(self, engine: Engine, path: str) -> bool:
+    def is_at(self, engine: Presented, path: str) -> bool:
         """Whether it is of the array at ``path`` of this engine."""
 
 
@@ -60,13 +60,13 @@ def note_view(name: str, view: ShardView) -> None:
         _views.setdefault(name, WeakSet()).add(view)
 
 
-def _views_at(engine: Engine, path: str) -> list[ShardView]:
+def _views_at(engine: Presented, path: str) -> list[ShardView]:
     with _lock:
         noted = [view for name in {path.rpartition("/")[2], ""} for view in _views.get(name, ())]
     return [view for view in noted if view.is_at(engine, path)]
 
 
-async def set_value(engine: Engine, key: str, data: BytesLike) -> None:
+async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
     """Store a value, as ``engine.update`` does; the document of a sharded array too where a view of it is noted.
 
     On the IO loop. Raises what ``engine.update`` raises.

@@ -18,12 +18,12 @@ from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters
-from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
+from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Storage
 from shardstore.storage.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
 
@@ -49,7 +49,7 @@ class ShardingTransformer:
         self._read_only = read_only
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Presented:
         return self._handle.engine
 
     @property

@@ -81,7 +81,7 @@ def advise(
         target = resolve(url, storage_options(options_json, options))
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
-            found = run_sync(survey(target.engine, path, indices=not fast, progress=bar, shown=target.shown(path)))
+            found = run_sync(survey(target.engine.canonical, path, indices=not fast, progress=bar, shown=target.shown(path)))
         if (nothing := no_v3(found)) is not None:
             raise NotFound(f"{target.shown(path)}: {nothing}")
         surveyed = _only(found.arrays, path)

@@ -92,7 +92,7 @@ def census(
     asked = part, workers, scheduler, retries, max_memory, only_failed
     with work("nothing was stored; --part I/N counts in smaller pieces", *asked) as arguments, transfer_bar() as bar:
         taken = take_census(
-            target.engine,
+            target.engine.canonical,
             target.path,
             of_contents=contents,
             execution=Execution.of(**arguments),

@@ -46,7 +46,12 @@ def cp(
     with progress_bar("copying", "objects") as bar:
         copied = run_sync(
             copy_nodes(
-                one.engine, one.path, other.engine, other.path, overwrite=overwrite, progress=lambda done, nbytes: bar(done, nbytes=nbytes)
+                one.engine.canonical,
+                one.path,
+                other.engine.canonical,
+                other.path,
+                overwrite=overwrite,
+                progress=lambda done, nbytes: bar(done, nbytes=nbytes),
             )
         )
     if as_json:

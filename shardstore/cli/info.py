@@ -134,7 +134,7 @@ def no_v3(found: Survey) -> str | None:
 
 def _survey(target: Target, fast: bool) -> Survey:
     with progress_bar("looking", "objects") as bar:
-        found = run_sync(survey(target.engine, target.path, indices=not fast, progress=bar, shown=str(target.address)))
+        found = run_sync(survey(target.engine.canonical, target.path, indices=not fast, progress=bar, shown=str(target.address)))
     if found.kind == "directory" and not found.arrays and not found.groups and target.has_root:
         raise NotFound(f"there is no node at {target.address}: shardstore ls and cat show keys")
     return found

@@ -15,9 +15,9 @@ from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Ur
 from shardstore.cli.failures import first_error
 from shardstore.cli.output import JsonList
 from shardstore.cli.target import Target, resolve
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import check_prefix, join
 from shardstore.errors import Corruption, NotFound
+from shardstore.presented.flavours import Presented
 
 _SIZE_COLUMNS = 14
 
@@ -131,7 +131,7 @@ async def _print(source: _Source, path: str, recursive: bool, printer: Printer, 
 class _Source:
     """Entries of one store, presented or stored. Runs on the IO loop."""
 
-    def __init__(self, engine: Engine, stored: bool, *, sizes: bool) -> None:
+    def __init__(self, engine: Presented, stored: bool, *, sizes: bool) -> None:
         self._engine = engine
         self._stored = stored
         self._sizes = sizes

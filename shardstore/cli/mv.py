@@ -47,7 +47,12 @@ def mv(
     with progress_bar("moving", "objects") as bar:
         moved = run_sync(
             move_between(
-                one.engine, one.path, other.engine, other.path, overwrite=overwrite, progress=lambda done, nbytes: bar(done, nbytes=nbytes)
+                one.engine.canonical,
+                one.path,
+                other.engine.canonical,
+                other.path,
+                overwrite=overwrite,
+                progress=lambda done, nbytes: bar(done, nbytes=nbytes),
             )
         )
     if as_json:

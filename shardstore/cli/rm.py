@@ -14,10 +14,10 @@ from shardstore.cli.consequences import warn_of_stale
 from shardstore.cli.output import complain, plural, print_json, size, stderr_console
 from shardstore.cli.target import Target, resolve
 from shardstore.engine.actions import ERASE
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import ancestors, join, metadata_path
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
+from shardstore.presented.flavours import Presented
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +140,13 @@ def _not_a_node(target: Target) -> InvalidInput:
     )
 
 
-async def _is_beside_v2(engine: Engine, path: str) -> bool:
+async def _is_beside_v2(engine: Presented, path: str) -> bool:
     """Whether the key ``path`` is one of a Zarr v2 node, or lies next to its document."""
     parent = path.rpartition("/")[0]
     return any([await engine.storage.stat(join(parent, name)) is not None for name in V2_DOCUMENTS])
 
 
-async def _is_in_array(engine: Engine, path: str) -> bool:
+async def _is_in_array(engine: Presented, path: str) -> bool:
     """Whether a node above ``path`` is an array."""
     nodes = await engine.hierarchy.load((above for above, rest in ancestors(path) if rest), even_damaged=True)
     return any(node is not None and node.kind in ("sharded", "array") for node in nodes.values())

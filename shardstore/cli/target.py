@@ -17,8 +17,8 @@ from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
 from shardstore.cli.output import said_if_slow
-from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput
+from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.redaction import redacted
 from shardstore.stored.detect import is_draft
@@ -37,7 +37,7 @@ class Target:
     handle: Handle
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Presented:
         return self.handle.engine
 
     @property

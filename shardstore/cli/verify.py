@@ -101,13 +101,13 @@ def verify(
     if against is not None:
         of_copy = None if against_options is None else storage_options(against_options, None, "--against-options")
         there = resolve(against, pair_options(url, against, given, of_copy)[1])
-        copy = Copy(there.engine, there.path)
+        copy = Copy(there.engine.canonical, there.path)
     check_writable("--failures", failures)
     asked = part, workers, scheduler, retries, max_memory, only_failed
     advice = "nothing was changed, and what has been found so far is not told; --part I/N verifies in smaller pieces"
     with work(advice, *asked) as arguments, transfer_bar() as bar:
         report = verify_engine(
-            target.engine,
+            target.engine.canonical,
             target.path,
             execution=Execution.of(**arguments),
             decoder=decoder() if deep else None,

@@ -11,14 +11,15 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import TypeVar
 
-from shardstore.engine.actions import ERASE, Action, Creation, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.counters import Counters
-from shardstore.engine.keys import check_key, check_keys, check_prefix, join, metadata_key, metadata_path
+from shardstore.engine.flavour import V3
+from shardstore.engine.keyed_store import KeyedStore
+from shardstore.engine.keys import check_directory, check_erased, check_key, check_keys, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
@@ -28,14 +29,13 @@ from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
 from shardstore.engine.reading.index_cache import IndexCache
-from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue, Listing, directly_below
+from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
 from shardstore.engine.reading.page_cache_read import page_cache_read
 from shardstore.engine.reading.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.version_reader import VersionReader, of_content
-from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
@@ -60,29 +60,11 @@ from shardstore.stored.detect import DetectedStorage, is_draft
 logger = logging.getLogger(__name__)
 
 
-Request = TypeVar("Request")
-Result = TypeVar("Result")
-
-
-def _weakly(
-    method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
-) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
-    """The method without a reference to its engine: an engine that nobody uses is to go at once, with its threads."""
-    reference = weakref.WeakMethod(method)
-
-    async def run(requests: Sequence[Request]) -> Sequence[Result | Exception]:
-        bound = reference()
-        assert bound is not None  # whoever waits for the batch holds the engine
-        return await bound(requests)
-
-    return run
-
-
 def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
     if options.stored not in ("auto", "transformer"):
         return storage
-    shows_draft = options.present == "draft"
+    shows_draft = options.flavour.shows_draft
     return DetectedStorage(
         storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", with_stored=shows_draft
     )
@@ -90,7 +72,7 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
 
 def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
     """Whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts have."""
-    return options.present != "draft" and (options.present_level != 1 or isinstance(storage, DetectedStorage))
+    return not options.flavour.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +89,7 @@ class _Above:
             chunks_per_shard=None,  # arrays are created by the engine above
             stored="codec",
             lost_transformers={},
-            present="v3",
+            flavour=V3,
             present_level=1,
             strategy=self.options.strategy if storage.capabilities.compose else "rewrite",
         )
@@ -118,7 +100,7 @@ class _Above:
         return self.below(made)
 
 
-class Engine:
+class Engine(KeyedStore):
     """One store. Not safe to use from several event loops: the faces bring every call to the IO loop.
 
     ``storage`` is what is stored, with the keys and documents of final Zarr v3. Of arrays whose shards hold shards this takes one level
@@ -135,6 +117,7 @@ class Engine:
         sleep: Sleep = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
+        super().__init__()
         self.options = options or EngineOptions()
         if self.options.strategy == "append" and not storage.capabilities.compose:
             raise Unsupported(
@@ -161,14 +144,11 @@ class Engine:
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
-        shows_stored = self.options.present == "v3"
-        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._reader, self.counters) if shows_stored else None
-        self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters) if shows_stored else None
+        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._reader, self.counters)
+        self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
-        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
-        self._updates: TickBatch[KeyUpdate, None] = TickBatch(_weakly(self.update_many))
         self._overlay: Overlay | None = None
         self._committing: Overlay | None = None
         self._commit_ended = asyncio.Event()
@@ -176,24 +156,19 @@ class Engine:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    async def get(self, request: KeyRequest) -> memoryview | None:
-        """One value, or the part of it that is asked for; gathered with others of the same tick."""
-        check_key(request[0])
-        return await self._gets.submit(request)
-
     def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
         """A value, or the part of it that is asked for, that needs not be waited for, in the calling thread, whichever it is.
 
         ``None`` says nothing: ``get`` has to be asked.
         """
-        if self._page_cache_read is None or self._held is not None or is_draft(self.storage):
+        if self._page_cache_read is None or self.held is not None or is_draft(self.storage):
             return None
         return self._page_cache_read.get(key, request)
 
     @property
     def reads_parts(self) -> bool:
         """Whether ``chunk_parts`` is worth asking; from any thread."""
-        return self._part_reads is not None and self._part_reads.is_of_use and self._held is None and not is_draft(self.storage)
+        return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not is_draft(self.storage)
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
         """As ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""
@@ -210,7 +185,7 @@ class Engine:
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
         """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
-        overlay = self._held
+        overlay = self.held
         if overlay is None:
             return await self._values.get_many(requests)
         values: list[Value] = [None] * len(requests)
@@ -231,7 +206,7 @@ class Engine:
 
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
-        overlay = self._held
+        overlay = self.held
         if overlay is None:
             return await self._versions.read(reads)
         decided = [overlay.decides(check_key(read.key)) for read in reads]
@@ -243,14 +218,9 @@ class Engine:
         return outcomes
 
     @property
-    def _held(self) -> Overlay | None:
+    def held(self) -> Overlay | None:
         """What a transaction holds back, until its commit has ended."""
         return self._overlay or self._committing
-
-    async def update(self, update: KeyUpdate) -> None:
-        """One update, durable on return; gathered with others of the same tick. Carried out even when it is cancelled."""
-        check_key(update[0])
-        await uninterrupted(self._updates.submit(update))
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``.
@@ -296,7 +266,7 @@ class Engine:
                 raise Unsupported(f"{key!r} cannot be written on a condition while a transaction is open on {self.storage.url}")
             if isinstance(action, Patch) and metadata_path(key) is not None:
                 raise InvalidInput(f"the metadata document {key!r} can only be set whole")
-            (old,) = await Engine.get_many(self, [(key, EVERYTHING)])
+            (old,) = await self.get_many([(key, EVERYTHING)])
             if self._overlay is not overlay:  # it ended meanwhile: then this is no part of it
                 return (await self._update_many([(key, action)]))[0]
             if isinstance(old, ShardStoreError):
@@ -315,28 +285,18 @@ class Engine:
             return exc
         return None
 
-    async def create(self, key: str, data: BytesLike) -> bool:
-        """Store a value where there is none; ``False``, and nothing was changed, where there is one."""
-        creation = Creation()
-        await self.update((key, SetIfMissing(data, creation)))
-        return creation.happened
-
     async def pin(self, key: str) -> OpenValue | None:
         """One version of a value, to be read piece by piece; ``None`` where there is none."""
         check_key(key)
-        if (overlay := self._held) is not None and overlay.decides(key):
+        if (overlay := self.held) is not None and overlay.decides(key):
             held = overlay.get(key)
             return None if held is None else HeldValue(held)
         return await pin(key, self._levelled, self.hierarchy, self._reader, self._values)
 
-    async def exists(self, key: str) -> bool:
-        """Whether the key has a value; for a chunk its shard's index tells."""
-        return await self.size(key) is not None
-
     async def size(self, key: str) -> int | None:
         """The size of a value in bytes, without reading it; ``None`` where there is none."""
         check_key(key)
-        if (overlay := self._held) is not None and overlay.decides(key):
+        if (overlay := self.held) is not None and overlay.decides(key):
             return overlay.nbytes(key)
         return await self._values.size(key)
 
@@ -346,16 +306,10 @@ class Engine:
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
-    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """Every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
-        async for batch in Engine.list_batches(self, prefix):
-            for value in batch.values():
-                yield value
-
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
         """As ``list``, many keys at once: at most a shard's."""
         prefix = check_prefix(prefix)
-        held = None if self._held is None else self._held.snapshot()  # a commit may end while the storage is listed
+        held = None if self.held is None else self.held.snapshot()  # a commit may end while the storage is listed
         async for batch in self._listing.batches(prefix):
             yield batch if held is None else _without(batch, held.decides)
         if held is not None:
@@ -364,39 +318,27 @@ class Engine:
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
         """Keys and prefixes directly below ``prefix``."""
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            prefix += "/"
-        if self._held is None:
+        prefix = check_directory(prefix)
+        if self.held is None:
             return await self._listing.directory(prefix, approximate=approximate)
-        return await directly_below(prefix, Engine.list(self, prefix))
-
-    async def size_prefix(self, prefix: str) -> int:
-        """The bytes of all values whose keys start with ``prefix``: chunks, documents as presented, other objects."""
-        total = 0
-        async for value in self.list(prefix):
-            nbytes = value.nbytes if value.nbytes is not None else await self.size(value.key)
-            total += nbytes or 0
-        return total
+        return await directly_below(prefix, self.list(prefix))
 
     # -- erasing ---------------------------------------------------------------------------------------------------
 
     async def erase_prefix(self, prefix: str) -> None:
         """Erase everything below a prefix that is ``""`` or ends with ``/``."""
-        await self._erase_below(prefix, keep_documents=False)
+        await self.erase_below(prefix, keep_documents=False)
 
-    async def _erase_below(self, prefix: str, *, keep_documents: bool) -> None:
+    async def erase_below(self, prefix: str, *, keep_documents: bool) -> None:
         """As ``erase_prefix``; with ``keep_documents``, all but the nodes' metadata."""
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+        prefix = check_erased(prefix)
         await self._commit_ended.wait()
         if self._overlay is None:
             await self._erasing.erase_prefix(prefix, keep_documents=keep_documents)
         elif not keep_documents:
             self._overlay.erase_prefix(prefix)
         else:
-            async for value in Engine.list(self, prefix):
+            async for value in self.list(prefix):
                 if metadata_path(value.key) is None:
                     self._overlay.erase(value.key)
 
@@ -407,7 +349,7 @@ class Engine:
         """
         check_key(metadata_key(path))
         await self._commit_ended.wait()
-        if self._held is None and (stored := await self.layout(path)) is not None and stored.shard_shape == layout.shard_shape:
+        if self.held is None and (stored := await self.layout(path)) is not None and stored.shard_shape == layout.shard_shape:
             await uninterrupted(self._erasing.erase_shards(path, layout, wanted))
             return
         prefix = join(path, layout.key_encoding.prefix_of((), layout.ndim))
@@ -416,14 +358,14 @@ class Engine:
             if error is not None:
                 raise error
 
-    async def _erase_chunks_below(self, prefix: str) -> None:
+    async def erase_chunks_below(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array, and nothing else."""
         await self._commit_ended.wait()
         await self._erasing.erase_chunks(prefix)
 
     async def check_v2_array(self, key: str, data: BytesLike) -> None:
         """Refuse what would be refused as the document of a new array of Zarr v2; see ``v2_arrays_written``."""
-        overlay = self._held
+        overlay = self.held
         await self._v2_arrays.check(check_key(key), data, nothing_there=overlay is not None and overlay.erased_below(key))
 
     async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
@@ -433,7 +375,7 @@ class Engine:
         return await look(
             path,
             document,
-            overlay=self._held,
+            overlay=self.held,
             hierarchy=self.hierarchy,
             documents=self._documents,
             for_write=for_write,
@@ -470,7 +412,7 @@ class Engine:
     @property
     def in_transaction(self) -> bool:
         """Whether writes are being held back."""
-        return self._held is not None
+        return self.held is not None
 
     async def no_transaction(self) -> None:
         """Wait for a commit that is under way.
@@ -523,6 +465,11 @@ class Engine:
     # -- about -----------------------------------------------------------------------------------------------------
 
     @property
+    def canonical(self) -> Engine:
+        """The engine under the keys of final Zarr v3: this one. A view of an engine has it too."""
+        return self
+
+    @property
     def committer(self) -> Committer:
         """What commits to single shards, for those who look after stored shards and not after values."""
         return self._committer
@@ -530,7 +477,7 @@ class Engine:
     async def is_node(self, path: str) -> bool:
         """Whether there is a node at ``path``, or an open transaction makes one."""
         key = check_key(metadata_key(path))
-        overlay = self._held
+        overlay = self.held
         if overlay is not None and overlay.decides(key):
             return overlay.nbytes(key) is not None
         return await self.hierarchy.node(path, fresh=True) is not None
@@ -542,7 +489,7 @@ class Engine:
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
         """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
-        if self._held is not None:
+        if self.held is not None:
             return [[i] for i in range(len(keys))]
         if (together := await self.hierarchy.locate_together(keys, for_write=False)) is not None:
             return [numbers.tolist() for numbers in together.numbers()]

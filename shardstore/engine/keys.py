@@ -58,6 +58,24 @@ def check_prefix(prefix: object) -> str:
     return prefix
 
 
+def check_directory(prefix: str) -> str:
+    """Return a prefix whose names are listed one level deep, with the ``/`` at its end that may be left out."""
+    prefix = check_prefix(prefix)
+    return prefix if not prefix or prefix.endswith("/") else prefix + "/"
+
+
+def check_erased(prefix: str) -> str:
+    """Return a prefix below which everything is erased.
+
+    Raises:
+        InvalidInput: it is neither ``""`` nor ends with ``/``.
+    """
+    prefix = check_prefix(prefix)
+    if prefix and not prefix.endswith("/"):
+        raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
+    return prefix
+
+
 def _check_characters(text: str) -> None:
     if "\0" in text or "\\" in text:
         raise InvalidInput(f"key {text!r} holds NUL or a backslash")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from shardstore.engine.flavour import V3, Flavour
 from shardstore.errors import InvalidInput
 from shardstore.format.levels import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
@@ -30,8 +31,6 @@ _BY_TRANSFORMER = ("transformer", "transformer-v3")
 _GAP_BYTES = {"memory": 0, "local": 8 * 2**10}
 _FIRST_BYTES = {"s3": 512 * 2**10}  # as much as the gap there: it takes less than a request
 
-_PRESENT: tuple[Present, ...] = get_args(Present)
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -43,8 +42,8 @@ class EngineOptions:
     """Which flavour of hierarchy is stored, and by what new arrays are sharded."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
-    present: Present = "v3"
-    """Under whose keys and documents clients see what is stored."""
+    flavour: Flavour = V3
+    """Under whose keys and documents clients see what is stored: the option ``present``."""
     present_level: PresentLevel = 1
     """How many levels of sharding are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
     index_location: IndexLocation = "end"
@@ -86,12 +85,10 @@ class EngineOptions:
             raise InvalidInput(f"index_location {self.index_location!r} is neither 'start' nor 'end'")
         if self.stored not in _STORED:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
-        if self.present not in _PRESENT:
-            raise InvalidInput(f"present {self.present!r} is not known: there are {', '.join(map(repr, _PRESENT))}")
         self._check_level()
-        if self.present == "draft" and self.stored not in ("auto", "transformer"):
+        if self.flavour.shows_draft and self.stored not in ("auto", "transformer"):
             raise InvalidInput(
-                f"stored={self.stored!r} cannot be presented as the 2022 draft: present='draft' shows a stored draft hierarchy"
+                f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present!r} shows a stored draft hierarchy"
             )
         if self.stored in _BY_TRANSFORMER and self.index_location != "end":
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
@@ -117,10 +114,10 @@ class EngineOptions:
         level: object = self.present_level
         if level != "innermost" and (isinstance(level, bool) or not isinstance(level, int) or level < 1):
             raise InvalidInput(f"present_level {level!r} is neither 'innermost' nor a whole number of at least 1")
-        if self.present == "draft" and level != 1:
+        if self.flavour.shows_draft and level != 1:
             raise InvalidInput(
-                f"present_level={level!r} cannot be had with present='draft': a draft's client works with storage transformers itself, and "
-                "puts one ShardingTransformer upon another for each level"
+                f"present_level={level!r} cannot be had with present={self.present!r}: a draft's client works with storage transformers "
+                "itself, and puts one ShardingTransformer upon another for each level"
             )
 
     def _check_strategy(self) -> None:
@@ -140,22 +137,9 @@ class EngineOptions:
         return is_draft or self.stored in _BY_TRANSFORMER
 
     @property
-    def stacks_transformers(self) -> bool:
-        """Whether clients may shard what they store by storage transformers of their own, as a second ``ShardingTransformer`` does."""
-        return self.present == "draft"
-
-    @property
-    def leaves_shards(self) -> bool:
-        """Whether an array's document may be erased before its shards, which are objects like any other from then on.
-
-        The 2022 draft erases an array by two operations, its metadata first.
-        """
-        return self.present == "draft"
-
-    @property
-    def hides_kept(self) -> bool:
-        """Whether clients neither see nor write the attribute that keeps what Zarr v3 cannot hold of a document of Zarr v2."""
-        return self.present != "v2"
+    def present(self) -> str:
+        """The name of the flavour."""
+        return self.flavour.name
 
     def index_format(self, chunks_per_shard: tuple[int, ...], *, by_transformer: bool) -> IndexFormat:
         """How the shards of a new array are indexed."""

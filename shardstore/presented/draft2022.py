@@ -8,15 +8,14 @@ Specification: draft core protocol 3.0, "Storage keys"; sharding storage transfo
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import NoReturn
+from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
-from shardstore.engine.engine import Engine
-from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path
+from shardstore.engine.keys import ancestors, check_key, join, metadata_key, metadata_path
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
@@ -47,34 +46,40 @@ from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.v2.kept import RESERVED
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedEngine, parsed_document
+from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedFlavour, View, parsed_document
 
 _ARRAY, _GROUP = "array", "group"
 _TRANSFORMERS = "storage_transformers"
 
 
-class DraftEngine(PresentedEngine):
-    """An engine under the keys of the 2022 draft."""
+@dataclass(frozen=True)
+class DraftFlavour(PresentedFlavour):
+    """The keys of the 2022 draft, of a hierarchy of the draft that is stored."""
+
+    name: str = "draft"
+    words: str = "the 2022 draft"
+    shows_draft: bool = True
+    moves_nodes: bool = False
 
     # -- what keys mean ------------------------------------------------------------------------------------------------
 
-    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+    async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         paths = [path for key in keys if (path := _path_of_scalar(key)) is not None]
-        arrays = await self._arrays(paths, for_write=for_write) if paths else {}
+        arrays = await view.arrays(paths, for_write=for_write) if paths else {}
         return [_meaning(key, arrays) for key in keys]
 
     # -- documents -----------------------------------------------------------------------------------------------------
 
-    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
-        shown = [self._of_document(part, documents[part.path]) for part in parts]
+    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+        shown = [view.of_document(part, documents[part.path]) for part in parts]
         # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
         others = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
-        values = await Engine.get_many(self, [(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in others]) if others else []
+        values = await view.engine.get_many([(verbatim_key(_document_key(parts[i])), EVERYTHING) for i in others]) if others else []
         for i, value in zip(others, values, strict=True):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
-    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
+    def shown(self, part: Part, document: bytes | None) -> bytes | None:
         if document is None:
             return None
         if not _is_node(document):
@@ -84,7 +89,7 @@ class DraftEngine(PresentedEngine):
             return None  # a group is implicit that has none
         return dump_document(_without_ours(stored, canonical))
 
-    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
         if data is None:
             return None
         key = _document_key(part)
@@ -96,7 +101,7 @@ class DraftEngine(PresentedEngine):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+    async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Documents first, then data, whose keys they give a meaning. Documents that are erased go last."""
         errors: list[Exception | None] = [None] * len(updates)
         checked: list[KeyUpdate] = []
@@ -113,34 +118,28 @@ class DraftEngine(PresentedEngine):
                     continue
             waves[1 if not is_document else 2 if isinstance(action, EraseValue) else 0].append(i)
         for numbers in filter(None, waves):
-            meanings = await self._meanings([checked[i][0] for i in numbers], for_write=True)
-            for i, error in zip(numbers, await self._update_meant([checked[i] for i in numbers], meanings), strict=True):
+            meanings = await self.meanings(view, [checked[i][0] for i in numbers], for_write=True)
+            for i, error in zip(numbers, await view.update_meant([checked[i] for i in numbers], meanings), strict=True):
                 errors[i] = error
         return errors
 
-    async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        _refuse_nodes("copied")
-
-    async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        _refuse_nodes("moved")
-
     # -- listing -------------------------------------------------------------------------------------------------------
 
-    async def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
-        held = None if self._held is None else self._held.snapshot()
+    async def listed(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
+        held = None if view.engine.held is None else view.engine.held.snapshot()
         has_data = DATA_ROOT.startswith(prefix) or prefix.startswith(DATA_ROOT)
         for canonical_prefix in canonical_prefixes(prefix) if has_data else ():
-            async for value in Engine.list(self, canonical_prefix):
+            async for value in view.engine.list(canonical_prefix):
                 if metadata_path(value.key) is None and not value.key.startswith(VERBATIM):
-                    key = await self._presented_key(value.key)
+                    key = await self._presented_key(view, value.key)
                     if key is not None and key.startswith(prefix):
                         yield ListedValue(key, value.nbytes)
         path = _path_of_scalar(prefix)
-        if path is not None and prefix.endswith("c0") and _is_scalar((await self._arrays([path], for_write=False)).get(path)):
-            nbytes = await Engine.size(self, join(path, "c"))  # its canonical key starts otherwise
-            if nbytes is not None and await self._scalar_key(path) == prefix:
+        if path is not None and prefix.endswith("c0") and _is_scalar((await view.arrays([path], for_write=False)).get(path)):
+            nbytes = await view.engine.size(join(path, "c"))  # its canonical key starts otherwise
+            if nbytes is not None and await self._scalar_key(view, path) == prefix:
                 yield ListedValue(prefix, nbytes)
-        async for value in Engine.list(self, VERBATIM + prefix):
+        async for value in view.engine.list(VERBATIM + prefix):
             stored = verbatim_stored(value.key)
             part = None if stored is None else _part(stored)
             if part is None and stored is not None:
@@ -149,71 +148,68 @@ class DraftEngine(PresentedEngine):
                 yield ListedValue(_document_key(part), None)  # without its transformer it is shorter
         if held is not None:
             paths = [path for key, nbytes in held.sizes.items() if nbytes is not None and (path := metadata_path(key)) is not None]
-            for key in await self._held_documents(paths):
+            for key in await self._held_documents(view, paths):
                 if key.startswith(prefix):
                     yield ListedValue(key, None)
 
-    async def _held_documents(self, paths: Iterable[str]) -> list[str]:
+    async def _held_documents(self, view: View, paths: Iterable[str]) -> list[str]:
         parts = [Part(path, kind) for path in paths for kind in (_ARRAY, _GROUP)]
-        shown = await self._read_parts(parts)
+        shown = await view.read_parts(parts)
         return [_document_key(part) for part, data in zip(parts, shown, strict=True) if isinstance(data, bytes)]
 
-    async def _presented_key(self, canonical: str) -> str | None:
+    async def _presented_key(self, view: View, canonical: str) -> str | None:
         """The presented key of a canonical one that is no document's."""
         parent, _, name = canonical.rpartition("/")
-        if name == "c" and _is_scalar((await self._arrays([parent], for_write=False)).get(parent)):
-            return await self._scalar_key(parent)
+        if name == "c" and _is_scalar((await view.arrays([parent], for_write=False)).get(parent)):
+            return await self._scalar_key(view, parent)
         return data_key(canonical)
 
-    async def _scalar_key(self, path: str) -> str:
+    async def _scalar_key(self, view: View, path: str) -> str:
         """Under which of its two keys the chunk of a 0-d array is shown: the one under which it is written."""
-        document = (await self._documents_of([Part(path, _ARRAY)]))[path]
+        document = (await view.documents_of([Part(path, _ARRAY)]))[path]
         stored = split_stored(loads_object(document))[1] if isinstance(document, memoryview) and _is_node(document) else None
         return scalar_data_keys(path)[0 if scalar_key_name(stored or {}) == "c" else 1]
 
-    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+    async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
         """Values are exact. With ``approximate`` the prefixes are those of all chunks that the shards there could hold."""
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            prefix += "/"
-        if self._held is not None:
-            return await directly_below(prefix, self._presented_keys(prefix))
-        listed = await self.storage.list_dir(VERBATIM + prefix)
+        if view.engine.held is not None:
+            return await directly_below(prefix, self.listed(view, prefix))
+        listed = await view.storage.list_dir(VERBATIM + prefix)
         values = [ListedValue(verbatim_stored(found.key) or found.key, found.nbytes) for found in listed.objects]
         values = [ListedValue(v.key, None) if _part(v.key) is not None else v for v in values]
         prefixes = [below.removeprefix(VERBATIM) for below in listed.prefixes]
-        found = await self._array_at(prefix)
+        found = await self._array_at(view, prefix)
         if found is None:
             return ListedDir(tuple(values), tuple(prefixes))
         path, array = found
         shards = {v.key for v in values if _is_chunk(v.key, path, array)}
         rows = {below for below in prefixes if _is_row(below, path, array)}
-        chunks = await self._chunks_below(prefix, path, array, approximate=approximate)
+        chunks = await self._chunks_below(view, prefix, path, array, approximate=approximate)
         values = [v for v in values if v.key not in shards] + list(chunks.values)
         return ListedDir(tuple(values), tuple(dict.fromkeys([*(p for p in prefixes if p not in rows), *chunks.prefixes])))
 
-    async def _array_at(self, prefix: str) -> tuple[str, KnownArray] | None:
+    async def _array_at(self, view: View, prefix: str) -> tuple[str, KnownArray] | None:
         """The array below whose data ``prefix`` is."""
         if not prefix.startswith(DATA_ROOT):
             return None
         paths = [path.rstrip("/") for path, _ in ancestors(prefix.removeprefix(DATA_ROOT))]
-        arrays = await self._arrays(paths, for_write=False)
+        arrays = await view.arrays(paths, for_write=False)
         return next(((path, arrays[path]) for path in paths if path in arrays), None)
 
-    async def _chunks_below(self, prefix: str, path: str, array: KnownArray, *, approximate: bool) -> ListedDir:
+    async def _chunks_below(self, view: View, prefix: str, path: str, array: KnownArray, *, approximate: bool) -> ListedDir:
         """The chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
         rest = prefix.removeprefix(DATA_ROOT + join(path, ""))
         if array.ndim == 0:
-            nbytes = None if rest else await Engine.size(self, join(path, "c"))
-            return ListedDir(() if nbytes is None else (ListedValue(await self._scalar_key(path), nbytes),), ())
+            nbytes = None if rest else await view.engine.size(join(path, "c"))
+            return ListedDir(() if nbytes is None else (ListedValue(await self._scalar_key(view, path), nbytes),), ())
         separator = array.encoding.separator if array.ndim > 1 else "/"
         if rest and (separator != "/" or canonical_key(prefix + "0") is None):
             return ListedDir((), ())  # no chunk lies deeper
         canonical = (canonical_key(prefix + "0") or "")[:-1] if rest else f"{join(path, 'c')}{separator}"
         if separator == "/":
-            listed = await Engine.list_dir(self, canonical, approximate=approximate)
+            listed = await view.engine.list_dir(canonical, approximate=approximate)
         else:
-            listed = ListedDir(tuple([value async for value in Engine.list(self, canonical)]), ())
+            listed = ListedDir(tuple([value async for value in view.engine.list(canonical)]), ())
         values = [(data_key(value.key), value.nbytes) for value in listed.values if metadata_path(value.key) is None]
         below = [(data_key(deeper + "0") or "")[:-1] for deeper in listed.prefixes]
         return ListedDir(
@@ -223,32 +219,29 @@ class DraftEngine(PresentedEngine):
 
     # -- erasing -------------------------------------------------------------------------------------------------------
 
-    async def erase_prefix(self, prefix: str) -> None:
+    async def erase_prefix(self, view: View, prefix: str) -> None:
         """Erase everything below a prefix that is ``""`` or ends with ``/``: whole shards unread. Below ``data/root/`` no document goes."""
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         if not prefix:
-            await super().erase_prefix("")
-        elif self._held is None:
-            await self._erase_relayed(prefix)
-        keys = [value.key async for value in self._presented_keys(prefix)]
-        for error in await self.update_many([(key, ERASE) for key in keys]):
+            await view.engine.erase_prefix("")
+        elif view.engine.held is None:
+            await self._erase_relayed(view, prefix)
+        keys = [value.key async for value in self.listed(view, prefix)]
+        for error in await view.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
 
-    async def _erase_relayed(self, prefix: str) -> None:
+    async def _erase_relayed(self, view: View, prefix: str) -> None:
         """Erase objects and whole shards that no canonical prefix shows under other keys than those below ``prefix``."""
         if DATA_ROOT.startswith(prefix):
-            await self._erase_below("", keep_documents=True)
+            await view.engine.erase_below("", keep_documents=True)
         if DATA_ROOT.startswith(prefix) or not prefix.startswith(DATA_ROOT):
             return
         tail = prefix.removeprefix(DATA_ROOT)
         if not _ends_like_chunks(tail):
-            await self._erase_below(tail, keep_documents=True)
+            await view.engine.erase_below(tail, keep_documents=True)
         row = canonical_key(prefix + "0")
         if row is not None and not row.startswith(tail):
-            await self._erase_chunks_below(row.removesuffix("0"))
+            await view.engine.erase_chunks_below(row.removesuffix("0"))
 
 
 def _meaning(key: str, arrays: dict[str, KnownArray]) -> Meaning:
@@ -357,7 +350,3 @@ def _checked_entry_point(data: bytes) -> bytes:
     if problem is not None:
         raise InvalidInput(f"{ENTRY_POINT_KEY!r} cannot be stored: {problem}")
     return data
-
-
-def _refuse_nodes(what: str) -> NoReturn:
-    raise Unsupported(f"whole nodes are not {what} under the keys of the 2022 draft: open the store with present='v3', and do it there")

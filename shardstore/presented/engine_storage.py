@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from shardstore.engine.actions import ERASE, Swap, Swapped
-from shardstore.engine.engine import Engine
 from shardstore.errors import ReadOnly
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
+from shardstore.presented.flavours import Presented
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
@@ -25,7 +25,7 @@ class EngineStorage(ReadsAndWrites):
     documents_first = True
     """An object that is stored before the document that makes it a chunk is not taken for one: documents have to come first."""
 
-    def __init__(self, engine: Engine, *, read_only: bool = False) -> None:
+    def __init__(self, engine: Presented, *, read_only: bool = False) -> None:
         self._engine = engine
         engine.keep_versions()
         self._read_only = read_only

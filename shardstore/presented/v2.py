@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
-from shardstore.engine.engine import Engine
-from shardstore.engine.keys import ancestors, check_key, check_prefix, join, metadata_key, metadata_path, possible_owners
+from shardstore.engine.keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
@@ -35,7 +34,7 @@ from shardstore.format.v2.metadata import (
     group_to_v2,
 )
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedEngine, array_of_node, parsed_document
+from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedFlavour, View, array_of_node, parsed_document
 
 _DOCUMENTS_AT_ONCE = 100
 _NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
@@ -52,24 +51,29 @@ class _WrittenPart(Part):
     nodes: Mapping[str, JsonObject] = field(default_factory=dict)
 
 
-class V2Engine(PresentedEngine):
-    """An engine under the keys of Zarr v2."""
+@dataclass(frozen=True)
+class V2Flavour(PresentedFlavour):
+    """The keys of Zarr v2, whatever is stored."""
+
+    name: str = "v2"
+    words: str = "Zarr v2"
+    hides_kept: bool = False
 
     # -- what keys mean ------------------------------------------------------------------------------------------------
 
-    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+    async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         owners = {key: possible_owners(key) for key in keys if document_key(key) is None and metadata_path(key) is None}
-        arrays = await self._arrays((path for found in owners.values() for path, _ in found), for_write=for_write)
-        return [self._meaning(key, owners.get(key, []), arrays) for key in keys]
+        arrays = await view.arrays((path for found in owners.values() for path, _ in found), for_write=for_write)
+        return [self._meaning(view, key, owners.get(key, []), arrays) for key in keys]
 
-    def _meaning(self, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, KnownArray]) -> Meaning:
+    def _meaning(self, view: View, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, KnownArray]) -> Meaning:
         if (document := document_key(key)) is not None:
             return Part(document.path, document.name)
         if metadata_path(key) is not None:
             return Nothing("it is the key of a Zarr v3 document, and this view is of Zarr v2: write .zarray, .zgroup and .zattrs")
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
-                gone = self.hierarchy.vanished(path)
+                gone = view.hierarchy.vanished(path)
                 was = None if gone is None else array_of_node(gone)
                 if was is not None and canonical_chunk_key(rest, was.encoding, was.ndim) is not None:
                     return Nothing(
@@ -84,16 +88,16 @@ class V2Engine(PresentedEngine):
 
     # -- documents -------------------------------------------------------------------------------------------------------
 
-    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
-        shown = [self._of_document(part, documents[part.path]) for part in parts]
+    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+        shown = [view.of_document(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
         beside = [i for i, part in enumerate(parts) if documents[part.path] is None]
-        values = await Engine.get_many(self, [(join(parts[i].path, parts[i].kind), EVERYTHING) for i in beside])
+        values = await view.engine.get_many([(join(parts[i].path, parts[i].kind), EVERYTHING) for i in beside])
         for i, value in zip(beside, values, strict=True):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
-    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
+    def shown(self, part: Part, document: bytes | None) -> bytes | None:
         canonical = None if document is None else loads_object(document)
         if canonical is None or not (is_array(canonical) or is_group(canonical)):
             return None
@@ -108,7 +112,7 @@ class V2Engine(PresentedEngine):
             shown, _ = group_to_v2(canonical)
         return None if shown is None else dumps(shown)
 
-    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
         new = None if data is None else parsed_document(data, join(part.path, part.kind))
         pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
         previous = None if document is None else loads_object(document)
@@ -134,7 +138,7 @@ class V2Engine(PresentedEngine):
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 
-    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+    async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Nodes first, then what is of them: attributes, consolidated metadata, chunks. Nodes that are erased go last."""
         errors: list[Exception | None] = [None] * len(updates)
         waves: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -143,23 +147,23 @@ class V2Engine(PresentedEngine):
             is_node = document is not None and document.name in _NODE_NAMES
             waves[1 if not is_node else 2 if isinstance(action, EraseValue) else 0].append(i)
         for numbers in filter(None, waves):
-            for i, error in zip(numbers, await self._update_wave([updates[i] for i in numbers]), strict=True):
+            for i, error in zip(numbers, await self._update_wave(view, [updates[i] for i in numbers]), strict=True):
                 errors[i] = error
         return errors
 
-    async def _update_wave(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        meanings = await self._meanings([check_key(key) for key, _ in updates], for_write=True)
+    async def _update_wave(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        meanings = await self.meanings(view, [check_key(key) for key, _ in updates], for_write=True)
         parts = {i: meaning for i, meaning in enumerate(meanings) if isinstance(meaning, Part)}
         if not parts:
-            return await self._update_meant(updates, meanings)
-        documents = await self._documents_of(list(parts.values()))
+            return await view.update_meant(updates, meanings)
+        documents = await view.documents_of(list(parts.values()))
         without = [path for path, document in documents.items() if document is None]
-        stored = await self._stored_as_v2(without)
+        stored = await self._stored_as_v2(view, without)
         for i, part in parts.items():
             action = updates[i][1]
             if documents[part.path] is not None:
                 if part.kind == CONSOLIDATED_NAME and isinstance(action, SetValue | SetIfMissing):
-                    meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(part.path, bytes(action.data)))
+                    meanings[i] = _WrittenPart(part.path, part.kind, None, await self._nodes_below(view, part.path, bytes(action.data)))
                 continue
             beside = stored[part.path]
             if isinstance(beside, ShardStoreError):
@@ -168,34 +172,34 @@ class V2Engine(PresentedEngine):
                 meanings[i] = Canonical(join(part.path, part.kind))  # stored as v2, or ahead of its node
             else:
                 meanings[i] = _WrittenPart(part.path, part.kind, beside.get(ATTRIBUTES_NAME))
-        errors = await self._update_meant(updates, meanings)
+        errors = await view.update_meant(updates, meanings)
         taken = {m.path: m.pending for m, error in zip(meanings, errors, strict=True) if error is None and isinstance(m, _WrittenPart)}
-        await self._adopt(without, taken)
+        await self._adopt(view, without, taken)
         return errors
 
-    async def _adopt(self, paths: Sequence[str], taken: Mapping[str, bytes | None]) -> None:
+    async def _adopt(self, view: View, paths: Sequence[str], taken: Mapping[str, bytes | None]) -> None:
         """Give nodes the attributes that were written ahead of them; ``taken`` are those that they were created with.
 
         Whoever creates a node looks for attributes after that, and whoever writes attributes ahead of a node looks for the node after
         that: however the two race, one of them finds what the other wrote.
         """
-        stored = await self._stored_as_v2(paths)
+        stored = await self._stored_as_v2(view, paths)
         readable = {path: beside for path, beside in stored.items() if isinstance(beside, dict)}
         waiting = {path: beside[ATTRIBUTES_NAME] for path, beside in readable.items() if ATTRIBUTES_NAME in beside}
         parts = [Part(path, ATTRIBUTES_NAME) for path in waiting]
-        documents = await self._documents_of(parts)
+        documents = await view.documents_of(parts)
         parts = [part for part in parts if isinstance(documents[part.path], memoryview)]
         late = [part for part in parts if taken.get(part.path) != waiting[part.path]]
-        updates: list[KeyUpdate] = [(metadata_key(p.path), self._on_document(p, SetValue(waiting[p.path]))) for p in late]
+        updates: list[KeyUpdate] = [(metadata_key(p.path), view.on_document(p, SetValue(waiting[p.path]))) for p in late]
         updates += [(join(part.path, ATTRIBUTES_NAME), ERASE) for part in parts]
-        for error in await Engine.update_many(self, updates) if updates else ():
+        for error in await view.engine.update_many(updates) if updates else ():
             if error is not None:
                 raise error
 
-    async def _stored_as_v2(self, paths: Sequence[str]) -> dict[str, dict[str, bytes] | ShardStoreError]:
+    async def _stored_as_v2(self, view: View, paths: Sequence[str]) -> dict[str, dict[str, bytes] | ShardStoreError]:
         """The objects of v2 at ``paths``, by name; the error of a path where they cannot be read."""
         names = (*_NODE_NAMES, ATTRIBUTES_NAME)
-        found = await Engine.get_many(self, [(join(path, name), EVERYTHING) for path in paths for name in names]) if paths else []
+        found = await view.engine.get_many([(join(path, name), EVERYTHING) for path in paths for name in names]) if paths else []
         stored: dict[str, dict[str, bytes] | ShardStoreError] = {}
         for n, path in enumerate(paths):
             values = dict(zip(names, found[n * len(names) : (n + 1) * len(names)], strict=True))
@@ -203,42 +207,42 @@ class V2Engine(PresentedEngine):
             stored[path] = error or {name: bytes(value) for name, value in values.items() if isinstance(value, memoryview)}
         return stored
 
-    async def _nodes_below(self, path: str, data: bytes) -> dict[str, JsonObject]:
+    async def _nodes_below(self, view: View, path: str, data: bytes) -> dict[str, JsonObject]:
         """The documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
         try:
             inside = loads_object(data).get("metadata")
         except Corruption:
             return {}  # what is said of it when it is translated
         names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
-        documents = await self._documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
+        documents = await view.documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
         return {name: loads_object(_raised(document)) for name in names if (document := documents[join(path, name)]) is not None}
 
     # -- listing ---------------------------------------------------------------------------------------------------------
 
-    async def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
+    async def listed(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
         documents: list[str] = []
-        for canonical_prefix in await self._canonical_prefixes(prefix):
-            async for value in Engine.list(self, canonical_prefix):
+        for canonical_prefix in await self._canonical_prefixes(view, prefix):
+            async for value in view.engine.list(canonical_prefix):
                 path = metadata_path(value.key)
                 if path is None:
-                    key = await self._presented_key(value.key)
+                    key = await self._presented_key(view, value.key)
                     if key is not None and key.startswith(prefix):
                         yield ListedValue(key, value.nbytes)
                     continue
                 documents.append(path)
                 if len(documents) == _DOCUMENTS_AT_ONCE:
-                    for key in await self._parts_at(documents):
+                    for key in await self._parts_at(view, documents):
                         if key.startswith(prefix):
                             yield ListedValue(key, None)
                     documents = []
-        for key in await self._parts_at(documents):
+        for key in await self._parts_at(view, documents):
             if key.startswith(prefix):
                 yield ListedValue(key, None)
 
-    async def _canonical_prefixes(self, prefix: str) -> list[str]:
+    async def _canonical_prefixes(self, view: View, prefix: str) -> list[str]:
         """The canonical prefixes below which everything lies that is presented below ``prefix``; none covers another."""
         cuts = list(ancestors(prefix))
-        arrays = await self._arrays([path for path, _ in cuts], for_write=False)
+        arrays = await view.arrays([path for path, _ in cuts], for_write=False)
         for path, rest in cuts:
             if (array := arrays.get(path)) is not None and rest:
                 chunks = join(path, canonical_chunk_prefix(rest, array.encoding, array.ndim))
@@ -246,55 +250,49 @@ class V2Engine(PresentedEngine):
                 return [chunks] if beside.startswith(chunks) else [beside] if chunks.startswith(beside) else [chunks, beside]
         return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
 
-    async def _presented_key(self, canonical: str) -> str | None:
+    async def _presented_key(self, view: View, canonical: str) -> str | None:
         """The presented key of what is listed under a canonical one, and is no document of v3."""
         if (named := document_key(canonical)) is not None:
-            documents = await self._documents_of([Part(named.path, named.name)])
+            documents = await view.documents_of([Part(named.path, named.name)])
             return canonical if documents[named.path] is None else None  # left over beside a document of v3, which is what counts
         owners = possible_owners(canonical)
-        arrays = await self._arrays([path for path, _ in owners], for_write=False)
+        arrays = await view.arrays([path for path, _ in owners], for_write=False)
         for path, rest in owners:
             if (array := arrays.get(path)) is not None and (chunk := v2_chunk_key(rest, array.encoding, array.ndim)) is not None:
                 return join(path, chunk)
         return canonical
 
-    async def _parts_at(self, paths: Sequence[str]) -> list[str]:
+    async def _parts_at(self, view: View, paths: Sequence[str]) -> list[str]:
         """The keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
         parts = [Part(path, name) for path in paths for name in DOCUMENT_NAMES]
-        documents = await self._documents_of(parts)
+        documents = await view.documents_of(parts)
         for document in documents.values():
             if document is not None:
                 _raised(document)  # what cannot be read is not left out in silence
-        shown = [self._of_document(part, documents[part.path]) for part in parts]
+        shown = [view.of_document(part, documents[part.path]) for part in parts]
         return [join(part.path, part.kind) for part, value in zip(parts, shown, strict=True) if isinstance(value, bytes)]
 
-    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            prefix += "/"
+    async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
         cuts = list(ancestors(prefix))
-        if await self._arrays([path for path, _ in cuts], for_write=False):
-            return await directly_below(prefix, self.list(prefix))
-        listed = await Engine.list_dir(self, prefix, approximate=approximate)
+        if await view.arrays([path for path, _ in cuts], for_write=False):
+            return await directly_below(prefix, view.list(prefix))
+        listed = await view.engine.list_dir(prefix, approximate=approximate)
         values: list[ListedValue] = []
         for value in listed.values:
             path = metadata_path(value.key)
-            keys = [await self._presented_key(value.key)] if path is None else await self._parts_at([path])
+            keys = [await self._presented_key(view, value.key)] if path is None else await self._parts_at(view, [path])
             values += [ListedValue(key, value.nbytes if path is None else None) for key in keys if key is not None]
         return ListedDir(tuple(values), listed.prefixes)
 
     # -- erasing ---------------------------------------------------------------------------------------------------------
 
-    async def erase_prefix(self, prefix: str) -> None:
-        prefix = check_prefix(prefix)
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
-        if not await self._arrays([path for path, rest in ancestors(prefix) if rest], for_write=True):
-            await super().erase_prefix(prefix)
+    async def erase_prefix(self, view: View, prefix: str) -> None:
+        if not await view.arrays([path for path, rest in ancestors(prefix) if rest], for_write=True):
+            await view.engine.erase_prefix(prefix)
             return
         # Inside an array the same prefix means other keys of what is stored.
-        keys = [value.key async for value in self._presented_keys(prefix)]
-        for error in await self.update_many([(key, ERASE) for key in keys]):
+        keys = [value.key async for value in self.listed(view, prefix)]
+        for error in await view.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error
 

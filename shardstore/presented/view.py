@@ -12,21 +12,27 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
+from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import check_key, check_prefix, metadata_key
-from shardstore.engine.metadata.hierarchy import Node
-from shardstore.engine.reading.listing import ListedBatch, ListedValue
+from shardstore.engine.flavour import Flavour
+from shardstore.engine.keyed_store import KeyedStore
+from shardstore.engine.keys import check_directory, check_erased, check_key, check_prefix, metadata_key
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reading.by_shards import Sight
+from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.version_reader import of_content
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.writing.uninterrupted import uninterrupted
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
-from shardstore.model.ranges import EVERYTHING, resolve
-from shardstore.storage.base import ABSENT, Read, ReadOutcome
+from shardstore.model.chunks import ChunkCoords
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
+from shardstore.storage.base import ABSENT, Read, ReadOutcome, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +68,144 @@ class KnownArray:
     ndim: int
 
 
-class PresentedEngine(Engine, ABC):
-    """An engine whose public methods take and give the keys of a flavour."""
-
-    # -- what a flavour defines ----------------------------------------------------------------------------------------
+class PresentedFlavour(Flavour, ABC):
+    """A flavour that is not the engine's own: what keys and documents mean, as functions of a view. It keeps no state."""
 
     @abstractmethod
-    async def _meanings(self, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
-        """What each presented key means."""
+    async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
+        """Return what each presented key means."""
 
     @abstractmethod
-    def _shown(self, part: Part, document: bytes | None) -> bytes | None:
-        """The bytes of a part of the node whose canonical presented document is ``document``; ``None``: there is no such part.
+    def shown(self, part: Part, document: bytes | None) -> bytes | None:
+        """Return the bytes of a part of the node whose canonical presented document is ``document``; ``None``: there is no such part.
 
         Raises:
             ShardStoreError: the flavour cannot express it.
         """
 
     @abstractmethod
-    def _revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
-        """The canonical presented document with ``data`` as that part, or without the part; ``None``: no document is left.
+    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+        """Return the canonical presented document with ``data`` as that part, or without the part; ``None``: no document is left.
 
         Raises:
             InvalidInput: final Zarr v3 cannot express it.
         """
 
     @abstractmethod
-    async def _show_parts(self, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
-        """The bytes of each part, whole, of what their ``documents`` are by path."""
+    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+        """Return the bytes of each part, whole; ``documents`` are those of the parts' nodes, by path."""
 
     @abstractmethod
-    async def _update_presented(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+    async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         """Carry out updates of presented keys, in the order that the flavour's documents need."""
 
     @abstractmethod
-    def _presented_keys(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """Every presented key that starts with ``prefix``."""
+    def listed(self, view: View, prefix: str) -> AsyncIterator[ListedValue]:
+        """Yield every presented key that starts with ``prefix``."""
+
+    @abstractmethod
+    async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
+        """Return the presented keys and prefixes directly below ``prefix``; see ``Engine.list_dir``."""
+
+    @abstractmethod
+    async def erase_prefix(self, view: View, prefix: str) -> None:
+        """Erase everything below a presented prefix that is ``""`` or ends with ``/``."""
+
+
+class View(KeyedStore):
+    """An engine under the keys and documents of a flavour. What is not about keys is the engine's own."""
+
+    def __init__(self, engine: Engine, flavour: PresentedFlavour) -> None:
+        super().__init__()
+        self.engine = engine
+        self.flavour = flavour
+
+    # -- what is the engine's own ------------------------------------------------------------------------------------
+
+    @property
+    def canonical(self) -> Engine:
+        return self.engine
+
+    @property
+    def options(self) -> EngineOptions:
+        return self.engine.options
+
+    @property
+    def storage(self) -> Storage:
+        return self.engine.storage
+
+    @property
+    def hierarchy(self) -> Hierarchy:
+        return self.engine.hierarchy
+
+    @property
+    def counters(self) -> Counters:
+        return self.engine.counters
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.engine.in_transaction
+
+    @property
+    def reads_parts(self) -> bool:
+        """``False``: parts are read by stored keys."""
+        return False
+
+    def known_parts(self, keys: Sequence[str], threads: int) -> None:
+        return None
+
+    async def chunk_parts(self, keys: Sequence[str], threads: int) -> None:
+        return None
+
+    def get_from_page_cache(self, key: str, request: ByteRequest) -> None:
+        return None
+
+    def keep_versions(self) -> None:
+        self.engine.keep_versions()
+
+    async def layout(self, path: str) -> ArrayLayout | None:
+        return await self.engine.layout(path)
+
+    async def is_node(self, path: str) -> bool:
+        return await self.engine.is_node(path)
+
+    async def is_inside_array(self, path: str) -> bool:
+        return await self.engine.is_inside_array(path)
+
+    async def prefetch(self, path: str, region: Sequence[slice] | None) -> int:
+        return await self.engine.prefetch(path, region)
+
+    async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
+        return await self.engine.sight(path, document, for_write=for_write, last=last)
+
+    async def check_v2_array(self, key: str, data: BytesLike) -> None:
+        await self.engine.check_v2_array(key, data)
+
+    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
+        await self.engine.erase_shards(path, layout, wanted)
+
+    async def stale_consolidated(self, path: str) -> Sequence[str]:
+        return await self.engine.stale_consolidated(path)
+
+    async def begin(self) -> None:
+        await self.engine.begin()
+
+    async def commit(self) -> None:
+        await self.engine.commit()
+
+    async def rollback(self) -> int:
+        return await self.engine.rollback()
+
+    async def close(self) -> None:
+        await self.engine.close()
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
-    async def _arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
+    async def arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
         """The arrays of final Zarr v3 whose chunks have known names among the nodes at ``paths``, in one round of requests at most."""
         arrays: dict[str, KnownArray] = {}
         unknown: list[str] = []
-        hierarchy, held = self.hierarchy, self._held
+        hierarchy, held = self.engine.hierarchy, self.engine.held
         for path in dict.fromkeys(paths):
             if held is not None and held.decides(metadata_key(path)):
                 if (array := _array_of_document(held.get(metadata_key(path)))) is not None:
@@ -125,7 +225,7 @@ class PresentedEngine(Engine, ABC):
     async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
         """The nodes at ``paths``, but for those that cannot be read: the engine looks for them again, and tells who asks for their keys."""
         try:
-            return await self.hierarchy.load(paths)
+            return await self.engine.hierarchy.load(paths)
         except ShardStoreError:
             if len(paths) == 1:
                 return {}
@@ -137,15 +237,15 @@ class PresentedEngine(Engine, ABC):
     # -- values --------------------------------------------------------------------------------------------------------
 
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
-        meanings = await self._meanings([check_key(key) for key, _ in requests], for_write=False)
+        meanings = await self.flavour.meanings(self, [check_key(key) for key, _ in requests], for_write=False)
         canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
         wanted = [(key, requests[i][1]) for i, key in canonical]
         if not parts:
-            return _in_order(len(requests), canonical, await super().get_many(wanted))
+            return _in_order(len(requests), canonical, await self.engine.get_many(wanted))
         paths = list(dict.fromkeys(part.path for _, part in parts))
-        found = await super().get_many([*wanted, *_documents(paths)])
-        shown = await self._show_parts([part for _, part in parts], dict(zip(paths, found[len(wanted) :], strict=True)))
+        found = await self.engine.get_many([*wanted, *_documents(paths)])
+        shown = await self.flavour.show_parts(self, [part for _, part in parts], dict(zip(paths, found[len(wanted) :], strict=True)))
         values = _in_order(len(requests), canonical, found[: len(wanted)])
         for (i, _), data in zip(parts, shown, strict=True):
             if isinstance(data, bytes):
@@ -155,29 +255,29 @@ class PresentedEngine(Engine, ABC):
                 values[i] = data
         return values
 
-    async def _documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
+    async def documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
         """The canonical presented documents, by path."""
         paths = list(dict.fromkeys(part.path for part in parts))
-        return dict(zip(paths, await Engine.get_many(self, _documents(paths)), strict=True))
+        return dict(zip(paths, await self.engine.get_many(_documents(paths)), strict=True))
 
-    async def _read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
-        return await self._show_parts(parts, await self._documents_of(parts))
+    async def read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+        return await self.flavour.show_parts(self, parts, await self.documents_of(parts))
 
-    def _of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
+    def of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
         if isinstance(document, ShardStoreError):
             return document
         try:
-            return self._shown(part, None if document is None else bytes(document))
+            return self.flavour.shown(part, None if document is None else bytes(document))
         except ShardStoreError as exc:
             return exc
 
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        meanings = await self._meanings([check_key(read.key) for read in reads], for_write=True)
+        meanings = await self.flavour.meanings(self, [check_key(read.key) for read in reads], for_write=True)
         canonical = [(i, replace(reads[i], key=m.key)) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
         outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
         found, shown = await asyncio.gather(
-            Engine.read_versions(self, [read for _, read in canonical]), self._read_parts([part for _, part in parts])
+            self.engine.read_versions([read for _, read in canonical]), self.read_parts([part for _, part in parts])
         )
         for (i, _), outcome in zip(canonical, found, strict=True):
             outcomes[i] = outcome
@@ -186,9 +286,9 @@ class PresentedEngine(Engine, ABC):
         return outcomes
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        return await uninterrupted(self._update_presented(updates))
+        return await uninterrupted(self.flavour.update_many(self, updates))
 
-    async def _update_meant(self, updates: Sequence[KeyUpdate], meanings: Sequence[Meaning]) -> list[Exception | None]:
+    async def update_meant(self, updates: Sequence[KeyUpdate], meanings: Sequence[Meaning]) -> list[Exception | None]:
         """Carry out updates of which it is known what their keys mean."""
         errors: list[Exception | None] = [None] * len(updates)
         numbers: list[int] = []
@@ -201,35 +301,35 @@ class PresentedEngine(Engine, ABC):
                     errors[i] = InvalidInput(f"the metadata document {key!r} can only be set whole")
                     continue
                 case Part():
-                    translated.append((metadata_key(meaning.path), self._on_document(meaning, action)))
+                    translated.append((metadata_key(meaning.path), self.on_document(meaning, action)))
                 case Nothing(reason):
                     if not isinstance(action, EraseValue):
                         errors[i] = InvalidInput(f"{key!r} cannot be stored: {reason}")
                     continue
             numbers.append(i)
-        for i, error in zip(numbers, await super().update_many(translated), strict=True):
+        for i, error in zip(numbers, await self.engine.update_many(translated), strict=True):
             errors[i] = error
         return errors
 
-    def _on_document(self, part: Part, action: Action) -> Revise:
+    def on_document(self, part: Part, action: Action) -> Revise:
         """The same action on the document that the part is of."""
 
         def compute(document: bytes | None) -> bytes | None:
             def revised(inner: Callable[[bytes | None], bytes | None]) -> bytes | None:
-                shown = self._shown(part, document)
+                shown = self.flavour.shown(part, document)
                 data = inner(shown)
-                return document if data is shown else self._revised(part, data, document)
+                return document if data is shown else self.flavour.revised(part, data, document)
 
             match action:
                 case SetValue(data):
-                    return self._revised(part, bytes(data), document)
+                    return self.flavour.revised(part, bytes(data), document)
                 case SetIfMissing(data, creation):
-                    is_missing = self._shown(part, document) is None
+                    is_missing = self.flavour.shown(part, document) is None
                     if creation is not None:
                         creation.happened = is_missing
-                    return self._revised(part, bytes(data), document) if is_missing else document
+                    return self.flavour.revised(part, bytes(data), document) if is_missing else document
                 case EraseValue():
-                    return document if self._shown(part, document) is None else self._revised(part, None, document)
+                    return document if self.flavour.shown(part, document) is None else self.flavour.revised(part, None, document)
                 case Revise(inner):
                     return revised(inner)
                 case Swap():
@@ -240,10 +340,10 @@ class PresentedEngine(Engine, ABC):
         return Revise(compute)
 
     async def size(self, key: str) -> int | None:
-        (meaning,) = await self._meanings([check_key(key)], for_write=False)
+        (meaning,) = await self.flavour.meanings(self, [check_key(key)], for_write=False)
         match meaning:
             case Canonical():
-                return await super().size(meaning.key)
+                return await self.engine.size(meaning.key)
             case Part():
                 value = await self._read_part(meaning)
                 return None if value is None else len(value)
@@ -251,10 +351,10 @@ class PresentedEngine(Engine, ABC):
                 return None
 
     async def pin(self, key: str) -> OpenValue | None:
-        (meaning,) = await self._meanings([check_key(key)], for_write=True)
+        (meaning,) = await self.flavour.meanings(self, [check_key(key)], for_write=True)
         match meaning:
             case Canonical():
-                return await super().pin(meaning.key)
+                return await self.engine.pin(meaning.key)
             case Part():
                 value = await self._read_part(meaning)
                 return None if value is None else HeldValue(value)
@@ -262,27 +362,45 @@ class PresentedEngine(Engine, ABC):
                 return None
 
     async def _read_part(self, part: Part) -> bytes | None:
-        (value,) = await self._read_parts([part])
+        (value,) = await self.read_parts([part])
         if isinstance(value, ShardStoreError):
             raise value
         return value
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
-        meanings = await self._meanings(keys, for_write=False)
+        meanings = await self.flavour.meanings(self, keys, for_write=False)
         canonical = [i for i, meaning in enumerate(meanings) if isinstance(meaning, Canonical)]
-        groups = await super().shard_groups([m.key for m in meanings if isinstance(m, Canonical)])
+        groups = await self.engine.shard_groups([m.key for m in meanings if isinstance(m, Canonical)])
         others = [[i] for i, meaning in enumerate(meanings) if not isinstance(meaning, Canonical)]
         return sorted([*([canonical[n] for n in group] for group in groups), *others])
 
-    # -- listing -------------------------------------------------------------------------------------------------------
-
-    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
-        async for value in self._presented_keys(check_prefix(prefix)):
-            yield value
+    # -- listing and erasing -------------------------------------------------------------------------------------------
 
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
-        async for value in self._presented_keys(check_prefix(prefix)):
+        async for value in self.flavour.listed(self, check_prefix(prefix)):
             yield ListedBatch([value.key], [value.nbytes])
+
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        return await self.flavour.list_dir(self, check_directory(prefix), approximate=approximate)
+
+    async def erase_prefix(self, prefix: str) -> None:
+        await self.flavour.erase_prefix(self, check_erased(prefix))
+
+    # -- whole nodes ---------------------------------------------------------------------------------------------------
+
+    async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        self._check_nodes("copied")
+        return await self.engine.copy_prefix(source, target, overwrite=overwrite)
+
+    async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        self._check_nodes("moved")
+        return await self.engine.move_prefix(source, target, overwrite=overwrite)
+
+    def _check_nodes(self, what: str) -> None:
+        if not self.flavour.moves_nodes:
+            raise Unsupported(
+                f"whole nodes are not {what} under the keys of {self.flavour.words}: open the store with present='v3', and do it there"
+            )
 
 
 def _documents(paths: Iterable[str]) -> list[KeyRequest]:

@@ -96,7 +96,7 @@ def test_of_an_index_that_is_not_verified(store: shardstore.ShardedStore) -> Non
     assert page_cache_read(store, "a/c/0") is None
     assert get(store, "a/c/0") == VALUES[0].tobytes()  # and the document is known again
     assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
-    engine._indices.drop("a/c/0")
+    engine.canonical._indices.drop("a/c/0")
     assert page_cache_read(store, "a/c/0") is None
     assert page_cache_read(store, "a/c/4") == VALUES[4].tobytes()
 
@@ -117,7 +117,7 @@ def test_others_are_seen(store: shardstore.ShardedStore, tmp_path: Path) -> None
 
 def test_indices_are_dropped_while_others_look(store: shardstore.ShardedStore) -> None:
     """A look from another thread moves an entry, which counts as a change of what is being gone through."""
-    indices: IndexCache = store.engine._indices
+    indices: IndexCache = store.engine.canonical._indices
     entries = indices._entries
 
     class Key(str):

@@ -194,7 +194,7 @@ def _set_each(*keys: str) -> OnIOLoop:
 
 def _call(method: Callable[[Engine], Coroutine[Any, Any, object]]) -> OnIOLoop:
     async def start(store: shardstore.ShardedStore, _given: Given) -> None:
-        await method(store.engine)
+        await method(store.engine.canonical)
 
     return OnIOLoop(start)
 
@@ -203,7 +203,7 @@ def _ask(method: Callable[[Engine], Coroutine[Any, Any, object]]) -> OnIOLoop:
     """The answer of an engine's method, as bytes, so that answers of all sorts can be compared."""
 
     async def start(store: shardstore.ShardedStore, _given: Given) -> Answers:
-        return _answer(await method(store.engine))
+        return _answer(await method(store.engine.canonical))
 
     return OnIOLoop(start)
 

@@ -178,13 +178,13 @@ def attempt_interrupted(operation: Operation, at: int, when: When, *, plain: boo
     if operation.removes_whole:
         left = {key for key in now if key.startswith(operation.removes_whole)}
         assert not left or left == {key for key in before() if key.startswith(operation.removes_whole)}, left
-    check_idle(store.engine)
+    check_idle(store.engine.canonical)
     check_view(client(inner), now, operation.changes)
     check_view(store, now, operation.changes)
     again = (operation.repeat or operation.run)(store) or {}
     assert not any(isinstance(answer, Exception) for answer in again.values()), again
     check_new(operation, contents_of(inner))
-    check_idle(store.engine)
+    check_idle(store.engine.canonical)
     return reached
 
 
@@ -283,7 +283,7 @@ def test_who_shares_a_commit_with_a_cancelled_caller_is_answered(late: bool) -> 
             reached = on_io_loop(_cancel_one_of_three(store, storage, at, late, Buffers()))
         shown = presented_by(contents_of(inner), layouts_of(before()))
         assert (shown[A[0]], shown[A[1]]) == (new(A[0]), b"third!")  # an update is carried out even when it is cancelled
-        check_idle(store.engine)
+        check_idle(store.engine.canonical)
         check_view(client(inner), contents_of(inner))
         if not reached:
             break
@@ -311,7 +311,7 @@ def test_callers_on_a_loop_of_their_own(late: bool) -> None:
         now = contents_of(inner)
         assert presented_by(now, layouts_of(before()))[A[0]] in (old(A[0]), new(A[0]))
         check_view(store, now)
-        check_idle(store.engine)
+        check_idle(store.engine.canonical)
         if watched.suspensions < at:
             break
     assert at > 1

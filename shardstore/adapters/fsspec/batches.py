@@ -9,17 +9,17 @@ from typing import Any
 
 from shardstore.adapters.outcomes import raise_failed
 from shardstore.engine.actions import Action, SetValue
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import metadata_path
 from shardstore.errors import NotFound
 from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.flavours import Presented
 
 _READ_AT_ONCE = 64
 
 Pair = tuple[str, str]
 
 
-async def copied_in_batches(engine: Engine, pairs: Sequence[Pair], *, missing_ok: bool = False) -> None:
+async def copied_in_batches(engine: Presented, pairs: Sequence[Pair], *, missing_ok: bool = False) -> None:
     """Copy values from keys to keys of one store.
 
     Raises:
@@ -38,7 +38,7 @@ async def copied_in_batches(engine: Engine, pairs: Sequence[Pair], *, missing_ok
     await batch.flush()
 
 
-async def uploaded_in_batches(engine: Engine, pairs: Sequence[Pair], callback: Any = None) -> None:
+async def uploaded_in_batches(engine: Presented, pairs: Sequence[Pair], callback: Any = None) -> None:
     """Store local files, ``(path, key)`` each; ``callback`` is fsspec's."""
     if callback is not None:
         callback.set_size(len(pairs))
@@ -50,7 +50,7 @@ async def uploaded_in_batches(engine: Engine, pairs: Sequence[Pair], callback: A
     await batch.flush()
 
 
-async def downloaded_in_batches(engine: Engine, pairs: Sequence[Pair], callback: Any = None) -> None:
+async def downloaded_in_batches(engine: Presented, pairs: Sequence[Pair], callback: Any = None) -> None:
     """Fetch values into local files, ``(key, path)`` each.
 
     Raises:
@@ -78,7 +78,7 @@ def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 class _Batch:
     """Updates that go to the engine together, so that each shard is committed once, up to its bound on memory."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Presented) -> None:
         self._engine = engine
         self._updates: list[tuple[str, Action]] = []
         self._held = 0

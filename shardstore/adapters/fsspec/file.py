@@ -12,10 +12,10 @@ from fsspec.spec import AbstractBufferedFile
 
 from shardstore._sync import run_sync
 from shardstore.engine.actions import Patch, SetValue
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import metadata_path
 from shardstore.engine.reading.pinned import OpenValue
 from shardstore.errors import Conflict, InvalidInput, NotFound
+from shardstore.presented.flavours import Presented
 
 _MODES = ("rb", "wb", "xb", "ab")
 
@@ -36,7 +36,7 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
 
     closed: bool
 
-    def __init__(self, fs: Any, path: str, engine: Engine, key: str, mode: str = "rb", size: int | None = None, **options: Any) -> None:
+    def __init__(self, fs: Any, path: str, engine: Presented, key: str, mode: str = "rb", size: int | None = None, **options: Any) -> None:
         if mode not in _MODES:
             raise InvalidInput(f"mode {mode!r} for {key!r} is none of {', '.join(_MODES)}: a value is read, or stored whole")
         self._engine = engine
@@ -174,5 +174,5 @@ def _reopened(version: str, reopen: Callable[..., ShardedFile], arguments: tuple
     return file
 
 
-def _exists(key: str, engine: Engine) -> FileExistsError:
+def _exists(key: str, engine: Presented) -> FileExistsError:
     return FileExistsError(f"{key!r} exists in {engine.storage.url} already")

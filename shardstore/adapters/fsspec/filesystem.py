@@ -26,11 +26,11 @@ from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters
-from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.presented.flavours import Presented
 
 _OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
 
@@ -145,7 +145,7 @@ class ShardedFileSystem(FileTransfers, ChainedFileSystem):  # type: ignore[misc]
         return self._root.handle
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Presented:
         """The engine of this process; its coroutines run on fsspec's IO loop only."""
         self._offer_pipeline()
         return self._root.handle.engine

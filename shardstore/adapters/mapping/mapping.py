@@ -15,10 +15,10 @@ from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters
-from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.model.ranges import EVERYTHING, BytesLike
+from shardstore.presented.flavours import Presented
 
 OnError = Literal["raise", "omit", "return"]
 
@@ -45,7 +45,7 @@ class ShardedMap(MutableMapping[str, bytes]):
     # -- about -----------------------------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Presented:
         """The engine of this process; its coroutines run on fsspec's IO loop only."""
         return self._handle.engine
 

@@ -38,4 +38,4 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
             InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.
         """
         self._check_writable()
-        run_sync(move_nodes(self.engine, src_path.strip("/"), dst_path.strip("/")))
+        run_sync(move_nodes(self.engine.canonical, src_path.strip("/"), dst_path.strip("/")))

@@ -16,7 +16,6 @@ from fsspec.core import url_to_fs
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import join
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, Unsupported
@@ -24,6 +23,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
 from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.policy import ShardingPolicy
+from shardstore.presented.flavours import Presented
 
 _CHAIN = "sharded::"
 
@@ -42,7 +42,7 @@ class TargetArray:
 class Target:
     """A store, and the node of it that was named."""
 
-    engine: Engine
+    engine: Presented
     path: str
 
     @property
@@ -115,7 +115,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
     node_path = ""
     if is_zarr(store) and hasattr(store, "store_path"):
         store, node_path = store.store, store.path
-    if isinstance(engine := getattr(store, "engine", None), Engine):
+    if isinstance(engine := getattr(store, "engine", None), Presented):
         return Target(engine, node_path)
     if isinstance(filesystem := getattr(store, "fs", None), ShardedFileSystem):  # zarr's FsspecStore
         below = _of_filesystem(filesystem, store.path)
@@ -135,7 +135,7 @@ def array_of_zarr(store: Any) -> TargetArray | None:
 
 
 def _is_ours(store: Any) -> bool:
-    return isinstance(getattr(store, "engine", None), Engine) or isinstance(getattr(store, "fs", None), ShardedFileSystem)
+    return isinstance(getattr(store, "engine", None), Presented) or isinstance(getattr(store, "fs", None), ShardedFileSystem)
 
 
 def is_zarr(store: Any) -> bool:

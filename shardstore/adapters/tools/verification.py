@@ -68,11 +68,13 @@ def verify(
     """
     check_flags(deep=deep)
     handle = _opened(url, storage_options)
-    copy = None if against is None else Copy(_opened(against, against_options).engine, path)
+    copy = None if against is None else Copy(_opened(against, against_options).engine.canonical, path)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     expected = None if census is None else _one_census(census)
     decodes = decoder() if deep else None
-    return verify_engine(handle.engine, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress)
+    return verify_engine(
+        handle.engine.canonical, path, execution=execution, decoder=decodes, census=expected, against=copy, progress=progress
+    )
 
 
 def _opened(url: Any, storage_options: Mapping[str, Any] | None) -> Handle:
@@ -107,7 +109,7 @@ def census(
     """
     check_flags(contents=contents)
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
-    return take_census(_opened(url, storage_options).engine, path, of_contents=contents, execution=execution, progress=progress)
+    return take_census(_opened(url, storage_options).engine.canonical, path, of_contents=contents, execution=execution, progress=progress)
 
 
 def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:

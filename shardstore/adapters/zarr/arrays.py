@@ -21,7 +21,6 @@ from zarr.core.common import parse_shapelike
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr.by_shards import ArrayView, ShardPipeline
 from shardstore.adapters.zarr.pipeline import is_sharded
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import check_key, join, metadata_key
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
@@ -29,6 +28,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.presentation import same_chunks
 from shardstore.format.v2.metadata import ARRAY_NAME
 from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.flavours import Presented
 
 _initialised = AsyncArray.__init__
 _resized = AsyncArray.resize
@@ -84,7 +84,7 @@ def _runs_on_io_loop() -> bool:
         return False
 
 
-async def _is_shown(engine: Engine, path: str, document: JsonObject) -> bool:
+async def _is_shown(engine: Presented, path: str, document: JsonObject) -> bool:
     data = await engine.get((check_key(metadata_key(path)), EVERYTHING))
     return data is not None and same_chunks(document, loads_object(data))
 

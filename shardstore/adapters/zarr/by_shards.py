@@ -23,7 +23,6 @@ from shardstore.adapters.own_shards import note_view
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
 from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline, install_pipeline, place_of_all, previous_of_codecs, zarrs_own
-from shardstore.engine.engine import Engine
 from shardstore.engine.keys import join
 from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
@@ -31,6 +30,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, parse_layout
 from shardstore.format.presentation import present_array
 from shardstore.model.ranges import ByteRange
+from shardstore.presented.flavours import Presented
 
 if TYPE_CHECKING:
     from typing import Self
@@ -74,7 +74,7 @@ class ArrayView:
         self.path = path
         note_view(path.rpartition("/")[2], self)
 
-    def is_at(self, engine: Engine, path: str) -> bool:
+    def is_at(self, engine: Presented, path: str) -> bool:
         from shardstore.adapters.zarr.place import place_of  # the stores themselves import the module of pipelines
 
         place = place_of(self.store)
@@ -114,7 +114,7 @@ class ShardPipeline(CodecPipeline):
 
     async def _place_by_shards(self, place: Place | None, path: str, *, for_write: bool) -> Place | None:
         """The place, where the array's chunks are to be dealt with there; ``None``: zarr's own pipeline does what has to be done."""
-        if place is None or place.engine.options.present != "v3":
+        if place is None or not place.engine.options.flavour.is_canonical:
             return None
         await place.ensure_open()
         look = place.engine.sight(place.key(path), self.view.document, for_write=for_write, last=self.view.sight)

@@ -12,7 +12,7 @@ from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.zarr.store import ShardedStore, handles_keys_as
 
 if TYPE_CHECKING:
-    from shardstore.engine.engine import Engine
+    from shardstore.presented.flavours import Presented
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Place:
     """The engine behind a zarr store, and the prefix of the store's keys in it: ``""``, or one that ends with ``/``."""
 
     store: Store
-    engine: Engine
+    engine: Presented
     prefix: str
 
     def key(self, path: str) -> str:

@@ -17,12 +17,12 @@ from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.pipeline import install_pipeline
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
-from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.presented.flavours import Presented
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -69,7 +69,7 @@ class ShardedStore(Store):
     # -- about -----------------------------------------------------------------------------------------------------
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Presented:
         """The engine of this process; its coroutines run on fsspec's IO loop only."""
         return self._handle.engine
 

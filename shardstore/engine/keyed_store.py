@@ -1,0 +1,121 @@
+"""Operations on the values of a store by their keys: the few that each kind of store defines, and those that follow from them."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from shardstore.engine.actions import Creation, SetIfMissing
+from shardstore.engine.keys import check_key
+from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
+from shardstore.engine.reading.pinned import OpenValue
+from shardstore.engine.reading.shard_chunks import Value
+from shardstore.engine.tick_batch import TickBatch
+from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.engine.writing.uninterrupted import uninterrupted
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import Read, ReadOutcome
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+def _weakly(
+    method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
+) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
+    """Return the method without a reference to its store: a store that nobody uses is to go at once, with its threads."""
+    reference = weakref.WeakMethod(method)
+
+    async def run(requests: Sequence[Request]) -> Sequence[Result | Exception]:
+        bound = reference()
+        assert bound is not None  # whoever waits for the batch holds the store
+        return await bound(requests)
+
+    return run
+
+
+class KeyedStore(ABC):
+    """Values by key, under the keys of one flavour. Single gets and updates of one tick of the event loop become one batch."""
+
+    def __init__(self) -> None:
+        self._gets: TickBatch[KeyRequest, memoryview | None] = TickBatch(_weakly(self.get_many))
+        self._updates: TickBatch[KeyUpdate, None] = TickBatch(_weakly(self.update_many))
+
+    # -- what each kind of store defines -------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+        """Return values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
+
+    @abstractmethod
+    async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
+
+    @abstractmethod
+    async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
+        """Carry out updates, durable on return unless a transaction is open; return the error of each, or ``None``.
+
+        They are carried out even when the call is cancelled.
+        """
+
+    @abstractmethod
+    async def size(self, key: str) -> int | None:
+        """Return the size of a value in bytes, without reading it; ``None`` where there is none."""
+
+    @abstractmethod
+    async def pin(self, key: str) -> OpenValue | None:
+        """Return one version of a value, to be read piece by piece; ``None`` where there is none."""
+
+    @abstractmethod
+    async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return the numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
+
+    @abstractmethod
+    def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
+        """Yield what ``list`` yields, many keys at once: at most a shard's."""
+
+    @abstractmethod
+    async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
+        """Return the keys and prefixes directly below ``prefix``. With ``approximate`` the prefixes may be of chunks that do not exist."""
+
+    @abstractmethod
+    async def erase_prefix(self, prefix: str) -> None:
+        """Erase everything below a prefix that is ``""`` or ends with ``/``."""
+
+    # -- what follows --------------------------------------------------------------------------------------------------
+
+    async def get(self, request: KeyRequest) -> memoryview | None:
+        """Return one value, or the part of it that is asked for; it is gathered with others of the same tick."""
+        check_key(request[0])
+        return await self._gets.submit(request)
+
+    async def update(self, update: KeyUpdate) -> None:
+        """Carry out one update, durable on return, gathered with others of the same tick, and even when the call is cancelled."""
+        check_key(update[0])
+        await uninterrupted(self._updates.submit(update))
+
+    async def create(self, key: str, data: BytesLike) -> bool:
+        """Store a value where there is none; return ``False``, and change nothing, where there is one."""
+        creation = Creation()
+        await self.update((key, SetIfMissing(data, creation)))
+        return creation.happened
+
+    async def exists(self, key: str) -> bool:
+        """Return whether the key has a value; for a chunk its shard's index tells."""
+        return await self.size(key) is not None
+
+    async def list(self, prefix: str) -> AsyncIterator[ListedValue]:
+        """Yield every key that starts with ``prefix`` (``""`` or ``"/"``: all), with sizes where the listing knows them."""
+        async for batch in self.list_batches(prefix):
+            for value in batch.values():
+                yield value
+
+    async def size_prefix(self, prefix: str) -> int:
+        """Return the bytes of all values whose keys start with ``prefix``: chunks, documents as presented, other objects."""
+        total = 0
+        async for value in self.list(prefix):
+            nbytes = value.nbytes if value.nbytes is not None else await self.size(value.key)
+            total += nbytes or 0
+        return total

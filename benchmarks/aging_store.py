@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from shardstore.model.capabilities import Capabilities
 from shardstore.storage.base import Found, Read, ReadOutcome, ServerTimes
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.latency import LatencyStorage
 

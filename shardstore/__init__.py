@@ -1,8 +1,7 @@
 """shardstore: packs many Zarr chunks into shard objects, on local disks, S3, Google Cloud Storage and behind any fsspec URL.
 
 ``open`` gives a store for zarr-python, ``get_mapper`` a mapping; ``sharded::`` in front of a URL does it without an import.
-Importing this imports neither zarr nor
-s3fs: what needs them is loaded when it is asked for.
+Importing this imports neither zarr nor s3fs: what needs them is loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -26,15 +25,22 @@ from shardstore.errors import (
 )
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping.mapping import ShardedMap
+    from shardstore.adapters.options import FurtherOptions, OpenOptions
     from shardstore.adapters.tools.align import align
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
+    from shardstore.engine.flavour import Flavour
+    from shardstore.engine.options import Present, Stored, StrategyName
     from shardstore.maintenance.compact import compact
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
     from shardstore.maintenance.repair.run import repair
+    from shardstore.plan.commits import Strategy
+    from shardstore.plan.policy import ShardingPolicy
 
 __version__ = "0.1.0"
 
@@ -84,6 +90,10 @@ _LAZY = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
@@ -108,12 +118,12 @@ def open(
     url: Any,
     *,
     read_only: bool = False,
-    chunks_per_shard: Any = "auto",
-    stored: str = "auto",
-    present: str = "v3",
-    strategy: str = "rewrite",
+    chunks_per_shard: ShardingPolicy = "auto",
+    stored: Stored = "auto",
+    present: Present | Flavour = "v3",
+    strategy: StrategyName | Strategy = "rewrite",
     storage_options: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[OpenOptions],
 ) -> ShardedStore:
     """Open a store for zarr-python.
 
@@ -125,23 +135,28 @@ def open(
             4,096 chunks; small coordinates stay as they are), ``None`` (none), one tuple with a number of chunks for each
             dimension, a mapping from path patterns to those, or a function of ``shardstore.plan.policy.ArrayInfo``. Arrays
             that exist keep the sharding that they have.
-        stored: what is there already, and standard Zarr v3 ``sharding_indexed`` where there is nothing (``"auto"``); ``"codec"``,
-            ``"transformer"`` (a hierarchy of the 2022 draft) or ``"transformer-v3"``.
-        present: ``"v3"``: final Zarr v3.
-        strategy: ``"rewrite"``: an updated shard is a new object, without dead bytes. ``"append"``: new chunks and a new index go behind
-            what is there.
+        stored: what new hierarchies are on the storage. ``"auto"``: what is there already, and ``"codec"`` where there is nothing;
+            ``"codec"``: Zarr v3 sharded by the codec ``sharding_indexed``, which every Zarr v3 reader knows; ``"transformer"``: a hierarchy
+            of the 2022 draft, sharded by its storage transformer; ``"transformer-v3"``: Zarr v3 sharded by that transformer.
+        present: what clients see. ``"v3"``: Zarr v3; ``"v2"``: the documents and keys of Zarr v2; ``"draft"``: those of a stored hierarchy
+            of the 2022 draft; or a ``shardstore.presented.view.PresentedFlavour``.
+        strategy: how a shard is updated. ``"rewrite"``: a new object without dead bytes; ``"append"``: new chunks and a new index go
+            behind what is there; or a ``shardstore.plan.commits.Strategy``.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: ``pipeline``, ``fsync``, ``locks``, ``transport``, ``static`` (nothing changes while it is open) and those of
-            ``shardstore.engine.options.EngineOptions``:
-            ``present_level`` (of shards that hold shards: how many levels are taken off),
-            ``index_location``, ``index_checksum``, ``chunk_order``, ``metadata_ttl`` (seconds), ``require_atomic``,
-            ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``max_memory``, ``max_dead_fraction``,
-            ``commit_concurrency``,
-            ``copy_window_bytes``, ``commit_attempts``.
+        options: further ones, described in ``docs/guide/options.md``:
+
+            - of new arrays: ``index_location`` (``"end"`` or ``"start"``), ``index_checksum``, ``chunk_order`` (``"C"`` or ``"morton"``);
+            - of arrays whose shards hold shards: ``present_level`` (how many levels clients do not see, or ``"innermost"``);
+            - of arrays of the 2022 draft: ``lost_transformers`` (the chunks per shard, by path, of those whose documents have lost their
+              storage transformer);
+            - of writing: ``metadata_ttl`` (seconds), ``require_atomic``, ``max_dead_fraction``, ``max_memory``, ``commit_concurrency``,
+              ``commit_attempts``, ``copy_window_bytes``, ``fsync`` and ``locks`` (``"auto"`` or ``"cluster"``) of local disks;
+            - of reading: ``index_cache_bytes``, ``gap_bytes``, ``first_bytes``, ``request_bytes``, ``static`` (nothing changes while the
+              store is open), ``transport`` (``"fsspec"`` or ``"obstore"``), ``pipeline`` (zarr hands whole selections to the engine).
 
     Raises:
         InvalidInput: an option or the URL's protocol is not known, or has a value that cannot be right.
-        Unsupported: a package that the storage needs is missing, or an option's value comes with a later version.
+        Unsupported: a package that the storage needs is missing.
 
     Specification: Zarr v3, sharding codec 1.0.
     """
@@ -167,12 +182,12 @@ def get_mapper(
     url: Any,
     *,
     read_only: bool = False,
-    chunks_per_shard: Any = "auto",
-    stored: str = "auto",
-    present: str = "v3",
-    strategy: str = "rewrite",
+    chunks_per_shard: ShardingPolicy = "auto",
+    stored: Stored = "auto",
+    present: Present | Flavour = "v3",
+    strategy: StrategyName | Strategy = "rewrite",
     storage_options: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[FurtherOptions],
 ) -> ShardedMap:
     """Open a store as a mapping from presented keys to bytes, for programs that take a mapping. zarr is not needed.
 

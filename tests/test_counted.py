@@ -21,8 +21,9 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import shardstore
+from shardstore.format.shard_index import IndexLocation
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import ByteRange, ByteSuffix
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import Event, TracedBlock, TraceStorage
 from tests import view
@@ -47,7 +48,7 @@ class WithoutCompose(TraceStorage):
 class Counted:
     """An array of ``shards`` shards of 16 raw chunks, and as many cold clients of it as one likes."""
 
-    def __init__(self, shards: int = 1, index_location: str = "end") -> None:
+    def __init__(self, shards: int = 1, index_location: IndexLocation = "end") -> None:
         self.storage = MemoryStorage(f"/counted-{uuid.uuid4().hex}")
         self.values = np.random.default_rng(0).integers(1, 255, shards * PER_SHARD * CHUNK, dtype="u1")
         store = shardstore.open(self.storage, chunks_per_shard=(PER_SHARD,), index_location=index_location)

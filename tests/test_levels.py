@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 import shardstore
 from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
+from shardstore.engine.options import StrategyName
 from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.levels import PresentLevel
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.golden import golden_cases
@@ -229,7 +231,7 @@ def test_values_go_both_ways(tmp_path: Path, created: dict[str, Any], data: st.D
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "append"])
-def test_resizing_and_transactions(tmp_path: Path, strategy: str) -> None:
+def test_resizing_and_transactions(tmp_path: Path, strategy: StrategyName) -> None:
     created = metadata((20, 26), (8, 12), sharding((4, 6), sharding((2, 3), LITTLE)))
     expected = written(tmp_path, created)
     before = stored_document(tmp_path)
@@ -327,7 +329,8 @@ def test_consolidated_metadata(tmp_path: Path) -> None:
     inside = json.loads((tmp_path / "zarr.json").read_bytes())["consolidated_metadata"]["metadata"]
     assert inside["three"]["codecs"] == before["codecs"]
     assert inside["one"]["codecs"][0]["name"] == "sharding_indexed"
-    for level, chunks in (("innermost", (2, 1)), (1, (4, 6))):
+    levels: list[tuple[PresentLevel, tuple[int, int]]] = [("innermost", (2, 1)), (1, (4, 6))]
+    for level, chunks in levels:
         shown = zarr.open_consolidated(shardstore.open(str(tmp_path), present_level=level))
         assert shown["three"].chunks == (2, 1) if level == "innermost" else shown["three"].shards == chunks  # type: ignore[union-attr]  # an array
     zarr.open_group(store).attrs["note"] = 1

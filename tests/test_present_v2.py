@@ -175,7 +175,7 @@ def test_one_keys_trouble_is_not_anothers(tmp_path: Path) -> None:
 
 
 def v2_view(storage: Storage) -> Presented:
-    return presented(Engine(storage, EngineOptions(flavour=V2Flavour())))
+    return presented(Engine(storage, EngineOptions(present=V2Flavour())))
 
 
 @pytest.mark.parametrize("first", ["node", "attributes"])

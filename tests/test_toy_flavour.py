@@ -1,4 +1,4 @@
-"""A flavour that is written outside of the package, through ``PresentedFlavour`` and ``register_flavour`` alone."""
+"""A flavour that is written outside of the package: a value for ``present``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_b
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import InvalidInput, ShardStoreError
-from shardstore.presented.flavours import register_flavour
-from shardstore.presented.v2 import V2Flavour
 from shardstore.presented.view import Canonical, Meaning, Part, PresentedFlavour, View
 
 DOCUMENT = "node.json"
@@ -79,12 +77,11 @@ def _dashed(key: str) -> str:
 
 
 def test_a_flavour_from_outside(tmp_path: Path) -> None:
-    register_flavour(DashedFlavour())
     store = shardstore.open(str(tmp_path), chunks_per_shard=(2, 2))
     array = zarr.create_array(store, name="a", shape=(8, 8), chunks=(2, 2), dtype="u1", compressors=None)
     array[...] = np.arange(64).reshape(8, 8)
 
-    view = shardstore.get_mapper(str(tmp_path), present="dashed")
+    view = shardstore.get_mapper(str(tmp_path), present=DashedFlavour())
     assert sorted(view) == [*(f"a/c-{i}-{j}" for i in range(4) for j in range(4)), "a/node.json", "node.json"]
     assert json.loads(view["a/node.json"])["dashed"] is True
     assert view["a/c-0-1"] == np.array([[2, 3], [10, 11]], dtype="u1").tobytes()
@@ -100,8 +97,3 @@ def test_a_flavour_from_outside(tmp_path: Path) -> None:
     assert again["a/c-0-1"] == b"\7\7\7\7"
     again.clear()
     assert not list(shardstore.get_mapper(str(tmp_path)))
-
-
-def test_a_name_is_of_one_flavour() -> None:
-    with pytest.raises(InvalidInput, match="another flavour already"):
-        register_flavour(V2Flavour(words="something else"))

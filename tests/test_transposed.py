@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from zarr.storage import LocalStore
 
 import shardstore
+from shardstore.engine.options import StrategyName
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from tests import view
@@ -214,7 +215,7 @@ def test_presented_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [ONLY_TRANSPOSED_DIVIDES, THREE], ids=["two dimensions", "three dimensions"])
 @pytest.mark.parametrize("strategy", ["rewrite", "append"])
-def test_erasing_resizing_and_transactions(tmp_path: Path, made: Made, strategy: str) -> None:
+def test_erasing_resizing_and_transactions(tmp_path: Path, made: Made, strategy: StrategyName) -> None:
     if strategy == "append" and made.location == "start":
         pytest.skip("shards with their index at the start are rewritten")
     expected = written(tmp_path, made)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakValueDictionary
@@ -130,14 +130,14 @@ class Handle:
         self._made_in = -1
 
     @classmethod
-    def make(cls, target: Any, storage_options: dict[str, Any] | None, options: dict[str, Any]) -> Handle:
+    def make(cls, target: Any, storage_options: dict[str, Any] | None, given: Mapping[str, Any]) -> Handle:
         """Check the options, and open the target.
 
         Raises:
             InvalidInput: an option is not known or has a value that cannot be right; the target's protocol is not known.
-            Unsupported: the kind of storage comes with a later version.
+            Unsupported: a package that the storage needs is missing.
         """
-        options = dict(options)
+        options = dict(given)
         fsync = options.pop("fsync", True)
         check_flag("fsync", fsync)
         locks = options.pop("locks", "auto")
@@ -145,7 +145,7 @@ class Handle:
         static = check_static(options.pop("static", None))
         if storage_options is not None and not isinstance(storage_options, dict):
             raise InvalidInput(f"storage_options {storage_options!r} is not a dictionary")
-        options["flavour"] = flavour_of(options.pop("present", "v3"))
+        options["present"] = flavour_of(options.pop("present", "v3"))
         known = {field.name for field in fields(EngineOptions)}
         if unknown := sorted(set(options) - known):
             names = sorted(known | {"fsync", "locks", "read_only", "static", "storage_options", "transport"})

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.given_bytes import given_bytes
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.options import StoreOptions
 from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
@@ -43,7 +44,9 @@ class ShardingTransformer:
     ``shardstore.open``, but for ``pipeline``.
     """
 
-    def __init__(self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, target: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
+    ) -> None:
         check_flags(read_only=read_only)
         self._handle = Handle.make(target, storage_options, options)
         self._read_only = read_only

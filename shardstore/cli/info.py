@@ -21,7 +21,7 @@ from shardstore.cli.runtime import runtime_facts
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
-from shardstore.storage.capabilities import Capabilities
+from shardstore.model.capabilities import Capabilities
 from shardstore.stored.detect import is_draft
 
 # Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
@@ -103,7 +103,7 @@ def info(
         is_known = probe or engine.storage.kind not in _SERVERS or capabilities.atomic_commits
         damaged = found.damaged_objects > 0
         stored: _Stored = "2022 draft" if is_draft(engine.storage) else "v3"
-        flavour = {"stored": stored, "presented": engine.options.present, "presentable": ["v3", *_PRESENTABLE[stored]]}
+        flavour = {"stored": stored, "presented": engine.options.present.name, "presentable": ["v3", *_PRESENTABLE[stored]]}
         document |= _document(found, engine.storage.kind, capabilities, is_known) | {"flavour": flavour}
         if not as_json:
             _show(str(target.address), found, engine.storage.kind, capabilities, is_known)

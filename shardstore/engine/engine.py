@@ -51,6 +51,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
+from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import innermost
 from shardstore.storage.wrappers.check import CheckedStorage
@@ -64,7 +65,7 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
     if options.stored not in ("auto", "transformer"):
         return storage
-    shows_draft = options.flavour.shows_draft
+    shows_draft = options.present.shows_draft
     return DetectedStorage(
         storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", with_stored=shows_draft
     )
@@ -72,7 +73,17 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
 
 def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
     """Whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts have."""
-    return not options.flavour.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
+    return not options.present.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
+
+
+def _lacking(storage: Storage, options: EngineOptions) -> str | None:
+    """What the storage cannot do that the strategy needs, as a message; not asked without need: a mount may not be there yet."""
+    strategy = strategy_of(options.strategy)
+    lacking = [words for name, words in strategy.needs.items() if not getattr(storage.capabilities, name)]
+    if not lacking:
+        return None
+    needs = f"cannot {' or '.join(lacking)}, which strategy={strategy.name!r} needs"
+    return f"{storage.url} ({storage.kind}) {needs}: use strategy='rewrite' there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +100,9 @@ class _Above:
             chunks_per_shard=None,  # arrays are created by the engine above
             stored="codec",
             lost_transformers={},
-            flavour=V3,
+            present=V3,
             present_level=1,
-            strategy=self.options.strategy if storage.capabilities.compose else "rewrite",
+            strategy="rewrite" if _lacking(storage, self.options) else self.options.strategy,
         )
         made = Engine(storage, options)
         above = self.engine()
@@ -119,11 +130,8 @@ class Engine(KeyedStore):
     ) -> None:
         super().__init__()
         self.options = options or EngineOptions()
-        if self.options.strategy == "append" and not storage.capabilities.compose:
-            raise Unsupported(
-                f"{storage.url} ({storage.kind}) cannot copy a part of an object into its new version, which strategy='append' needs: "
-                "use strategy='rewrite' there"
-            )
+        if (lacking := _lacking(storage, self.options)) is not None:
+            raise Unsupported(lacking)
         self.counters = Counters()
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 

@@ -11,9 +11,10 @@ from shardstore.errors import InvalidInput
 from shardstore.format.levels import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
-from shardstore.plan.commits import ChunkOrder
+from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.reads import ReadLimits
+from shardstore.plan.strategies import strategy_of
 
 Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
 """What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its storage
@@ -22,7 +23,7 @@ transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is ther
 Present = Literal["v3", "v2", "draft"]
 """What clients see: final Zarr v3, Zarr v2, or the 2022 draft."""
 
-Strategy = Literal["rewrite", "append"]
+StrategyName = Literal["rewrite", "append"]
 """How a shard is updated."""
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
@@ -42,8 +43,8 @@ class EngineOptions:
     """Which flavour of hierarchy is stored, and by what new arrays are sharded."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
-    flavour: Flavour = V3
-    """Under whose keys and documents clients see what is stored: the option ``present``."""
+    present: Flavour = V3
+    """Under whose keys and documents clients see what is stored; an option takes the name of a flavour too."""
     present_level: PresentLevel = 1
     """How many levels of sharding are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
     index_location: IndexLocation = "end"
@@ -52,9 +53,9 @@ class EngineOptions:
     """Whether new arrays protect the shard index by ``crc32c``."""
     chunk_order: ChunkOrder = "C"
     """The order of the chunks inside the shards that are written."""
-    strategy: Strategy = "rewrite"
+    strategy: StrategyName | Strategy = "rewrite"
     """How a shard is updated: ``"rewrite"`` makes a new object without dead bytes; ``"append"`` puts new chunks and a new index behind
-    what is there, which is copied by the storage, or stays in place."""
+    what is there, which is copied by the storage, or stays in place; or a strategy of one's own."""
     max_dead_fraction: float = 0.5
     """With ``"append"``: of the bytes of a shard, those that nothing refers to any more; past that it is rewritten."""
     metadata_ttl: float = 1.0
@@ -86,9 +87,10 @@ class EngineOptions:
         if self.stored not in _STORED:
             raise InvalidInput(f"stored {self.stored!r} is not known: there are {', '.join(map(repr, _STORED))}")
         self._check_level()
-        if self.flavour.shows_draft and self.stored not in ("auto", "transformer"):
+        if self.present.shows_draft and self.stored not in ("auto", "transformer"):
             raise InvalidInput(
-                f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present!r} shows a stored draft hierarchy"
+                f"stored={self.stored!r} cannot be presented as the 2022 draft: present={self.present.name!r} shows a stored draft "
+                "hierarchy"
             )
         if self.stored in _BY_TRANSFORMER and self.index_location != "end":
             raise InvalidInput(f"stored={self.stored!r} has its index at the end of a shard, not at the {self.index_location}")
@@ -114,32 +116,27 @@ class EngineOptions:
         level: object = self.present_level
         if level != "innermost" and (isinstance(level, bool) or not isinstance(level, int) or level < 1):
             raise InvalidInput(f"present_level {level!r} is neither 'innermost' nor a whole number of at least 1")
-        if self.flavour.shows_draft and level != 1:
+        if self.present.shows_draft and level != 1:
             raise InvalidInput(
-                f"present_level={level!r} cannot be had with present={self.present!r}: a draft's client works with storage transformers "
-                "itself, and puts one ShardingTransformer upon another for each level"
+                f"present_level={level!r} cannot be had with present={self.present.name!r}: a draft's client works with storage "
+                "transformers itself, and puts one ShardingTransformer upon another for each level"
             )
 
     def _check_strategy(self) -> None:
-        if self.strategy not in get_args(Strategy):
-            raise InvalidInput(f"strategy {self.strategy!r} is neither 'rewrite' nor 'append'")
+        strategy = strategy_of(self.strategy)
         fraction: object = self.max_dead_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise InvalidInput(f"max_dead_fraction {fraction!r} is not a number from 0 to less than 1")
-        if self.strategy == "append" and (self.index_location != "end" or not self.index_checksum or self.stored in _BY_TRANSFORMER):
+        by_transformer = self.stored in _BY_TRANSFORMER
+        if (need := strategy.unsuited(self.index_format((1,), by_transformer=by_transformer))) is not None:
             raise InvalidInput(
-                "strategy='append' needs shards whose index is at the end and carries a checksum, so that a reader can tell one that is "
-                "half written: leave index_location, index_checksum and stored as they are by default, or use strategy='rewrite'"
+                f"strategy={strategy.name!r} needs {need}: leave index_location, index_checksum and stored as they are by default, or use "
+                "strategy='rewrite'"
             )
 
     def shards_by_transformer(self, *, is_draft: bool) -> bool:
         """Whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
         return is_draft or self.stored in _BY_TRANSFORMER
-
-    @property
-    def present(self) -> str:
-        """The name of the flavour."""
-        return self.flavour.name
 
     def index_format(self, chunks_per_shard: tuple[int, ...], *, by_transformer: bool) -> IndexFormat:
         """How the shards of a new array are indexed."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from shardstore.errors import Unsupported
+from shardstore.model.capabilities import Capabilities
 from shardstore.storage.base import Storage
-from shardstore.storage.capabilities import Capabilities
 
 T = TypeVar("T")
 

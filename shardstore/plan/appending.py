@@ -2,11 +2,11 @@
 
 ::
 
-    in place:   | old shard, its index too | room | new chunks | index |
-    elsewhere:  | old shard to its index   | new chunks               | index |
+    in place:   | old shard, its index too | padding | new chunks | index |
+    elsewhere:  | old shard to its index   | new chunks           | index |
 
-The room is the storage's own. What is no longer referred to is dead: replaced chunks, room, in place the old index. Past a bound the
-shard is rewritten instead.
+The storage keeps its own notes in the padding. What no index refers to any more is dead: replaced chunks, padding, in
+place the old index. Past a bound the shard is rewritten instead.
 
 In place, others may find the file of any length that is a whole number of pages meanwhile. A chunk that is a shard itself has an index at
 its end; so no chunk ends there.
@@ -15,24 +15,43 @@ its end; so no chunk ends there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
-from shardstore.plan.commits import ChunkOrder, CommitPlan, DeleteShard, NothingToDo, WriteShard, kept_slots, write_anew
+from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.plan.commits import ChunkOrder, Commit, CommitPlan, DeleteShard, NothingToDo, Strategy, WriteShard, kept_slots, write_anew
 from shardstore.plan.pieces import covered_nbytes
+from shardstore.plan.rewriting import plan_rewrite
 
 PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
 _DEAD_BYTES_ALWAYS_KEPT = 1 << 20
-"""Of fewer dead bytes nobody is rid by writing the rest again."""
+"""A shard with at most so many dead bytes is not rewritten."""
 
 
-def can_append(index_format: IndexFormat) -> bool:
-    """Whether a reader that meets a shard half appended to can tell: its index is at the end and carries a checksum."""
-    return index_format.location == "end" and index_format.codecs.checksum
+@dataclass(frozen=True)
+class Append(Strategy):
+    """New chunks and a new index go behind what is there, which the storage copies or leaves in place."""
+
+    name: str = "append"
+    needs: ClassVar[Mapping[str, str]] = {"compose": "copy a part of an object into its new version"}
+
+    def unsuited(self, index_format: IndexFormat) -> str | None:
+        if index_format.location == "end" and index_format.codecs.checksum:
+            return None
+        return "an index with a checksum at the end of the shard, so that a reader can tell a shard that is half written"
+
+    def plan(self, commit: Commit) -> CommitPlan:
+        if commit.old is None or not commit.capabilities.compose or commit.old_nbytes < commit.capabilities.copy_pays_nbytes:
+            return plan_rewrite(commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order)
+        padding = APPEND_PADDING_NBYTES if commit.capabilities.appends_in_place else None
+        return plan_append(
+            commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order, commit.max_dead_fraction, padding
+        )
 
 
 def plan_append(
@@ -42,9 +61,11 @@ def plan_append(
     updates: Mapping[int, BytesLike | None],
     order: ChunkOrder,
     max_dead_fraction: float,
-    room_nbytes: int | None,
+    padding_nbytes: int | None,
 ) -> CommitPlan:
-    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``; ``room_nbytes``: in place, with so much room.
+    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``.
+
+    With ``padding_nbytes`` in place, with so much padding.
 
     As ``plan_rewrite`` plans it where no chunk stays, or more than ``max_dead_fraction`` of the object would be dead.
 
@@ -61,10 +82,10 @@ def plan_append(
     live_nbytes = covered_nbytes(stay[:, 0], stay[:, 1]) + index_format.nbytes
     entries = old.flat.copy()
     entries[[slot for slot, _ in chunks]] = EMPTY
-    kept_nbytes = old_nbytes if room_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
+    kept_nbytes = old_nbytes if padding_nbytes is not None else _end_of_chunks(index_format, entries[kept], old_nbytes)
     segments: list[Segment] = [CopiedRange(0, kept_nbytes)]
-    if room_nbytes is not None:
-        segments.append(Padding(room_nbytes))
+    if padding_nbytes is not None:
+        segments.append(Padding(padding_nbytes))
     position = sum(segment.nbytes for segment in segments)
     for slot, value in chunks:
         if value is not None:
@@ -72,7 +93,7 @@ def plan_append(
             segments.append(NewBytes(value))
             position += len(value)
             live_nbytes += len(value)
-            if room_nbytes is not None and position % PAGE_BYTES == 0:
+            if padding_nbytes is not None and position % PAGE_BYTES == 0:
                 segments.append(Padding(1))
                 position += 1
     nbytes = position + index_format.nbytes

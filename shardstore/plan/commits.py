@@ -1,22 +1,24 @@
 """What a shard consists of after a commit: segments of the old version and new bytes, and the new index.
 
-Strategy ``rewrite``: a new object that holds the chunks in C or Morton order and nothing else. The other one has a module of its own.
+Strategies plan commits: ``rewriting`` and ``appending`` have a module each, and ``strategies`` is the table of them.
 
 Bytes that several chunks share are copied once, and shared again: what is copied is never longer than the old object.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import BytesLike
 from shardstore.model.segments import CopiedRange, NewBytes, Segment
 from shardstore.plan.pieces import shared_pieces
@@ -46,22 +48,46 @@ class NothingToDo:
 CommitPlan = WriteShard | DeleteShard | NothingToDo
 
 
-def plan_rewrite(
-    index_format: IndexFormat,
-    old: ShardIndex | None,
-    old_nbytes: int,
-    updates: Mapping[int, BytesLike | None],
-    order: ChunkOrder = "C",
-) -> CommitPlan:
-    """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old`` (``None``: no object).
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit of one shard is planned from."""
 
-    Raises:
-        Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
+    index_format: IndexFormat
+    old: ShardIndex | None
+    """The index of the shard as it is; ``None`` where there is none."""
+    old_nbytes: int
+    """The size of the whole object, its index included."""
+    updates: Mapping[int, BytesLike | None]
+    """Slots to new bytes, or to ``None`` to erase the chunk."""
+    order: ChunkOrder
+    max_dead_fraction: float
+    capabilities: Capabilities
+    """What the storage can do."""
+
+
+class Strategy(ABC):
+    """How a shard is updated. A strategy is a frozen value without state: what it needs, and how it plans a commit.
+
+    The rule for all of them: no byte to which a live index refers is overwritten.
     """
-    kept = kept_slots(index_format, old, old_nbytes, updates)
-    if isinstance(kept, DeleteShard | NothingToDo):
-        return kept
-    return write_anew(index_format, old if old is not None else index_format.empty(), kept, updates, order)
+
+    name: str
+    """The value of the option ``strategy``."""
+
+    needs: ClassVar[Mapping[str, str]] = {}
+    """The ``Capabilities`` that it needs, by name, and what a storage without them cannot do, as a message says it after "cannot"."""
+
+    def unsuited(self, index_format: IndexFormat) -> str | None:
+        """Return what the shards need that are indexed otherwise than this strategy can update, after "the strategy needs"."""
+        return None
+
+    @abstractmethod
+    def plan(self, commit: Commit) -> CommitPlan:
+        """Plan one commit.
+
+        Raises:
+            Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.
+        """
 
 
 def kept_slots(

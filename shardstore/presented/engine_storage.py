@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from shardstore.engine.actions import ERASE, Swap, Swapped
 from shardstore.errors import ReadOnly
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.presented.flavours import Presented
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed

@@ -1,4 +1,4 @@
-"""The flavours that ``present`` names, in one table. ``register_flavour`` adds others."""
+"""The flavours that ``present`` names, in one table. The option takes a ``PresentedFlavour`` of one's own too."""
 
 from __future__ import annotations
 
@@ -17,22 +17,14 @@ Presented: TypeAlias = Engine | View
 _FLAVOURS: dict[str, Flavour] = {flavour.name: flavour for flavour in (V3, V2Flavour(), DraftFlavour())}
 
 
-def register_flavour(flavour: PresentedFlavour) -> None:
-    """Make ``flavour`` known as ``present=flavour.name``, in this process. Pickled stores carry their flavour with them.
-
-    Raises:
-        InvalidInput: another flavour has that name.
-    """
-    if _FLAVOURS.setdefault(flavour.name, flavour) != flavour:
-        raise InvalidInput(f"present={flavour.name!r} is another flavour already")
-
-
 def flavour_of(present: object) -> Flavour:
-    """Return the flavour that ``present`` names.
+    """Return the flavour that ``present`` names, or is.
 
     Raises:
         InvalidInput: there is none.
     """
+    if isinstance(present, Flavour):
+        return present
     if not isinstance(present, str) or present not in _FLAVOURS:
         raise InvalidInput(f"present {present!r} is not known: there are {', '.join(map(repr, _FLAVOURS))}")
     return _FLAVOURS[present]
@@ -40,5 +32,5 @@ def flavour_of(present: object) -> Flavour:
 
 def presented(engine: Engine) -> Presented:
     """Return the engine as its clients see it, by the flavour in its options."""
-    flavour = engine.options.flavour
+    flavour = engine.options.present
     return View(engine, flavour) if isinstance(flavour, PresentedFlavour) else engine

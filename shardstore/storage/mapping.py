@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from shardstore.errors import ReadOnly, StorageError
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, resolve
 from shardstore.storage.base import ABSENT, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.inferred_versions import unversioned
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from shardstore.errors import InvalidInput, StorageError
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import BytesLike, resolve
 from shardstore.model.segments import CopiedRange, NewBytes, Segment
@@ -30,7 +31,6 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
 )
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.requests.body import byte_view, joined
 from shardstore.storage.requests.conditions import check_deletion

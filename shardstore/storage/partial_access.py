@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shardstore.errors import ShardStoreError, StorageError
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.storage.base import (
@@ -26,7 +27,6 @@ from shardstore.storage.base import (
     ReadOutcome,
     Storage,
 )
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion, failed

@@ -13,11 +13,11 @@ from typing import Any
 from fsspec.registry import known_implementations, registry
 
 from shardstore.errors import InvalidInput
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.model.segments import Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage

@@ -246,8 +246,8 @@ def test_maps_are_comparable_and_travel(place: Place, mapping: ShardedMap) -> No
 def test_options() -> None:
     url = memory_place().url
     with pytest.raises(InvalidInput, match="did you mean 'chunks_per_shard'"):
-        ShardedMap(url, chunk_per_shard=(2,))
+        ShardedMap(url, chunk_per_shard=(2,))  # type: ignore[call-arg]  # refused
     with pytest.raises(InvalidInput, match="present 'v4'"):
-        shardstore.get_mapper(url, present="v4")
+        shardstore.get_mapper(url, present="v4")  # type: ignore[arg-type]  # refused
     with pytest.raises(TypeError):
         shardstore.get_mapper(url, "r")  # type: ignore[call-arg,arg-type]

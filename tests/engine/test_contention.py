@@ -14,8 +14,8 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.retrying import Contention
 from shardstore.errors import Conflict
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import EVERYTHING
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory

@@ -15,10 +15,10 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Found, Read
-from shardstore.storage.capabilities import Capabilities
 from tests.engine.clients import get, play, put
 from tests.engine.hooked import HookedStorage, document
 

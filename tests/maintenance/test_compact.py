@@ -24,11 +24,11 @@ from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, Shard
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.maintenance.survey.shards import dead_nbytes
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.segments import CopiedRange
 from shardstore.plan.commits import DeleteShard, WriteShard
 from shardstore.plan.compaction import plan_compaction
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage

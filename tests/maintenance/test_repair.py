@@ -23,8 +23,8 @@ from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError,
 from shardstore.maintenance.repair import shard as repair_shard
 from shardstore.maintenance.repair.quarantine import _beside
 from shardstore.maintenance.repair.run import Finding, RepairReport
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage

@@ -24,6 +24,7 @@ from zarr.storage import LocalStore
 
 import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.opening.open import open_storage
 from tests.golden import golden_cases, handmade_cases
 from tests.packing.sources import cases, expected, read_by_zarr, references, stored
@@ -58,7 +59,7 @@ def some_counts(info: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("location", ["end", "start"])
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case.name)
-def test_sharded_v3(case: Any, location: str, tmp_path: Path) -> None:
+def test_sharded_v3(case: Any, location: IndexLocation, tmp_path: Path) -> None:
     target = tmp_path / "packed.zarr"
     report = shardstore.pack(case.store, target, chunks_per_shard=some_counts, index_location=location)
     assert report.complete

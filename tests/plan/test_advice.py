@@ -15,7 +15,7 @@ from hypothesis import given
 
 import shardstore
 from shardstore.errors import InvalidInput
-from shardstore.format.shard_index import IndexCodecs
+from shardstore.format.shard_index import IndexCodecs, IndexLocation
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.advice import Access, ArrayFacts, Excess, advise, box, evaluate, excess, parse_access, predict
 from shardstore.plan.reads import ReadLimits, coalesce
@@ -60,7 +60,7 @@ def test_predictions_are_what_the_engine_requests(
     pattern: str,
     gap_bytes: int,
     request_bytes: int,
-    index_location: str,
+    index_location: IndexLocation,
 ) -> None:
     storage = MemoryStorage(f"/advice-{uuid.uuid4().hex}")
     store = shardstore.open(storage, chunks_per_shard=per_shard, index_location=index_location)

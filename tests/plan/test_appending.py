@@ -15,8 +15,9 @@ from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, Shard
 from shardstore.model.ranges import BytesLike
 from shardstore.model.segments import CopiedRange, NewBytes, Padding
 from shardstore.plan import appending
-from shardstore.plan.appending import can_append, plan_append
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_rewrite
+from shardstore.plan.appending import Append, plan_append
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard
+from shardstore.plan.rewriting import plan_rewrite
 from tests.plan.carrying_out import carry_out, contents
 
 ROOM = 64
@@ -144,6 +145,6 @@ def test_an_entry_past_the_end_is_not_made_to_look_right_by_what_comes_behind() 
 
 
 def test_only_shards_that_show_when_they_are_half_written() -> None:
-    assert can_append(IndexFormat((2,)))
-    assert not can_append(IndexFormat((2,), IndexCodecs("little", False)))
-    assert not can_append(IndexFormat((2,), location="start"))
+    assert Append().unsuited(IndexFormat((2,))) is None
+    assert Append().unsuited(IndexFormat((2,), IndexCodecs("little", False)))
+    assert Append().unsuited(IndexFormat((2,), location="start"))

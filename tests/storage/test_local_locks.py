@@ -381,7 +381,7 @@ def test_the_option_belongs_to_the_recipe(tmp_path: Path) -> None:
     assert open_storage((fsspec.filesystem("file"), str(tmp_path)), locks="cluster") == LocalStorage(tmp_path, locks="cluster")
     for target in (str(tmp_path), "memory://locks"):
         with pytest.raises(InvalidInput, match="'auto' nor 'cluster'"):
-            shardstore.get_mapper(target, locks="yes")
+            shardstore.get_mapper(target, locks="yes")  # type: ignore[arg-type]  # refused
     filesystem = fsspec.filesystem("sharded", fo=str(tmp_path), locks="cluster")
     filesystem.pipe_file(f"{tmp_path}/x", b"1")
     assert files_below(tmp_path) == [DIRECTORY_LOCK, "x"]

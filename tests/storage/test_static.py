@@ -303,7 +303,7 @@ def test_where_static_is_said(fs: Plain, tmp_path: Path) -> None:
         open_storage(str(tmp_path), {"static": True}, static=False)
     for wrong in ("yes", 1, "true"):
         with pytest.raises(InvalidInput, match="neither True nor False"):
-            shardstore.open((fs, "p"), static=wrong)
+            shardstore.open((fs, "p"), static=wrong)  # type: ignore[arg-type]  # refused
         with pytest.raises(InvalidInput, match="neither True nor False"):
             open_storage(str(tmp_path), {"static": wrong})
 

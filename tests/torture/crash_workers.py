@@ -10,6 +10,7 @@ import shardstore
 from shardstore.storage.local import storage as local
 from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.rules import Locks
 from shardstore.storage.s3.client import S3Client
 from tests.harness.crash import Child
 from tests.harness.system_calls import kill
@@ -68,7 +69,7 @@ def opened(root: str, mode: str, **options: Any) -> shardstore.ShardedMap:
         _be_on_a_network()
     if mode == "append":
         options["strategy"] = "append"
-    locks = "auto" if mode in ("auto", "append") else "cluster"
+    locks: Locks = "auto" if mode in ("auto", "append") else "cluster"
     return shardstore.get_mapper(root, chunks_per_shard=(SLOTS,), locks=locks, **options)
 
 

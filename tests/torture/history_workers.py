@@ -26,6 +26,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import Conflict, ShardStoreError
+from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.base import Storage
 from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
@@ -70,7 +71,7 @@ class History:
     chunks_per_shard: int
     """An even number."""
     compressors: str | None
-    index_location: str
+    index_location: IndexLocation
     writers: int
     clients: tuple[Client, ...]
     directory: str

@@ -28,6 +28,7 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.opening.open import open_storage
 from tests.shards import presented
 from tests.stored import StorageObjects
@@ -72,7 +73,8 @@ def drawn(seed: int, url: str, place: Place | None, directory: str) -> History:
     """A history on local files below ``url``, or at a place on a server."""
     rng = random.Random(seed)
     is_local = place is None
-    location = rng.choice(["end", "end", "start"])
+    locations: list[IndexLocation] = ["end", "end", "start"]
+    location = rng.choice(locations)
     strategies = ["rewrite"] if location == "start" or (place is not None and not place.small_parts) else ["rewrite", "append"]
     locks: list[Any] = rng.choice([["auto"], ["auto", "cluster"], ["network"]]) if is_local else ["auto"]
     users = [None, *USERS] if is_local and os.geteuid() == 0 and rng.random() < 0.7 else [None]

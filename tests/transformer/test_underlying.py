@@ -16,7 +16,7 @@ from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue, Swap, Swapped
 from shardstore.engine.engine import Engine
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import EngineOptions, Present
 from shardstore.errors import Corruption, InvalidInput, ReadOnly, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, BytesLike, ByteSuffix, resolve
@@ -376,7 +376,7 @@ def test_over_a_store_of_somebody_elses() -> None:
 
 @pytest.mark.parametrize("present", ["v3", "draft"])
 @pytest.mark.parametrize("start", [0, 2, 3, 4, 50])
-def test_ranges_at_or_past_the_end_of_a_relayed_key_are_empty(present: str, start: int) -> None:
+def test_ranges_at_or_past_the_end_of_a_relayed_key_are_empty(present: Present, start: int) -> None:
     store = Store()
     store.values["notes.txt"] = b"abc"
     top = ShardingTransformer(store, present=present)

@@ -6,11 +6,12 @@ import functools
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.given_bytes import given_bytes
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.options import StoreOptions
 from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, SetValue
@@ -37,7 +38,9 @@ class ShardedMap(MutableMapping[str, bytes]):
         options: of the engine; see ``shardstore.open``.
     """
 
-    def __init__(self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, url: Any, *, read_only: bool = False, storage_options: dict[str, Any] | None = None, **options: Unpack[StoreOptions]
+    ) -> None:
         check_flags(read_only=read_only)
         self._handle = Handle.make(url, storage_options, options)
         self._read_only = read_only
@@ -212,7 +215,7 @@ class ShardedMap(MutableMapping[str, bytes]):
         return NotFound(f"{key!r} does not exist in {self.url}")
 
 
-def mapping_class(present: str) -> type[ShardedMap]:
+def mapping_class(present: object) -> type[ShardedMap]:
     """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
     if present == "v2" and _has_zarr2():
         from shardstore.adapters.mapping.zarr2_store import Zarr2Store

@@ -114,7 +114,7 @@ class ShardPipeline(CodecPipeline):
 
     async def _place_by_shards(self, place: Place | None, path: str, *, for_write: bool) -> Place | None:
         """The place, where the array's chunks are to be dealt with there; ``None``: zarr's own pipeline does what has to be done."""
-        if place is None or not place.engine.options.flavour.is_canonical:
+        if place is None or not place.engine.options.present.is_canonical:
             return None
         await place.ensure_open()
         look = place.engine.sight(place.key(path), self.view.document, for_write=for_write, last=self.view.sight)

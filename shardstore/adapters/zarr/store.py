@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
 from shardstore.adapters.handle import Handle
+from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.transaction import transaction
 from shardstore.adapters.zarr.arrays import replace_methods
@@ -51,7 +52,7 @@ class ShardedStore(Store):
         read_only: bool = False,
         storage_options: dict[str, Any] | None = None,
         pipeline: bool = True,
-        **options: Any,
+        **options: Unpack[StoreOptions],
     ) -> None:
         check_flags(read_only=read_only, pipeline=pipeline)
         super().__init__(read_only=read_only)
@@ -62,7 +63,7 @@ class ShardedStore(Store):
             install_pipeline()
 
     @classmethod
-    def from_url(cls, url: Any, **options: Any) -> ShardedStore:
+    def from_url(cls, url: Any, **options: Unpack[ZarrStoreOptions]) -> ShardedStore:
         """The same as calling the class; reads like zarr's own stores."""
         return cls(url, **options)
 

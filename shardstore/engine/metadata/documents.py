@@ -62,8 +62,8 @@ class Documents:
         self._hierarchy = hierarchy
         self._indices = indices
         self._contention = contention
-        self._leaves_shards = options.flavour.shows_draft
-        self._reader = DocumentReader(storage, hierarchy, hides_kept=options.flavour.hides_kept)
+        self._leaves_shards = options.present.shows_draft
+        self._reader = DocumentReader(storage, hierarchy, hides_kept=options.present.hides_kept)
         self._translation = Translation(storage, hierarchy, self._reader, options)
 
     async def read(self, path: str) -> StoredDocument | None:

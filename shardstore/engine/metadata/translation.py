@@ -96,7 +96,7 @@ class Translation:
             if same_chunks(presented, shown) or (own_shards is not OwnShards.REFUSED and has_chunks_of(presented, previous)):
                 return update_stored(presented, previous)
             await self._refuse_while_chunks_exist(current.node, _difference(presented, shown))
-        if asks_for_shards(presented, may_stack=self._options.flavour.shows_draft):
+        if asks_for_shards(presented, may_stack=self._options.present.shows_draft):
             if own_shards is not OwnShards.NEW or presented.get("storage_transformers"):
                 raise InvalidInput(refusal_of_shards(path))
             stored = self._as_asked(presented)
@@ -190,7 +190,7 @@ class Translation:
                     f"the consolidated metadata of group {path!r} describes array {below!r} otherwise than its own metadata does: "
                     "consolidate again"
                 )
-            if asks_for_shards(presented, may_stack=self._options.flavour.shows_draft) and present_array(presented) == presented:
+            if asks_for_shards(presented, may_stack=self._options.present.shows_draft) and present_array(presented) == presented:
                 stored[below] = presented  # it passed through whole until somebody erased it
                 continue
             stored[below] = await self.array(join(path, below), presented, None)
@@ -199,7 +199,7 @@ class Translation:
 
     def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
         """With what is kept for the view of Zarr v2, which clients of this one do not see."""
-        return carry_kept(document, previous, nodes) if self._options.flavour.hides_kept else document
+        return carry_kept(document, previous, nodes) if self._options.present.hides_kept else document
 
     # -- what must not be reinterpreted ----------------------------------------------------------------------------
 

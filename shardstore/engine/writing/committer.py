@@ -29,9 +29,9 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes
-from shardstore.plan.appending import can_append, plan_append
-from shardstore.plan.commits import CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, plan_rewrite
+from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty
+from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import ConditionFailed, Storage
 
 _DAMAGED = Generation("damaged")
@@ -75,6 +75,7 @@ class Committer:
         self._indices = indices
         self._reader = reader
         self._options = options
+        self._strategy = strategy_of(options.strategy)
         self._counters = counters
         self._contention = contention
         self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
@@ -95,10 +96,10 @@ class Committer:
             Conflict: others were faster too many times in a row; nothing was written.
         """
         await self._check_capabilities()
-        if self._options.strategy == "append" and not can_append(shard.layout.index_format):
+        if (need := self._strategy.unsuited(shard.layout.index_format)) is not None:
             raise Unsupported(
-                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy='append' needs an index at the end of the "
-                "shard with a checksum, which this array has not; open the store with strategy='rewrite'"
+                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy={self._strategy.name!r} needs {need}, which "
+                "this array has not; open the store with strategy='rewrite'"
             )
         turn = self._contention.turn(shard.key)
         await turn.start()
@@ -162,7 +163,7 @@ class Committer:
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
         """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
-        plan = plan_rewrite(shard.layout.index_format, None, 0, updates, self._options.chunk_order)
+        plan = self._plan(shard, None, updates)
         if isinstance(plan, WriteShard):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
             try:
@@ -214,15 +215,11 @@ class Committer:
             from_cache = False
 
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
-        index_format, order, capabilities = shard.layout.index_format, self._options.chunk_order, self._storage.capabilities
-        if cached is None:
-            return plan_rewrite(index_format, None, 0, updates, order)
-        if self._options.strategy == "append" and capabilities.compose and cached.object_nbytes >= capabilities.copy_pays_nbytes:
-            room_nbytes = APPEND_PADDING_NBYTES if capabilities.appends_in_place else None
-            return plan_append(
-                index_format, cached.index, cached.object_nbytes, updates, order, self._options.max_dead_fraction, room_nbytes
-            )
-        return plan_rewrite(index_format, cached.index, cached.object_nbytes, updates, order)
+        index, nbytes = (None, 0) if cached is None else (cached.index, cached.object_nbytes)
+        options, capabilities = self._options, self._storage.capabilities
+        return self._strategy.plan(
+            Commit(shard.layout.index_format, index, nbytes, updates, options.chunk_order, options.max_dead_fraction, capabilities)
+        )
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
         """The index as it is now, verified; without one, the layout is confirmed where another writer was faster just now.

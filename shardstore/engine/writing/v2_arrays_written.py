@@ -37,7 +37,7 @@ class WrittenV2Arrays:
             InvalidInput: it would be sharded by ``chunks_per_shard``.
         """
         path, policy = array_path(key), self._options.chunks_per_shard
-        if path is None or policy is None or not self._options.flavour.is_canonical or (policy == "auto" and self._has_warned):
+        if path is None or policy is None or not self._options.present.is_canonical or (policy == "auto" and self._has_warned):
             return
         if not self._would_be_sharded(path, bytes(data)) or (not nothing_there and await self._storage.stat(key) is not None):
             return

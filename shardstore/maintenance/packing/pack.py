@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput
@@ -93,6 +93,33 @@ class PackOptions:
         return self.part if isinstance(self.part, Part) else Part.parse(self.part)
 
 
+class PackKeywords(TypedDict, total=False):
+    """The options of ``PackOptions``, by name and type."""
+
+    stored: Literal["codec", "transformer"]
+    chunk_order: ChunkOrder
+    index_location: IndexLocation
+    index_checksum: bool
+    chunk_checksums: bool
+    ome: bool
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    dry_run: bool
+    overwrite: bool
+    workers: int | None
+    retries: int
+    part: str | Part
+    only_failed: bool
+    max_memory: int
+    record: Any
+    prices: Mapping[str, float] | None
+    lost_transformers: Mapping[str, tuple[int, ...]]
+    storage_options: dict[str, Any] | None
+    target_options: dict[str, Any] | None
+    check_space: bool
+    fsync: bool
+
+
 def _is_price(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
@@ -104,7 +131,7 @@ def pack(
     chunks_per_shard: ShardingPolicy = "auto",
     executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackReport:
     """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
 
@@ -145,7 +172,7 @@ def reshard(
     chunks_per_shard: ShardingPolicy = "auto",
     executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackReport:
     """As ``pack``, of what is sharded already: into other shards, the inner chunks unchanged. Arrays that are not sharded stay so."""
     return _run("reshard", source, target, chunks_per_shard, executor, progress, options)
@@ -157,7 +184,7 @@ def unpack(
     *,
     executor: ExecutorLike | None = None,
     progress: Callable[[Progress], None] | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackReport:
     """The way back: every chunk becomes an object, and no array is sharded. Otherwise as ``pack``."""
     return _run("unpack", source, target, None, executor, progress, options)
@@ -170,7 +197,7 @@ def _run(
     policy: ShardingPolicy,
     executor: ExecutorLike | None,
     progress: Callable[[Progress], None] | None,
-    given: dict[str, Any],
+    given: PackKeywords,
 ) -> PackReport:
     options = _options(given)
     wanted = Wanted(
@@ -213,7 +240,7 @@ def _run(
     return report
 
 
-def _options(given: dict[str, Any]) -> PackOptions:
+def _options(given: PackKeywords) -> PackOptions:
     known = {f.name for f in fields(PackOptions)}
     if unknown := sorted(set(given) - known):
         close = difflib.get_close_matches(unknown[0], sorted(known), 1)

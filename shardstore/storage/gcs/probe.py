@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.storage.capabilities import Capabilities
+from shardstore.model.capabilities import Capabilities
 from shardstore.storage.gcs.body import MemoryBody, resource
 from shardstore.storage.gcs.client import OBJECT, GCSClient
 from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed

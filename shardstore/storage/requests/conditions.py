@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 
 from shardstore.errors import InvalidInput
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.capabilities import Capabilities
 
 
 def honours(condition: Condition, capabilities: Capabilities) -> bool:

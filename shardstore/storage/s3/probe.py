@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed
 from shardstore.storage.s3.client import S3Client, member_of
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES

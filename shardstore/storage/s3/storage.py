@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.model.segments import Segment
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.capabilities import Capabilities
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.requests import conditions

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from shardstore.model.capabilities import Capabilities
 from shardstore.storage.base import Storage
-from shardstore.storage.capabilities import Capabilities
 
 KEYS_A_REQUEST = 1000  # that a listing returns, or a multiple delete takes, for one request; as on S3
 

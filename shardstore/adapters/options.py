@@ -1,0 +1,66 @@
+"""The options of a store by name and type, so that a type checker knows what ``shardstore.open`` takes.
+
+``shardstore.engine.options.EngineOptions`` and the checks of ``Handle.make`` say what values mean, and refuse wrong ones at runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from shardstore.engine.flavour import Flavour
+from shardstore.engine.options import Present, Stored, StrategyName
+from shardstore.format.levels import PresentLevel
+from shardstore.format.shard_index import IndexLocation
+from shardstore.plan.commits import ChunkOrder, Strategy
+from shardstore.plan.policy import ShardingPolicy
+from shardstore.storage.local.rules import Locks
+from shardstore.storage.opening.transports import Transport
+
+
+class FurtherOptions(TypedDict, total=False):
+    """Options of a store beside those that ``shardstore.open`` names itself. Sizes in bytes, times in seconds."""
+
+    lost_transformers: Mapping[str, tuple[int, ...]]
+    present_level: PresentLevel
+    index_location: IndexLocation
+    index_checksum: bool
+    chunk_order: ChunkOrder
+    max_dead_fraction: float
+    metadata_ttl: float
+    require_atomic: bool
+    index_cache_bytes: int
+    gap_bytes: int | None
+    first_bytes: int | None
+    request_bytes: int
+    max_memory: int
+    commit_concurrency: int
+    copy_window_bytes: int
+    commit_attempts: int
+    fsync: bool
+    locks: Locks
+    transport: Transport
+    static: bool | None
+
+
+class StoreOptions(FurtherOptions, total=False):
+    """All options of a store that every face takes."""
+
+    chunks_per_shard: ShardingPolicy
+    stored: Stored
+    present: Present | Flavour
+    strategy: StrategyName | Strategy
+
+
+class OpenOptions(FurtherOptions, total=False):
+    """The options of ``shardstore.open`` that it does not name itself."""
+
+    pipeline: bool
+
+
+class ZarrStoreOptions(StoreOptions, total=False):
+    """The options of ``ShardedStore.from_url``."""
+
+    read_only: bool
+    pipeline: bool
+    storage_options: dict[str, Any] | None

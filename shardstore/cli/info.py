@@ -22,10 +22,10 @@ from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
 from shardstore.model.capabilities import Capabilities
+from shardstore.storage.opening.kinds import kind_named
 from shardstore.stored.detect import is_draft
 
 # Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
-_SERVERS = frozenset({"s3", "gcs", "azure"})
 
 _Stored = Literal["v3", "2022 draft"]
 # By what is stored: what it can be presented as, and the option in words.
@@ -100,7 +100,8 @@ def info(
         found = _survey(target, fast)
         engine = target.engine
         capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities
-        is_known = probe or engine.storage.kind not in _SERVERS or capabilities.atomic_commits
+        kind = kind_named(engine.storage.kind)
+        is_known = probe or kind is None or not kind.is_probed or capabilities.atomic_commits
         damaged = found.damaged_objects > 0
         stored: _Stored = "2022 draft" if is_draft(engine.storage) else "v3"
         flavour = {"stored": stored, "presented": engine.options.present.name, "presentable": ["v3", *_PRESENTABLE[stored]]}

@@ -20,10 +20,9 @@ from shardstore.cli.output import said_if_slow
 from shardstore.errors import InvalidInput
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.redaction import redacted
 from shardstore.stored.detect import is_draft
-
-_TAKE_NO_OPTIONS = frozenset({"", "file", "local", "memory"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +100,16 @@ def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def _takes_options(protocol: str) -> bool:
+    kind = kind_of_protocol(protocol)
+    return bool(protocol) and (kind is None or kind.plain_options is None)
+
+
 def pair_options(
     source: str, target: str, given: dict[str, Any], of_target: dict[str, Any] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The options of two URLs. What is given is for both, but for a local one beside another that takes options."""
-    takes = {url: Address.parse(url).protocol not in _TAKE_NO_OPTIONS for url in (source, target)}
+    takes = {url: _takes_options(Address.parse(url).protocol) for url in (source, target)}
     if of_target is not None:
         return given, of_target
     return given if takes[source] or not takes[target] else {}, given if takes[target] or not takes[source] else {}

@@ -15,6 +15,7 @@ from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.reads import ReadLimits
 from shardstore.plan.strategies import strategy_of
+from shardstore.storage.opening.kinds import read_sizes
 
 Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
 """What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its storage
@@ -28,9 +29,6 @@ StrategyName = Literal["rewrite", "append"]
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
-# Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
-_GAP_BYTES = {"memory": 0, "local": 8 * 2**10}
-_FIRST_BYTES = {"s3": 512 * 2**10}  # as much as the gap there: it takes less than a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +143,11 @@ class EngineOptions:
         return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
 
     def read_limits(self, kind: str) -> ReadLimits:
-        """Gap and size limits for a kind of storage, and what is asked for with an index.
-
-        A gap is worth reading where it costs less than a request: a few microseconds on a local disk, some ten
-        milliseconds, or half a MiB, on an object store.
-        """
-        gap, first = self.gap_bytes, self.first_bytes
-        if gap is None:
-            gap = _GAP_BYTES.get(kind, 512 * 2**10)
-        return ReadLimits(gap, self.request_bytes, _FIRST_BYTES.get(kind, 0) if first is None else first)
+        """Gap and size limits for a kind of storage, and what is asked for with an index."""
+        gap, first = read_sizes(kind)
+        return ReadLimits(
+            gap if self.gap_bytes is None else self.gap_bytes, self.request_bytes, first if self.first_bytes is None else self.first_bytes
+        )
 
 
 def _are_counts(value: object) -> bool:

@@ -13,6 +13,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
+from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import chained_filesystem
 
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
@@ -20,9 +21,6 @@ _OWN_OPTIONS = sorted(
     {field.name for field in fields(EngineOptions)}
     | {"fsync", "locks", "pipeline", "present", "read_only", "static", "stored", "transport"}
 )
-
-_ALIKE = (frozenset({"s3", "s3a"}), frozenset({"gs", "gcs"}), frozenset({"http", "https"}), frozenset({"file", "local"}))
-"""Names of one filesystem each: options go by the one that the chain has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,8 @@ def check_options(names: Iterable[str], target_protocol: object) -> None:
 
 def _remedy(name: str, target_protocol: object) -> str:
     below = target_protocol if isinstance(target_protocol, str) else "s3"
-    if any({name, below} <= alike for alike in _ALIKE):
+    kind = kind_of_protocol(below)
+    if kind is not None and name in kind.protocols:
         return f"the link below is {below!r}: say {below}={{…}} instead of {name}={{…}}, in storage_options too"
     return f"give options of a link below by its protocol: {below}={{{name!r}: …}}, in storage_options too"
 

@@ -20,11 +20,11 @@ from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.segments import CopiedRange
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.opening.address import has_host
 from shardstore.storage.opening.open import open_storage
 
 _SUFFIX = ".quarantine"
 _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"
-_WITHOUT_HOST = ("file", "local", "memory")
 
 
 def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: Mapping[str, Any] | None) -> Storage:
@@ -52,7 +52,7 @@ def _beside(target: Any) -> Any:
             return target[0], path + _SUFFIX
     elif isinstance(target, str) and "::" not in target:
         protocol, separator, path = target.rstrip("/").rpartition("://")
-        if path and (not separator or protocol in _WITHOUT_HOST or "/" in path):
+        if path and (not separator or not has_host(protocol) or "/" in path):
             return target.rstrip("/") + _SUFFIX
     raise InvalidInput(f"there is no place beside {target!r}: {_HOW}")
 

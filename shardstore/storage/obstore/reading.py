@@ -45,6 +45,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds say how a bucket is opened, and what names a version."""
 
     inner: Below
+    transport = "obstore"
 
     def __init__(self, inner: Below) -> None:
         super().__init__(inner)

@@ -6,14 +6,22 @@ import os
 from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
+from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.redaction import redacted
 
 _OURS = "sharded::"
 
-# Protocols whose paths begin with no bucket, container or host that could not itself be a key.
-_WITHOUT_HOST = frozenset({"", "file", "local", "memory", "zip", "tar", "libarchive", "reference", "dir", "arrow_hdfs"})
+# Protocols without a storage kind whose paths begin with no bucket, container or host that could not itself be a key.
+_WITHOUT_HOST = frozenset({"", "zip", "tar", "libarchive", "reference", "dir", "arrow_hdfs"})
 _LOCAL = frozenset({"file", "local"})
 _ABSOLUTE = _LOCAL | {""}
+
+
+def has_host(protocol: str) -> bool:
+    """Whether paths of the protocol begin with a bucket, container or host."""
+    kind = kind_of_protocol(protocol)
+    return protocol not in _WITHOUT_HOST if kind is None else kind.has_host
+
 
 # Their paths are within an archive or a set of references: above a URL that names no such path there is nothing.
 _CONTAINERS = frozenset({"zip", "tar", "libarchive", "reference"})
@@ -51,7 +59,7 @@ class Address:
         if "?" in path and protocol.startswith("http"):
             return cls(protocol, before + link, (), tail)  # a query belongs to the whole address
         host, below = "", path
-        if protocol not in _WITHOUT_HOST:
+        if has_host(protocol):
             host, _, below = path.partition("/")
         segments = tuple(below.strip("/").split("/")) if below.strip("/") else ()
         if "" in segments:

@@ -24,10 +24,10 @@ from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_on
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
+from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.wrappers.base import innermost
 
-_WITH_STORAGES = frozenset({"s3", "s3a", "gs", "gcs", "http", "https"})
 _SERVERS = frozenset(
     {"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "az", "abfs", "adl", "oss", "oci"}
 )
@@ -154,7 +154,7 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
     protocols = protocols_of(fs)
     if not _OWN_BYTES.isdisjoint(protocols):
         return Location(frozenset())
-    if not _WITH_STORAGES.isdisjoint(protocols):
+    if any(kind.has_host for kind in map(kind_of_protocol, protocols) if kind is not None):
         return location_of(open_storage((fs, path)))
     if not _SERVERS.isdisjoint(protocols):
         options = {**fs.storage_options, **{name: value for name in _HOSTS if (value := attributes.get(name))}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import fsspec.asyn
 import fsspec.core
 from fsspec.asyn import AsyncFileSystem
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
 from fsspec.registry import available_protocols, get_filesystem_class, registry
@@ -22,32 +21,18 @@ from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreEr
 from shardstore.extras import how_to_install
 from shardstore.storage.base import Storage
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
-from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.generic.links import REFERENCES, is_any, is_one, without_dirs
+from shardstore.storage.generic.links import REFERENCES, is_any, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
-from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening import options as open_options
-from shardstore.storage.opening.redaction import redacted, shown_cause
+from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
+from shardstore.storage.opening.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, taken_from
-from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.static import as_said, check_static, static_from
-
-_LOCAL = frozenset({"file", "local"})
-_MEMORY = frozenset({"memory"})
-_S3 = frozenset({"s3", "s3a"})
-_GCS = frozenset({"gs", "gcs"})
-_HTTP = frozenset({"http", "https"})
-
-LocalOpener = Callable[[str], LocalStorage]
-"""Makes the storage of a path, with the options that concern local files."""
 
 _OURS = "sharded"
 """The protocol under which fsspec knows views of stores; registered by ``adapters.fsspec.filesystem``."""
-
-_EXTRAS = dict.fromkeys(_S3, "s3") | dict.fromkeys(_GCS, "gcs") | dict.fromkeys(_HTTP, "http")
 
 
 def open_storage(
@@ -184,14 +169,16 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
     options_by_link = open_options.by_link(shown, [protocol or "file" for protocol in protocols], options)
     if len(protocols) == 1:
         (protocol,) = protocols
-        if protocol in _LOCAL:
-            open_options.refuse(shown, options_by_link[protocol])
-            return local(LocalFileSystem._strip_protocol(url))
-        if protocol == "memory" and options_by_link[protocol].get("global_store", True):
-            open_options.refuse(shown, {k: v for k, v in options_by_link[protocol].items() if k != "global_store"})
-            return MemoryStorage(MemoryFileSystem._strip_protocol(url))
+        kind, given = kind_of_protocol(protocol), options_by_link[protocol]
+        if kind is not None and kind.plain_options is not None and _are_plain(given, kind.plain_options):
+            open_options.refuse(shown, {name: value for name, value in given.items() if name not in kind.plain_options})
+            return kind.open(kind.filesystem, url, local)
     fs, path = _filesystem_of(url, shown, options_by_link)
     return _open_filesystem(fs, path, local, url)
+
+
+def _are_plain(given: Mapping[str, Any], plain: Mapping[str, object]) -> bool:
+    return all(given.get(name, value) == value for name, value in plain.items())
 
 
 def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
@@ -200,8 +187,8 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
         try:
             cls = get_filesystem_class(protocol)
         except ImportError as exc:
-            extra = _EXTRAS.get(protocol)
-            remedy = how_to_install(extra) if extra else str(exc)
+            kind = kind_of_protocol(protocol)
+            remedy = how_to_install(kind.extra) if kind is not None and kind.extra else str(exc)
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
         open_options.check(shown, protocol, cls, options, chain)
     try:
@@ -260,7 +247,7 @@ def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mappin
     what = f"{shown!r} cannot be opened"
     if isinstance(exc, TypeError | KeyError | AttributeError):
         given = {name: value for of_link in options.values() for name, value in of_link.items()}
-        return open_options.unusable_options(f"{what}: {chain[0]!r} takes other options", given, exc)
+        return unusable_options(f"{what}: {chain[0]!r} takes other options", given, exc)
     if isinstance(exc, FileNotFoundError):
         return NotFound(f"{what}: there is no such file ({_reason(exc)})")
     if isinstance(exc, PermissionError):
@@ -290,18 +277,11 @@ def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url:
 
         check_made_by_user(fs)
     fs, path = without_dirs(fs, path)
-    if isinstance(fs, LocalFileSystem) and is_one(fs, _LOCAL):
-        return local(fs._strip_protocol(path))
-    if isinstance(fs, MemoryFileSystem) and is_one(fs, _MEMORY) and fs.store is MemoryFileSystem.store:
-        return MemoryStorage(fs._strip_protocol(path))
+    kind = kind_of_filesystem(fs)
+    if kind is not None and kind.plain_options is not None:
+        return kind.open(fs, path, local)
     fs = on_io_loop(fs)
-    if is_one(fs, _S3) and isinstance(fs, AsyncFileSystem):
-        return S3Storage(fs, path)
-    if is_one(fs, _GCS) and isinstance(fs, AsyncFileSystem):
-        return GCSStorage(fs, path)
-    if is_one(fs, _HTTP) and isinstance(fs, AsyncFileSystem):
-        return HTTPStorage(fs, path)
-    return GenericStorage(fs, path, url)
+    return GenericStorage(fs, path, url) if kind is None else kind.open(fs, path, local)
 
 
 # Synchronous filesystems do not know which process they belong to; this is where each was first seen.

@@ -1,8 +1,17 @@
-"""URLs and messages without the secrets that they may carry: users and passwords, tokens, and queries, which can be signatures."""
+"""URLs, options and messages without the secrets that they may carry: users and passwords, tokens, and queries, which can be signatures."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from shardstore.errors import InvalidInput
+
+HARMLESS = frozenset(
+    {"asynchronous", "auto_mkdir", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths"}
+)
+"""Options of fsspec itself, which mean nothing where a storage does without it."""
 
 # Greedy up to the last "@" before the path: a password may hold one.
 _USER = re.compile(r"(?<=://)[^/\s'\"<>]*@")
@@ -29,3 +38,9 @@ def shown_cause(exc: BaseException) -> BaseException | None:
             return None
         error = error.__cause__ or error.__context__
     return exc
+
+
+def unusable_options(what: str, options: Mapping[str, Any], exc: Exception) -> InvalidInput:
+    """The error of a filesystem that fails on its options by an exception of Python's; names them, without their values."""
+    given = ", ".join(sorted(set(options) - HARMLESS)) or "none"
+    return InvalidInput(f"{what}: check the values of its storage_options, which are {given} ({type(exc).__name__}: {redacted(str(exc))})")

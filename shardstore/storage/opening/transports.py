@@ -8,13 +8,10 @@ from typing import Any, Literal, cast, get_args
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.storage.base import Storage
-from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.opening.kinds import kind_named, kinds
 from shardstore.storage.wrappers.base import innermost
 
 Transport = Literal["fsspec", "obstore"]
-
-_PROTOCOLS = ("s3", "s3a", "gs", "gcs")
 
 OPTION = "transport"
 """Among ``storage_options`` too, so that everything that takes those takes it."""
@@ -36,7 +33,7 @@ def taken_from(options: MutableMapping[str, Any], given: Transport) -> Transport
     named: set[Transport] = set()
     if OPTION in options:
         named.add(check_transport(options.pop(OPTION)))
-    for protocol in _PROTOCOLS:
+    for protocol in (protocol for kind in kinds() if kind.on_obstore is not None for protocol in kind.protocols):
         of_link = options.get(protocol)
         if isinstance(of_link, Mapping) and OPTION in of_link:
             named.add(check_transport(of_link[OPTION]))
@@ -56,23 +53,21 @@ def carried_by(transport: Transport, storage: Storage) -> Storage:
     """
     if transport == "fsspec":
         return storage
-    if not isinstance(innermost(storage), S3Storage | GCSStorage):
-        raise Unsupported(f"transport='obstore' is for s3:// and gs://, not for {storage.url}, which is of the kind {storage.kind!r}")
-    try:  # an extra, and slow to import
-        from shardstore.storage.obstore.gcs import ObstoreGCSStorage
-        from shardstore.storage.obstore.s3 import ObstoreS3Storage
+    below = innermost(storage)
+    kind = kind_named(below.kind)
+    if kind is None or kind.on_obstore is None or not isinstance(below, kind.storage):
+        takers = " and ".join(f"{kind.protocols[0]}://" for kind in kinds() if kind.on_obstore is not None)
+        raise Unsupported(f"transport='obstore' is for {takers}, not for {storage.url}, which is of the kind {storage.kind!r}")
+    if below is not storage:
+        layer: object = storage
+        while layer is not None:
+            if getattr(layer, "transport", None) == transport:
+                return storage
+            layer = getattr(layer, "inner", None)
+        raise Unsupported(f"transport='obstore' cannot be put beneath a {type(storage).__name__}: open what it wraps with it")
+    try:
+        return kind.on_obstore(storage)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "obstore":
             raise
         raise Unsupported(f"transport='obstore' needs a package that is not installed: {how_to_install('obstore')}") from exc
-    match storage:
-        case S3Storage():
-            return ObstoreS3Storage(storage)
-        case GCSStorage():
-            return ObstoreGCSStorage(storage)
-    layer: object = storage
-    while layer is not None:
-        if isinstance(layer, ObstoreS3Storage | ObstoreGCSStorage):
-            return storage
-        layer = getattr(layer, "inner", None)
-    raise Unsupported(f"transport='obstore' cannot be put beneath a {type(storage).__name__}: open what it wraps with it")

@@ -1,0 +1,221 @@
+"""The kinds of storages that are opened from fsspec's filesystems, in one table. ``register_kind`` adds others.
+
+A kind is known by the name that its storages give as ``Storage.kind``. What no kind takes is a ``GenericStorage``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from shardstore.errors import InvalidInput
+from shardstore.storage.base import Storage
+from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.generic.links import is_one
+from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.s3.storage import S3Storage
+
+LocalOpener = Callable[[str], LocalStorage]
+"""Makes the storage of a path, with the options that concern local files."""
+
+_HALF_A_MIB = 512 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageKind:
+    """What tells one kind of storage from others before it is open, and how it is read best. Sizes in bytes."""
+
+    name: str
+    """``Storage.kind``."""
+    protocols: tuple[str, ...]
+    """The names of the filesystem in URLs."""
+    filesystem: type[AbstractFileSystem]
+    """The filesystems of these protocols that it can work through are instances of this."""
+    storage: type[Any]
+    """The class of its storages."""
+    opens: Callable[[Any, str, LocalOpener], Storage] | None = None
+    """Makes a storage from a filesystem, or its class where ``plain_options`` allow that, and a path in it.
+
+    ``None``: ``storage(fs, path)`` does."""
+    takes: Callable[[Any], bool] = lambda fs: True
+    """Whether a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
+    extra: str | None = None
+    """The extra of this package with what the filesystem needs."""
+    is_probed: bool = False
+    """What the server can do is known when it has been asked, and not before."""
+    has_host: bool = True
+    """Paths begin with a host or bucket, which is no part of a key."""
+    gap_bytes: int = _HALF_A_MIB
+    """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
+    first_bytes: int = 0
+    """What is asked for with the index of a small shard: no more than takes less than a request."""
+    plain_options: Mapping[str, object] | None = None
+    """Storage options that may be given, with these values, where a URL needs no filesystem; ``None``: it always needs one."""
+    swallows_options: bool = True
+    """The filesystem ignores options that it does not know, so they are refused."""
+    passed_on: frozenset[str] = frozenset()
+    """Options that the filesystem hands on from its ``**kwargs``."""
+    in_client_kwargs: frozenset[str] = frozenset()
+    """Options that belong into ``client_kwargs``."""
+    check_options: Callable[[str, Mapping[str, Any]], None] | None = None
+    """Refuses values, given the URL as it may be shown and the options, by ``InvalidInput``."""
+    has_endpoint: bool = False
+    """It takes ``endpoint_url``."""
+    on_obstore: Callable[[Any], Storage] | None = None
+    """Makes the storage whose requests obstore carries, from one whose requests the filesystem carries."""
+
+    def open(self, fs: Any, path: str, local: LocalOpener) -> Storage:
+        """Return the storage at a path of a filesystem; ``local`` opens local paths."""
+        made: Storage = self.storage(fs, path) if self.opens is None else self.opens(fs, path, local)
+        return made
+
+
+def _local(fs: Any, path: str, local: LocalOpener) -> Storage:
+    return local(fs._strip_protocol(path))
+
+
+def _memory(fs: Any, path: str, local: LocalOpener) -> Storage:
+    return MemoryStorage(fs._strip_protocol(path))
+
+
+def _is_global(fs: Any) -> bool:
+    return fs.store is MemoryFileSystem.store
+
+
+def _check_token(url: str, options: Mapping[str, Any]) -> None:
+    """Anything else that is no file is taken for the token itself, and sent to Google; those may hold a slash."""
+    token = options.get("token")
+    is_path = isinstance(token, str) and (token.startswith(("/", "./", "../", "~")) or token.endswith(".json"))
+    if isinstance(token, str) and is_path and not os.path.exists(token):
+        raise InvalidInput(
+            f"token {token!r} of {url!r} is no file: give the path of a service account's key, a name such as 'anon', or a token"
+        )
+
+
+def _s3_on_obstore(storage: S3Storage) -> Storage:
+    from shardstore.storage.obstore.s3 import ObstoreS3Storage  # an extra, and slow to import
+
+    return ObstoreS3Storage(storage)
+
+
+def _gcs_on_obstore(storage: GCSStorage) -> Storage:
+    from shardstore.storage.obstore.gcs import ObstoreGCSStorage  # an extra, and slow to import
+
+    return ObstoreGCSStorage(storage)
+
+
+_KINDS: dict[str, StorageKind] = {
+    kind.name: kind
+    for kind in (
+        # Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
+        StorageKind(
+            name="local",
+            protocols=("file", "local"),
+            filesystem=LocalFileSystem,
+            storage=LocalStorage,
+            opens=_local,
+            has_host=False,
+            gap_bytes=8 * 2**10,
+            plain_options={},
+        ),
+        StorageKind(
+            name="memory",
+            protocols=("memory",),
+            filesystem=MemoryFileSystem,
+            storage=MemoryStorage,
+            opens=_memory,
+            takes=_is_global,
+            has_host=False,
+            gap_bytes=0,
+            plain_options={"global_store": True},
+        ),
+        StorageKind(
+            name="s3",
+            protocols=("s3", "s3a"),
+            filesystem=AsyncFileSystem,
+            storage=S3Storage,
+            extra="s3",
+            is_probed=True,
+            first_bytes=_HALF_A_MIB,
+            passed_on=frozenset({"profile", "session_vars", "event_hooks", "include_builtin_handlers"}),  # of aiobotocore's session
+            in_client_kwargs=frozenset(
+                {"region_name", "verify", "api_version", "aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
+            ),
+            has_endpoint=True,
+            on_obstore=_s3_on_obstore,
+        ),
+        StorageKind(
+            name="gcs",
+            protocols=("gs", "gcs"),
+            filesystem=AsyncFileSystem,
+            storage=GCSStorage,
+            extra="gcs",
+            is_probed=True,
+            check_options=_check_token,
+            has_endpoint=True,
+            on_obstore=_gcs_on_obstore,
+        ),
+        StorageKind(
+            name="http",
+            protocols=("http", "https"),
+            filesystem=AsyncFileSystem,
+            storage=HTTPStorage,
+            extra="http",
+            passed_on=frozenset(  # of aiohttp's requests
+                {"headers", "auth", "params", "cookies", "ssl", "server_hostname", "proxy", "proxy_auth", "proxy_headers", "timeout"}
+                | {"trace_request_ctx", "allow_redirects", "max_redirects", "expect100", "read_until_eof", "read_bufsize"}
+                | {"auto_decompress", "max_line_size"}
+            ),
+        ),
+    )
+}
+
+
+def register_kind(kind: StorageKind) -> None:
+    """Open the URLs of ``kind.protocols`` by it, in this process. fsspec has to know the protocols as well.
+
+    Raises:
+        InvalidInput: another kind has its name, or one of its protocols.
+    """
+    for other in _KINDS.values():
+        if other != kind and (other.name == kind.name or not set(kind.protocols).isdisjoint(other.protocols)):
+            raise InvalidInput(f"the storage kind {kind.name!r} for {', '.join(kind.protocols)} collides with {other.name!r}")
+    _KINDS[kind.name] = kind
+
+
+def kinds() -> tuple[StorageKind, ...]:
+    """All kinds that are known."""
+    return tuple(_KINDS.values())
+
+
+def kind_named(name: str) -> StorageKind | None:
+    """The kind of storages whose ``kind`` is ``name``; ``None``: it is opened by other means, or ``GenericStorage``."""
+    return _KINDS.get(name)
+
+
+def kind_of_protocol(protocol: str) -> StorageKind | None:
+    """The kind that URLs of a protocol are opened by, unless their options ask for more than it has."""
+    return next((kind for kind in _KINDS.values() if protocol in kind.protocols), None)
+
+
+def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:
+    """The kind that takes a filesystem; ``None``: it is used as any other."""
+    return next(
+        (kind for kind in _KINDS.values() if is_one(fs, frozenset(kind.protocols)) and isinstance(fs, kind.filesystem) and kind.takes(fs)),
+        None,
+    )
+
+
+def read_sizes(name: str) -> tuple[int, int]:
+    """``gap_bytes`` and ``first_bytes`` of a kind of storage; what no table knows counts as an object store."""
+    kind = kind_named(name)
+    return (_HALF_A_MIB, 0) if kind is None else (kind.gap_bytes, kind.first_bytes)

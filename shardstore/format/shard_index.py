@@ -282,6 +282,18 @@ class IndexFormat:
         flat.flags.writeable = False
         return ShardIndex(flat.reshape(*self.chunks_per_shard, 2), self.chunk_nbytes)
 
+    def index_of_new(
+        self, slots: npt.NDArray[np.intp], begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | npt.NDArray[np.uint64]
+    ) -> ShardIndex:
+        """Return the index of a new shard that holds nothing but the chunks in ``slots`` and this index.
+
+        ``begins`` counts from the first byte of the first chunk, ``sizes`` are in bytes, ``(n,)`` each.
+        """
+        entries = np.full((prod(self.chunks_per_shard), 2), EMPTY, dtype=np.uint64)
+        entries[slots, 0] = (self.nbytes if self.location == "start" else 0) + begins
+        entries[slots, 1] = sizes
+        return self.index(entries)
+
     def empty(self) -> ShardIndex:
         """The index of a shard that holds no chunk."""
         return self.index(np.full((prod(self.chunks_per_shard), 2), EMPTY, dtype=np.uint64))

@@ -14,10 +14,8 @@ from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.reads import ReadLimits, coalesce
+from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, Storage
-
-_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=8 * 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryv
     plans = []
     for key, numbers in by_key.items():
         wanted = [place for i in numbers if (place := chunks[i].bytes) is not None]
-        plan = coalesce(wanted, _LIMITS)
+        plan = coalesce(wanted, UPKEEP_LIMITS)
         plans.append(plan)
         reads.append(Read(key, plan.requests if wanted else (EVERYTHING,), chunks[numbers[0]].generation))
     data: list[memoryview] = [memoryview(b"")] * len(chunks)
@@ -93,12 +91,7 @@ def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryv
             raise outcome.error
         if not isinstance(outcome, Found):
             raise ObjectChanged
-        for n, i in enumerate(numbers):
-            place = chunks[i].bytes
-            if place is None:
-                (data[i],) = outcome.buffers
-                continue
-            request = int(plan.of_request[n])
-            start = plan.requests[request].start
-            data[i] = outcome.buffers[request][place.start - start : place.end - start]
+        found = plan.cut(outcome.buffers) if plan.requests else [outcome.buffers[0]] * len(numbers)
+        for i, piece in zip(numbers, found, strict=True):
+            data[i] = piece
     return data

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
-from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import BytesLike
 from shardstore.model.segments import CopiedRange, NewBytes, Segment
@@ -147,11 +147,7 @@ def write_anew(
     sizes = old.flat[slots, 1].astype(np.int64)
     sizes[is_new] = [given[slot] for slot in slots[is_new].tolist()]
     stored = _stored(old.flat[slots, 0].astype(np.int64), sizes, is_new)
-    header = index_format.nbytes if index_format.location == "start" else 0
-    entries = np.full_like(old.flat, EMPTY)
-    entries[slots, 0] = header + stored.positions
-    entries[slots, 1] = sizes
-    index = index_format.index(entries)
+    index = index_format.index_of_new(slots, stored.positions, sizes)
     encoded = NewBytes(index_format.encode(index))
     segments = _segments(slots, is_new, stored, updates)
     nbytes = int(stored.sizes.sum()) + encoded.nbytes

@@ -24,12 +24,38 @@ class ReadLimits:
     """What is fetched at least with an index, since it takes no longer: a small shard is read whole that way."""
 
 
+UPKEEP_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=8 * 2**20)
+"""Limits for the tools that walk over whole archives, many objects at once, whatever the kind of storage."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CoalescedReads:
-    """``requests``, ascending; the i-th wanted range lies in ``requests[of_request[i]]``."""
+    """The requests for ``n`` wanted byte ranges of one object. The i-th lies in ``requests[of_request[i]]``."""
 
     requests: tuple[ByteRange, ...]
+    """In ascending order; they do not overlap."""
     of_request: npt.NDArray[np.intp]
+    """``(n,)``."""
+    starts: npt.NDArray[np.int64]
+    """``(n,)``: the first byte of each wanted range, in the object."""
+    ends: npt.NDArray[np.int64]
+    """``(n,)``: the byte behind the last one."""
+
+    @classmethod
+    def in_one(cls, request: ByteRange, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> CoalescedReads:
+        """Return the ranges as parts of one request that has been made."""
+        return cls((request,), np.zeros(len(starts), dtype=np.intp), starts, ends)
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Return where each wanted range begins in the answer to its request, ``(n,)``."""
+        bases = np.array([request.start for request in self.requests], dtype=np.int64)
+        return self.starts - bases[self.of_request]
+
+    def cut(self, buffers: Sequence[memoryview]) -> list[memoryview]:
+        """Return the bytes of each wanted range out of the answers to the requests; fewer bytes where an answer is too short."""
+        firsts = self.offsets()
+        lasts = firsts + (self.ends - self.starts)
+        return [buffers[i][a:b] for i, a, b in zip(self.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def coalesce(wanted: Sequence[ByteRange], limits: ReadLimits) -> CoalescedReads:
@@ -47,9 +73,10 @@ def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lim
     """
     n = len(starts)
     if not n:
-        return CoalescedReads((), np.empty(0, dtype=np.intp))
+        return CoalescedReads((), np.empty(0, dtype=np.intp), starts, ends)
     if n == 1:
-        return CoalescedReads((ByteRange(int(starts[0]), int(ends[0])),), np.zeros(1, dtype=np.intp))
+        return CoalescedReads.in_one(ByteRange(int(starts[0]), int(ends[0])), starts, ends)
+    wanted = starts, ends
     order = np.lexsort((ends, starts))
     starts, reached = starts[order], np.maximum.accumulate(ends[order])
     begins = np.ones(n, dtype=np.bool_)
@@ -62,7 +89,7 @@ def coalesce_all(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], lim
     of_request = np.empty(n, dtype=np.intp)
     of_request[order] = np.cumsum(begins) - 1
     stops = np.maximum.reduceat(ends[order], firsts)
-    return CoalescedReads(tuple(map(ByteRange, starts[firsts].tolist(), stops.tolist())), of_request)
+    return CoalescedReads(tuple(map(ByteRange, starts[firsts].tolist(), stops.tolist())), of_request, *wanted)
 
 
 def _cut_up(

@@ -197,7 +197,7 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, thre
     of_part = (bases // _STRIDE) * _MOST_OBJECT_BYTES + (np.cumsum(lengths) - lengths) // part_nbytes
     in_order = np.argsort(of_request, kind="stable")
     of_request = of_request[in_order]
-    firsts = starts[in_order] - bases[of_request]
+    firsts = coalesced.offsets()[in_order]
     lasts = (firsts + nbytes[in_order]).tolist()
     which, whose, froms = numbers[in_order].tolist(), of_request.tolist(), firsts.tolist()
     begins = np.flatnonzero(np.diff(of_part[of_request], prepend=-1)).tolist()

@@ -45,8 +45,7 @@ def index_error(shard: ShardRead, cause: Corruption) -> Corruption:
 def cut(shard: ShardRead, cached: CachedIndex, places: Places, data: memoryview, start: int, values: list[Value]) -> int:
     """Slices out of ``data``, which begins at byte ``start`` of the object; how many chunks there are."""
     wanted = wanted_chunks(shard, cached, places, values)
-    all_in_one = CoalescedReads((ByteRange(start, start + len(data)),), np.zeros(len(wanted.numbers), dtype=np.intp))
-    return slice_all(shard, wanted, all_in_one, (data,), values)
+    return slice_all(shard, wanted, CoalescedReads.in_one(ByteRange(start, start + len(data)), wanted.starts, wanted.ends), (data,), values)
 
 
 def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
@@ -80,17 +79,16 @@ def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values:
 
 def slice_all(shard: ShardRead, wanted: WantedChunks, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]) -> int:
     """What is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
-    bases = np.array([request.start for request in coalesced.requests], dtype=np.int64)[coalesced.of_request]
-    firsts, lasts = wanted.starts - bases, wanted.ends - bases
-    came = np.array([len(buffer) for buffer in buffers], dtype=np.int64)[coalesced.of_request]
-    for number, of_request, first, last in zip(wanted.numbers, coalesced.of_request.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
-        values[number] = buffers[of_request][first:last]
-    cut_short: list[int] = np.flatnonzero(lasts > came).tolist()
-    for at in cut_short:
-        start, end = int(wanted.starts[at]), int(wanted.ends[at])
-        what = f"bytes [{start}, {end}) were asked for, {max(0, int(came[at] - firsts[at]))} came"
-        values[wanted.numbers[at]] = _chunk_error(shard, wanted.slots[at], what, None)
-    return len(wanted.numbers) - len(cut_short)
+    cut_short = 0
+    for at, (number, piece, start, end) in enumerate(
+        zip(wanted.numbers, coalesced.cut(buffers), wanted.starts.tolist(), wanted.ends.tolist(), strict=True)
+    ):
+        values[number] = piece
+        if len(piece) != end - start:
+            cut_short += 1
+            what = f"bytes [{start}, {end}) were asked for, {len(piece)} came"
+            values[number] = _chunk_error(shard, wanted.slots[at], what, None)
+    return len(wanted.numbers) - cut_short
 
 
 def chunk_location(shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:

@@ -68,14 +68,9 @@ class PlanWriter:
             copies = [segment for segment in segments[at:end] if isinstance(segment, CopiedRange)]
             reads = windows.reads(copies)
             buffers = await self.read_pinned(key, list(reads.requests), generation) if copies else []
-            number = iter(reads.of_request.tolist())
+            pieces = iter(reads.cut(buffers))
             for planned in segments[at:end]:
-                if isinstance(planned, CopiedRange):
-                    i = next(number)
-                    first = planned.offset - reads.requests[i].start
-                    yield buffers[i][first : first + planned.nbytes]
-                else:
-                    yield _sent(planned)
+                yield next(pieces) if isinstance(planned, CopiedRange) else _sent(planned)
             at = end
 
     async def _long_piece(self, key: str, generation: Generation, segment: CopiedRange) -> AsyncIterator[BytesLike]:

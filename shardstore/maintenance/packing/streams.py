@@ -163,18 +163,9 @@ class Fetching:
         if not fetch.coalesced:
             buffers = [one.buffers[0] for one in found]
         else:
-            taken = dict.fromkeys(fetch.numbers, 0)
-            read_of = {number: i for i, number in enumerate(fetch.numbers)}
-            buffers = []
-            mine = slice(window.first, window.last)
-            for number, start, nbytes in zip(
-                self.chunks.of_object[mine].tolist(), self.chunks.start[mine].tolist(), self.chunks.nbytes[mine].tolist(), strict=True
-            ):
-                plan = fetch.coalesced[read_of[number]]
-                of_request = int(plan.of_request[taken[number]])
-                taken[number] += 1
-                begin = start - plan.requests[of_request].start
-                buffers.append(found[read_of[number]].buffers[of_request][begin : begin + nbytes])
+            cut = zip(fetch.numbers, fetch.coalesced, found, strict=True)
+            pieces = {number: iter(plan.cut(one.buffers)) for number, plan, one in cut}
+            buffers = [next(pieces[number]) for number in self.chunks.of_object[window.first : window.last].tolist()]
         given, wanted = sum(map(len, buffers)), window.nbytes
         if given != wanted:
             keys = ", ".join(repr(read.key) for read in fetch.reads[:3])

@@ -19,7 +19,7 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption
 from shardstore.format.checksums import CRC32C_NBYTES, crc32c
-from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
+from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.contents import digest_of_contents
 from shardstore.maintenance.packing.listing import OtherObject
@@ -180,10 +180,7 @@ class _Shard:
         if unit.job.source_layout.index_format is not None and not unit.job.adds_checksums:
             moved, begins = chunks.without_shared()
         is_first = index_format.location == "start"
-        entries = np.full((ShardGrid(index_format.chunks_per_shard).nslots, 2), EMPTY, dtype=np.uint64)
-        entries[slots, 0] = (index_format.nbytes if is_first else 0) + begins
-        entries[slots, 1] = sizes
-        index = index_format.encode(index_format.index(entries))
+        index = index_format.encode(index_format.index_of_new(slots, begins, sizes))
         key = join(unit.path, unit.name)
         nbytes = int(moved.nbytes.sum()) + CRC32C_NBYTES * len(moved) * unit.job.adds_checksums + len(index)
         return cls(key, (index,) if is_first else (), () if is_first else (index,), nbytes, moved)

@@ -16,7 +16,7 @@ from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.reads import ReadLimits, coalesce
+from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 
 Decode: TypeAlias = Callable[[str, memoryview], None]
@@ -28,10 +28,8 @@ Decoder: TypeAlias = Callable[[bytes], Decode]
 Raises ``Unsupported`` where a codec or data type is not installed.
 """
 
-WINDOW_BYTES = 8 * 2**20
+WINDOW_BYTES = UPKEEP_LIMITS.request_bytes
 """Of chunks at once in memory, a task, at most; one chunk that is longer is read alone."""
-
-_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=WINDOW_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +84,10 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     costs = [max(0, chunk.bytes.end - max(chunk.bytes.start, before)) for chunk, before in zip(in_order, reached, strict=False)]
     for some in in_windows(zip(in_order, costs, strict=True), itemgetter(1), look.window_bytes):  # shared bytes are read once a window
         window = [chunk for chunk, _ in some]
-        plan = coalesce([chunk.bytes for chunk in window], _LIMITS)
+        plan = coalesce([chunk.bytes for chunk in window], UPKEEP_LIMITS)
         buffers = _pinned(run_sync(storage.read([Read(key, plan.requests, generation)]))[0])
         nbytes += sum(map(len, buffers))
-        for chunk, number in zip(window, plan.of_request.tolist(), strict=True):
-            start = plan.requests[number].start
-            data = buffers[number][chunk.bytes.start - start : chunk.bytes.end - start]
+        for chunk, data in zip(window, plan.cut(buffers), strict=True):
             if (fault := look.fault(chunk.name, data)) is not None:
                 faults.append(fault)
     return faults, nbytes

@@ -20,9 +20,10 @@ from shardstore.engine.actions import (
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.shard_read import group_by_shard, group_located
+from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.writing.retrying import Contention
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.whole_chunks import with_whole
@@ -44,7 +45,6 @@ from shardstore.storage.base import (
     document_read,
 )
 
-_LAYOUT_TRIES = 5
 _PLAIN_AT_ONCE = 64
 
 KeyRequest = tuple[str, ByteRequest]
@@ -81,14 +81,15 @@ class Values:
         if (together := await self._get_together(keys, requests)) is not None:
             return together
         values: list[Value] = [None] * len(requests)
-        pending = list(range(len(requests)))
         strictly = False
-        for _ in range(_LAYOUT_TRIES):
+
+        async def attempt(pending: list[int]) -> list[int]:
+            nonlocal strictly
             targets = await self.locate_each([requests[i][0] for i in pending], for_write=strictly)
-            pending, strictly = await self._read(pending, targets, requests, values)
-            if not pending:
-                return values
-        for i in pending:
+            left, strictly = await self._read(pending, targets, requests, values)
+            return left
+
+        for i in await each_with_fresh_layout(range(len(requests)), attempt):
             values[i] = Conflict(f"the metadata that decides where {requests[i][0]!r} lies kept changing; try again")
         return values
 
@@ -258,7 +259,9 @@ class Values:
             Corruption: the index of the chunk's shard is damaged, or its entry.
         """
         strictly = False
-        for _ in range(_LAYOUT_TRIES):
+
+        async def attempt() -> int | None:
+            nonlocal strictly
             (target,) = await self._hierarchy.locate([key], for_write=strictly)
             match target:
                 case GoneTarget():
@@ -271,13 +274,12 @@ class Values:
                     if found is None or strictly or not self.may_be_shard(key):
                         return None if found is None else found.nbytes
                     strictly = True  # it looks like a chunk and no array was known to own it: was one created meanwhile?
+                    raise StaleLayout
                 case ChunkTarget():
                     (shard,) = group_by_shard([(0, target, EVERYTHING)])
-                    try:
-                        return await self._reader.chunk_nbytes(shard)
-                    except StaleLayout:
-                        continue
-        raise Conflict(f"the metadata that decides where {key!r} lies kept changing; try again")
+                    return await self._reader.chunk_nbytes(shard)
+
+        return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -360,10 +362,7 @@ class Values:
         return None
 
     async def _update_values(self, numbers: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
-        pending = numbers
-        for _ in range(_LAYOUT_TRIES):
-            if not pending:
-                return
+        async def attempt(pending: list[int]) -> list[int]:
             targets = await self.locate_each([updates[i][0] for i in pending], for_write=True)
             chunks: list[tuple[int, ChunkTarget]] = []
             plain: list[tuple[int, PlainTarget]] = []
@@ -379,13 +378,15 @@ class Values:
                         raise AssertionError(f"{target!r} is not to be written as a value")
             commits = self._writer.commit(with_whole([(t, updates[i][1]) for i, t in chunks]))
             outcomes, _ = await asyncio.gather(commits, self._update_plain(plain, updates, errors)) if plain else (await commits, None)
-            pending = []
+            left: list[int] = []
             for (i, _), outcome in zip(chunks, outcomes, strict=True):
                 if isinstance(outcome, StaleLayout):
-                    pending.append(i)
+                    left.append(i)
                 else:
                     errors[i] = outcome
-        for i in pending:
+            return left
+
+        for i in await each_with_fresh_layout(numbers, attempt):
             errors[i] = Conflict(f"the metadata that decides where {updates[i][0]!r} lies kept changing; it was not written")
 
     async def _update_plain(

@@ -16,7 +16,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.options import EngineOptions, check_flags
 from shardstore.engine.reading.index_cache import CachedIndex
-from shardstore.engine.reading.reader import StaleLayout
+from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike

@@ -10,9 +10,10 @@ from itertools import compress
 from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.reading.index_cache import CachedIndex
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import ShardRead
-from shardstore.errors import Conflict, ShardStoreError
+from shardstore.engine.stale_layout import StaleLayout, with_fresh_layout
+from shardstore.errors import ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of
@@ -20,7 +21,6 @@ from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Stor
 
 _INDICES_AT_FIRST = 4  # whoever only asks whether anything is there should not wait for many
 _INDICES_AT_ONCE = 256
-_LAYOUT_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,17 @@ class Listing:
 
     async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
         """Each shard with its index; shards of arrays that have become something else meanwhile are left out."""
-        for _ in range(_LAYOUT_TRIES):
+
+        async def attempt() -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
+            nonlocal shards
             try:
                 return list(zip(shards, await self._reader.load_indices(shards), strict=True))
             except StaleLayout:
                 nodes = await self._hierarchy.load({s.node.path for s in shards})
                 shards = [again for s in shards if (again := _laid_out_by(nodes[s.node.path], s)) is not None]
-        raise Conflict("the metadata of an array kept changing while it was being listed; try again")
+                raise
+
+        return await with_fresh_layout(attempt, "the metadata of an array kept changing while it was being listed; try again")
 
     def _chunks(self, shard: ShardRead, cached: CachedIndex, prefix: str, leading: ChunkCoords) -> ListedBatch:
         layout, start = shard.layout, join(shard.node.path, "")

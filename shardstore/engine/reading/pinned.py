@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import group_by_shard
 from shardstore.engine.reading.versions import chunk_version
+from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.values import Values
 from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storage
-
-_TRIES = 5
 
 
 class HeldValue:
@@ -82,15 +81,13 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
     Raises:
         Corruption: the index of the chunk's shard, or the chunk's entry in it, is damaged.
     """
-    for _ in range(_TRIES):
+
+    async def attempt() -> OpenValue | None:
         (target,) = await hierarchy.locate([key], for_write=True)
         match target:
             case ChunkTarget():
                 (shard,) = group_by_shard([(0, target, EVERYTHING)])
-                try:
-                    found = await reader.chunk_place(shard, surely=True)
-                except StaleLayout:
-                    continue
+                found = await reader.chunk_place(shard, surely=True)
                 if found is None:
                     return None
                 generation, where = found
@@ -106,7 +103,8 @@ async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, 
                 return PinnedValue(storage, key, key, info.generation, 0, info.nbytes)
             case GoneTarget():
                 return None
-    raise Conflict(f"the metadata that decides where {key!r} lies kept changing; try again")
+
+    return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
 
 
 async def _whole(key: str, values: Values) -> HeldValue | None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import ShardRead
-from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.engine.stale_layout import with_fresh_layout
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 
 _AT_ONCE = 256
-_LAYOUT_TRIES = 5
 
 
 async def prefetch(hierarchy: Hierarchy, reader: Reader, path: str, region: Sequence[slice] | None, most_bytes: int) -> int:
@@ -27,22 +27,21 @@ async def prefetch(hierarchy: Hierarchy, reader: Reader, path: str, region: Sequ
         InvalidInput: ``region`` is none of the array's.
         Corruption: an index is damaged.
     """
-    for _ in range(_LAYOUT_TRIES):
+
+    async def attempt() -> int:
         node = await hierarchy.node(path)
         if node is None or node.layout is None:
             raise NotFound(f"there is no sharded array at {path!r}" if node is None else f"{path!r} is no sharded array: it has no indices")
         shards = islice(_shards(node, node.layout, region), most_bytes // max(1, node.layout.grid.nslots * 16))
         found = 0
-        try:
-            while some := list(islice(shards, _AT_ONCE)):
-                for index in await reader.load_indices(some):
-                    if isinstance(index, ShardStoreError):
-                        raise index
-                    found += index is not None
-        except StaleLayout:
-            continue
+        while some := list(islice(shards, _AT_ONCE)):
+            for index in await reader.load_indices(some):
+                if isinstance(index, ShardStoreError):
+                    raise index
+                found += index is not None
         return found
-    raise Conflict(f"the metadata of array {path!r} kept changing; try again")
+
+    return await with_fresh_layout(attempt, f"the metadata of array {path!r} kept changing; try again")
 
 
 def _shards(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> Iterator[ShardRead]:

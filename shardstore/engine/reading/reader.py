@@ -29,6 +29,7 @@ from shardstore.engine.reading.shard_chunks import (
 )
 from shardstore.engine.reading.shard_read import ShardRead
 from shardstore.engine.reading.versions import parse_chunk_version
+from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, Places
@@ -44,10 +45,6 @@ _MOST_IN_VAIN = 10_000
 _MOST_FIRST_BYTES = 2**24  # of a batch
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
-
-
-class StaleLayout(Exception):
-    """The array's metadata changed since its layout was looked up: the keys have to be located again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.shard_read import group_by_shard
 from shardstore.engine.reading.versions import parse_chunk_version
+from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.values import Values, unreadable
 from shardstore.errors import Conflict, NotFound, ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome, Storage
 
-_LAYOUT_TRIES = 5
 _NO_BYTES = ByteRange(0, 0)
 
 
@@ -34,13 +34,12 @@ class VersionReader:
         Two rounds of requests where only chunks are read: indices, then chunks; one where their versions are given.
         """
         outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
-        pending = list(range(len(reads)))
-        for _ in range(_LAYOUT_TRIES):
+
+        async def attempt(pending: list[int]) -> list[int]:
             targets = await self._values.locate_each([reads[i].key for i in pending], for_write=True)
-            pending = await self._read_located(pending, targets, reads, outcomes)
-            if not pending:
-                return outcomes
-        for i in pending:
+            return await self._read_located(pending, targets, reads, outcomes)
+
+        for i in await each_with_fresh_layout(range(len(reads)), attempt):
             outcomes[i] = Failed(Conflict(f"the metadata that decides where {reads[i].key!r} lies kept changing; try again"))
         return outcomes
 

@@ -19,8 +19,9 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
 from shardstore.engine.reading.index_versions import IndexVersions
-from shardstore.engine.reading.reader import Reader, StaleLayout, same_shards
+from shardstore.engine.reading.reader import Reader, same_shards
 from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.stale_layout import StaleLayout
 from shardstore.engine.writing.chunk_lengths import refusal
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.engine.writing.retrying import Contention, Turn

@@ -9,10 +9,11 @@ from shardstore.engine.keys import join, metadata_path
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
-from shardstore.engine.reading.reader import Reader, StaleLayout
+from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import Conflict, InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
@@ -20,7 +21,6 @@ from shardstore.storage.base import Storage
 
 _KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
 _SHARDS_AT_ONCE = 64
-_TRIES = 5
 
 
 class Erasing:
@@ -48,13 +48,7 @@ class Erasing:
         """
         if prefix and not prefix.endswith("/"):
             raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
-        for _ in range(_TRIES):
-            try:
-                await self._erase(prefix, keep_documents)
-            except StaleLayout:
-                continue
-            return
-        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+        await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
 
     async def erase_chunks(self, prefix: str) -> None:
         """Erase the chunks below a prefix that ends inside the coordinates of a sharded array: whole shards unread, and no other object.
@@ -62,20 +56,18 @@ class Erasing:
         Raises:
             Conflict: the metadata of the array kept changing; some chunks may be left.
         """
-        for _ in range(_TRIES):
+
+        async def attempt() -> None:
             within = await self._listing.array_prefix(prefix)
             if within is None or not within.rest or within.node.layout is None:
                 return
             plan = plan_prefix(within.node.layout, within.rest)
-            try:
-                if plan.covers_whole_shards:
-                    await self._erase_shards(join(within.node.path, plan.stored_prefix))
-                else:
-                    await self._erase_chunks(prefix, within, plan)
-            except StaleLayout:
-                continue
-            return
-        raise Conflict(f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again")
+            if plan.covers_whole_shards:
+                await self._erase_shards(join(within.node.path, plan.stored_prefix))
+            else:
+                await self._erase_chunks(prefix, within, plan)
+
+        await with_fresh_layout(attempt, _kept_changing(prefix))
 
     async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
         """Remove the shards of an array that are ``wanted`` by their coordinates, unread."""
@@ -180,3 +172,7 @@ class Erasing:
         others.sort(key=lambda key: (metadata_path(key) is not None, -key.count("/")))
         for start in range(0, len(others), _KEYS_AT_ONCE):
             await self._storage.delete_many(others[start : start + _KEYS_AT_ONCE])
+
+
+def _kept_changing(prefix: str) -> str:
+    return f"metadata kept changing while {prefix!r} was being erased; some of it may be left: try again"

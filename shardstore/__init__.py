@@ -194,7 +194,7 @@ def get_mapper(
     Arguments and errors are those of ``open``, but for ``pipeline``, which is zarr's. Where zarr-python 2 is installed, what is returned
     with ``present="v2"`` is a store of its own too, to which it hands whole batches.
     """
-    from shardstore.adapters.mapping.mapping import mapping_class
+    from shardstore.adapters.mapping.classes import mapping_class
 
     return mapping_class(present)(
         url,

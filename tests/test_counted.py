@@ -335,7 +335,7 @@ def test_a_new_array_of_whole_shards_is_written_once() -> None:
 
 def test_more_than_fits_in_memory_is_still_one_write_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline takes large assignments in waves, and a wave must not end inside a shard."""
-    monkeypatch.setattr("shardstore.adapters.zarr.pipeline._WAVE_BYTES", 3 * PER_SHARD * CHUNK + 5)
+    monkeypatch.setattr("shardstore.adapters.zarr.chunk_pipeline._WAVE_BYTES", 3 * PER_SHARD * CHUNK + 5)
     counted = Counted(10)
     trace, array = counted.client()
     with trace.count() as block:

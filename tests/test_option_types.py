@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -45,11 +46,13 @@ def test_every_option_has_a_type() -> None:
 
 
 @pytest.mark.slow
-def test_mypy_finds_misspelt_options_and_values() -> None:
-    program = RIGHT + "\n".join(WRONG) + "\n"
-    said, failures, _ = api.run(["--strict", "--no-error-summary", "--no-pretty", "--hide-error-context", "-c", program])
+def test_mypy_finds_misspelt_options_and_values(tmp_path: Path) -> None:
+    program, settings = tmp_path / "program.py", tmp_path / "mypy.ini"
+    program.write_text(RIGHT + "\n".join(WRONG) + "\n")
+    settings.write_text("[mypy]\nstrict = True\n")
+    said, failures, _ = api.run([f"--config-file={settings}", f"--cache-dir={tmp_path}", "--no-error-summary", "--no-pretty", str(program)])
     assert not failures
-    wrong = {int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line}
+    wrong = {int(line.removeprefix(str(program)).split(":")[1]) for line in said.splitlines() if ": error:" in line}
     first = RIGHT.count("\n") + 1
     assert wrong == set(range(first, first + len(WRONG))), said
 

@@ -14,7 +14,7 @@ from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters.zarr import pipeline as zarr_pipeline
+from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline
 from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps

@@ -24,7 +24,7 @@ from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.metadata.levels import LevelledStorage
-from shardstore.engine.moving import copy_nodes, move_nodes
+from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
@@ -391,6 +391,11 @@ class Engine(KeyedStore):
         )
 
     # -- whole nodes -----------------------------------------------------------------------------------------------
+
+    @property
+    def node_access(self) -> NodeAccess:
+        """What ``moving`` takes of this."""
+        return NodeAccess(self.storage, self.hierarchy, self._indices, self._erasing, self.options, self.no_transaction)
 
     async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
         """Copy everything at or below the path ``source`` as it is stored; see ``moving.copy_nodes``. May be cancelled."""

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shardstore.engine.keys import ancestors, check_key, join, metadata_path
 from shardstore.engine.memory_budget import MemoryBudget
-from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.options import EngineOptions
+from shardstore.engine.reading.index_cache import IndexCache
+from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
@@ -37,9 +40,6 @@ from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, Obje
 from shardstore.storage.opening.location import Location, location_of
 from shardstore.storage.wrappers.base import innermost
 from shardstore.stored.detect import is_draft
-
-if TYPE_CHECKING:  # the engine imports this module
-    from shardstore.engine.engine import Engine
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of objects and of bytes that have been copied so far."""
@@ -63,15 +63,35 @@ class _Replaced(ShardStoreError):
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """What copying and moving take of an engine: its stored objects, and what it remembers of them."""
+
+    storage: Storage
+    hierarchy: Hierarchy
+    indices: IndexCache
+    erasing: Erasing
+    options: EngineOptions
+    no_transaction: Callable[[], Awaitable[None]]
+    """Waits for a commit that is under way; raises ``InvalidInput`` where a transaction is open."""
+
+
+class HasNodes(Protocol):
+    """An engine."""
+
+    @property
+    def node_access(self) -> NodeAccess: ...
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """A presented path of one engine."""
 
-    engine: Engine
+    nodes: NodeAccess
     path: str
 
     @property
     def storage(self) -> Storage:
-        return self.engine.storage
+        return self.nodes.storage
 
     @property
     def below(self) -> str:
@@ -103,18 +123,18 @@ class _Place:
 
     def forget(self) -> None:
         """What was known is no longer so; that something is absent neither."""
-        self.engine.hierarchy.forget_below(self.path)
-        self.engine._indices.drop_prefix(self.below)
+        self.nodes.hierarchy.forget_below(self.path)
+        self.nodes.indices.drop_prefix(self.below)
 
     def known_arrays(self) -> list[Node]:
-        return [node for node in self.engine.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
+        return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
 
     def forget_moved(self, arrays: Iterable[Node]) -> None:
         """As if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes no stray objects."""
         self.forget()
         for node in arrays:
-            self.engine.hierarchy.put(node)
-            self.engine.hierarchy.learn(node.path, ABSENT)
+            self.nodes.hierarchy.put(node)
+            self.nodes.hierarchy.learn(node.path, ABSENT)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -141,8 +161,8 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
     for place in (source, target):
         if place.path and metadata_path(check_key(place.path)) is not None:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
-    for engine in {source.engine, target.engine}:
-        await engine.no_transaction()
+    for place in (source, target):
+        await place.nodes.no_transaction()
     one, other = source.location(links=overwrite), target.location()
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
@@ -172,7 +192,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
 async def _chunk_owner(place: _Place) -> Node | None:
     """The sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
     cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
-    nodes = await place.engine.hierarchy.load((path for path, _ in cuts), even_damaged=True)
+    nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
     for path, rest in cuts:
         node = nodes[path]
         if node is None or node.layout is None or not rest:
@@ -187,7 +207,7 @@ async def _chunk_owner(place: _Place) -> Node | None:
 async def _look(source: _Place) -> _Found:
     """Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
     at = bool(source.path) and await source.storage.stat(source.path) is not None
-    if source.engine.hierarchy.known(source.path) is not None:
+    if source.nodes.hierarchy.known(source.path) is not None:
         return _Found(at, below=True)
     async for _ in source.storage.list(source.below):
         return _Found(at, below=True)
@@ -199,7 +219,7 @@ async def _clear(target: _Place, found: _Found) -> None:
     try:
         if target.path and not found.at:
             await target.storage.delete(target.path, UNCONDITIONAL)
-        await target.engine._erasing.erase_prefix(target.below)
+        await target.nodes.erasing.erase_prefix(target.below)
     finally:
         target.forget()
 
@@ -246,7 +266,7 @@ class _Copying:
         self._by_server = _stores_alike(source, target)
         # Between a hierarchy of the draft and final Zarr v3 the shards are carried as they are, and what they are by is changed.
         self._is_translated = is_draft(source.storage) != is_draft(target.storage)
-        self._budget = MemoryBudget(source.engine.options.max_memory)
+        self._budget = MemoryBudget(source.nodes.options.max_memory)
         self._documents: list[ObjectInfo] = []
 
     async def run(self) -> None:
@@ -387,7 +407,7 @@ class _Copying:
             document = loads_object(found.buffers[0])
         except Corruption:
             return None
-        by_transformer = self.target.engine.options.shards_by_transformer(is_draft=is_draft(self.target.storage))
+        by_transformer = self.target.nodes.options.shards_by_transformer(is_draft=is_draft(self.target.storage))
         translated = sharded_otherwise(document, by_transformer=by_transformer) if is_array(document) else document
         return None if translated is document else dumps(translated)
 
@@ -429,7 +449,7 @@ async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
 
 
 async def copy_nodes(
-    source: Engine, source_path: str, target: Engine, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+    source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
     """Copy everything at or below a path to another one, of the same store or another; the number of stored objects.
 
@@ -442,7 +462,7 @@ async def copy_nodes(
         NotFound: there is nothing at the source. Nothing was changed.
         Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
     """
-    here, there = _Place(source, source_path), _Place(target, target_path)
+    here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
     found = await _begin(here, there, overwrite)
     copying = _Copying(here, there, overwrite, progress, overwrites=found.overwrites)
     await copying.run()
@@ -453,14 +473,14 @@ async def copy_nodes(
 
 
 async def move_nodes(
-    engine: Engine, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+    engine: HasNodes, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
     """Move everything at or below a path to another one of the same store, as ``move_between`` does."""
     return await move_between(engine, source_path, engine, target_path, overwrite=overwrite, progress=progress)
 
 
 async def move_between(
-    source: Engine, source_path: str, target: Engine, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
+    source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
     """Move everything at or below a path; how many objects were copied for it, or 1 where one rename did it.
 
@@ -471,7 +491,7 @@ async def move_between(
     Raises as ``copy_nodes``, and:
         Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy.
     """
-    here, there = _Place(source, source_path), _Place(target, target_path)
+    here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
     found = await _begin(here, there, overwrite)
     arrays = here.known_arrays()
     if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
@@ -517,7 +537,7 @@ async def _erase_moved(source: _Place, found: _Found, arrays: Iterable[Node]) ->
         if found.at:
             await source.storage.delete(source.path, UNCONDITIONAL)
         if found.below:
-            await source.engine._erasing.erase_prefix(source.below)
+            await source.nodes.erasing.erase_prefix(source.below)
     except BaseException:
         source.forget()
         raise

@@ -14,8 +14,8 @@ import pytest
 import zarr
 
 import shardstore
+from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import codec_threads
-from shardstore.adapters.zarr import pipeline as zarr_pipeline
 from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage

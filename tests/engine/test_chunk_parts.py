@@ -20,8 +20,8 @@ from zarr.core.sync import sync
 
 import shardstore
 from shardstore._sync import run_sync
+from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import codec_threads
-from shardstore.adapters.zarr import pipeline as zarr_pipeline
 from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.engine.engine import Engine
 from shardstore.engine.reading import chunk_parts

@@ -161,6 +161,6 @@ def test_without_jinja_nothing_is_left_out(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(Unsupported, match=r"refs\.json: .*pip install jinja2"):
         open_storage(f"reference::file://{path}")
     find = util.find_spec
-    monkeypatch.setattr("shardstore.storage.references.json.find_spec", lambda name: None if name == "jinja2" else find(name))
+    monkeypatch.setattr("shardstore.storage.references.opening.find_spec", lambda name: None if name == "jinja2" else find(name))
     with pytest.raises(Unsupported, match="pip install jinja2"):
         open_storage(f"simplecache::reference::file://{path}")

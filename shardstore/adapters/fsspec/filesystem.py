@@ -15,6 +15,7 @@ from fsspec.json import FilesystemJSONEncoder
 from fsspec.utils import tokenize
 
 from shardstore._sync import iterate, run_async
+from shardstore.adapters.face import FilesystemFace
 from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
 from shardstore.adapters.fsspec.root import Root, without_protocol
@@ -37,7 +38,7 @@ _OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_i
 Info = dict[str, Any]
 
 
-class ShardedFileSystem(FileTransfers, ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
+class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
     """A filesystem whose files are the presented keys of a store: documents without sharding, and single chunks.
 
     Paths are those of the filesystem below, as in every chain: ``bucket/data.zarr/ct/c/0/0`` over S3. Those that do not start

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack
@@ -213,27 +211,6 @@ class ShardedMap(MutableMapping[str, bytes]):
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{key!r} does not exist in {self.url}")
-
-
-def mapping_class(present: object) -> type[ShardedMap]:
-    """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
-    if present == "v2" and _has_zarr2():
-        from shardstore.adapters.mapping.zarr2_store import Zarr2Store
-
-        return Zarr2Store
-    if present == "draft" and _has_zarr2():
-        from shardstore.adapters.mapping.zarr2_draft_store import Zarr2DraftStore
-
-        return Zarr2DraftStore
-    return ShardedMap
-
-
-@functools.cache
-def _has_zarr2() -> bool:
-    try:
-        return importlib.metadata.version("zarr").startswith("2.")
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _checked(key: object) -> str:

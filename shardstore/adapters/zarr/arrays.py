@@ -9,30 +9,64 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Collection
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr.core.array
 from fsspec.asyn import get_loop
+from zarr.abc.codec import CodecPipeline
+from zarr.codecs import ShardingCodec
 from zarr.core.array import AsyncArray
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import parse_shapelike
 
 from shardstore._sync import run_sync
-from shardstore.adapters.zarr.by_shards import ArrayView, ShardPipeline
-from shardstore.adapters.zarr.pipeline import is_sharded
+from shardstore.adapters.zarr.place import place_behind
 from shardstore.engine.keys import check_key, join, metadata_key
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.presentation import same_chunks
 from shardstore.format.v2.metadata import ARRAY_NAME
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 
+if TYPE_CHECKING:
+    from zarr.core.metadata.v3 import ArrayV3Metadata
+    from zarr.storage import StorePath
+
+
+class ArrayPipeline(CodecPipeline):
+    """A pipeline that knows which array it is of, and what of it is stored."""
+
+    def bind(self, store_path: StorePath) -> None:
+        """Take note that this is the pipeline of the array at ``store_path``."""
+        raise NotImplementedError
+
+    async def erase_outside(self, store_path: StorePath, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> bool:
+        """Erase the chunks that a smaller shape leaves outside; return false where zarr has to do it."""
+        raise NotImplementedError
+
+    async def shards_with_chunks(self, store_path: StorePath) -> Collection[str] | None:
+        """Return the keys of the shards of which something is stored; ``None`` where zarr has to find out."""
+        raise NotImplementedError
+
+
 _initialised = AsyncArray.__init__
 _resized = AsyncArray.resize
 _shards_initialized = getattr(zarr.core.array, "_shards_initialized", None)
+
+
+def is_sharded(array_metadata: Any) -> bool:
+    """Whether zarr itself sees the array as sharded."""
+    return any(isinstance(codec, ShardingCodec) for codec in getattr(array_metadata, "codecs", ()))
+
+
+def document_of(metadata: ArrayV3Metadata) -> JsonObject:
+    """Return the document of an array as zarr would store it."""
+    return loads_object(metadata.to_buffer_dict(default_buffer_prototype())[METADATA_NAME].to_bytes())
 
 
 def replace_methods() -> None:
@@ -50,7 +84,7 @@ def replace_methods() -> None:
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _initialised(self, *args, **kwargs)
     pipeline = self.codec_pipeline
-    if isinstance(pipeline, ShardPipeline):
+    if isinstance(pipeline, ArrayPipeline):
         pipeline.bind(self.store_path)
     elif is_sharded(self.metadata) or (self.metadata.zarr_format == 2 and not self.store_path.read_only):
         _refuse_early(self)
@@ -63,14 +97,12 @@ def _refuse_early(array: Any) -> None:
         InvalidInput: it is sharded for zarr, does not have our pipeline, and the store does not show it like that (nor is it there); or it
             is one of Zarr v2, new, and was to be sharded.
     """
-    from shardstore.adapters.zarr.place import place_behind
-
     store = array.store_path.store
     if _runs_on_io_loop() or (place := place_behind(store)) is None:  # to wait here would block it; the store refuses then
         return
     path = place.key(array.store_path.path).rstrip("/")
     if array.metadata.zarr_format == 3:
-        if not run_sync(_is_shown(place.engine, path, ArrayView(array.metadata, store).document)):
+        if not run_sync(_is_shown(place.engine, path, document_of(array.metadata))):
             raise InvalidInput(refusal_of_shards(path))
     elif place.engine.options.chunks_per_shard not in (None, "auto"):
         documents = array.metadata.to_buffer_dict(default_buffer_prototype())
@@ -92,7 +124,7 @@ async def _is_shown(engine: Presented, path: str, document: JsonObject) -> bool:
 @wraps(_resized)
 async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True) -> None:
     pipeline = self.codec_pipeline
-    if delete_outside_chunks and isinstance(pipeline, ShardPipeline):
+    if delete_outside_chunks and isinstance(pipeline, ArrayPipeline):
         shape = parse_shapelike(new_shape)
         if len(shape) == len(self.metadata.shape):  # zarr has the words for it where it is not
             self.metadata.update_shape(shape)  # as there: what zarr refuses is refused before anything is deleted
@@ -103,7 +135,7 @@ async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True)
 async def _with_chunks(array: Any) -> tuple[str, ...]:
     """The keys of the shards of which something is stored, as zarr has them."""
     pipeline = getattr(array, "codec_pipeline", None)
-    shards = await pipeline.shards_with_chunks(array.store_path) if isinstance(pipeline, ShardPipeline) else None
+    shards = await pipeline.shards_with_chunks(array.store_path) if isinstance(pipeline, ArrayPipeline) else None
     if shards is None:
         assert _shards_initialized is not None
         initialized: tuple[str, ...] = await _shards_initialized(array)

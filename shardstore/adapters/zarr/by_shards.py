@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from shardstore._sync import run_async
 from shardstore.adapters.own_shards import note_view
+from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, replace_methods
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of_all, previous_of_codecs, zarrs_own
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
-from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline, install_pipeline, place_of_all, previous_of_codecs, zarrs_own
+from shardstore.adapters.zarr.place import place_of
 from shardstore.engine.keys import join
 from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
-from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, parse_layout
+from shardstore.format.json_text import JsonObject
+from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from shardstore.format.presentation import present_array
 from shardstore.model.ranges import ByteRange
 from shardstore.presented.flavours import Presented
@@ -65,8 +66,7 @@ class ArrayView:
     @property
     def document(self) -> JsonObject:
         if self._document is None:
-            buffers = self._metadata.to_buffer_dict(default_buffer_prototype())
-            self._document = loads_object(buffers[METADATA_NAME].to_bytes())
+            self._document = document_of(self._metadata)
         return self._document
 
     def bind(self, path: str) -> None:
@@ -75,8 +75,6 @@ class ArrayView:
         note_view(path.rpartition("/")[2], self)
 
     def is_at(self, engine: Presented, path: str) -> bool:
-        from shardstore.adapters.zarr.place import place_of  # the stores themselves import the module of pipelines
-
         place = place_of(self.store)
         return self.path is not None and place is not None and place.engine is engine and place.key(self.path) == path
 
@@ -90,7 +88,7 @@ class ArrayView:
             self.bind(state["path"])
 
 
-class ShardPipeline(CodecPipeline):
+class ShardPipeline(ArrayPipeline):
     """Reads and writes of one array that is sharded for zarr, behind which there is an engine."""
 
     def __init__(self, metadata: ArrayV3Metadata, store: Store) -> None:
@@ -123,8 +121,6 @@ class ShardPipeline(CodecPipeline):
 
     async def place_by_shards(self, store_path: StorePath, *, for_write: bool) -> Place | None:
         """The place of the array at this path, where it is seen there by its chunks; ``None`` where it is not, or not there."""
-        from shardstore.adapters.zarr.place import place_of
-
         return await self._place_by_shards(place_of(store_path.store), store_path.path, for_write=for_write)
 
     async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[Place, Expansion, CodecPipeline] | None:
@@ -153,7 +149,7 @@ class ShardPipeline(CodecPipeline):
                 assert layout is not None
                 self._pipeline = previous_of_codecs(codecs, replace(shard, shape=layout.chunk_shape))
             else:
-                self._pipeline = ShardedCodecPipeline(codecs)
+                self._pipeline = ChunkPipeline(codecs)
         return self._pipeline
 
     def _chunk_codecs(self) -> tuple[Codec, ...]:
@@ -234,7 +230,7 @@ class ShardPipeline(CodecPipeline):
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> CodecPipeline:  # type: ignore[override]  # whichever is right
-        return ShardedCodecPipeline.from_codecs(codecs)
+        return ChunkPipeline.from_codecs(codecs)
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
         return self
@@ -271,7 +267,7 @@ class ShardPipeline(CodecPipeline):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._metadata, self.view, self._whole = state["metadata"], state["view"], state["whole"]
         self._expansion = self._pipeline = None
-        install_pipeline()  # and with it what arrays do beside
+        replace_methods()
 
 
 async def _is_any_there(place: Place, keys: Sequence[str]) -> bool:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, WrapperStore
 
-from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
-from shardstore.adapters.zarr.store import ShardedStore, handles_keys_as
+from shardstore.adapters.face import Face, FilesystemFace
 
 if TYPE_CHECKING:
     from shardstore.presented.flavours import Presented
+
+_OF_ONE_KEY = ("get", "set", "delete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ def place_of(store: object) -> Place | None:
 
     Nor has a subclass one that handles keys in its own way.
     """
-    if not issubclass(type(store), Store):
-        return None  # it only says that it is one, as mocks do
-    if isinstance(store, ShardedStore) and store.uses_pipeline:
+    if not isinstance(store, Store) or not issubclass(type(store), Store):
+        return None  # or it only says that it is one, as mocks do
+    if isinstance(store, Face) and store.uses_pipeline:
         return Place(store, store.engine, "")
     if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
         return None
-    if isinstance(store.fs, ShardedFileSystem) and store.fs.uses_pipeline:
+    if isinstance(store.fs, FilesystemFace) and store.fs.uses_pipeline:
         prefix = store.fs.key_of(store.path)
         return Place(store, store.fs.engine, prefix + "/" if prefix else "")
     return None
@@ -61,10 +62,15 @@ def place_behind(store: Store) -> Place | None:
     innermost = store
     while isinstance(innermost, WrapperStore):
         innermost = innermost._store
-    if isinstance(innermost, ShardedStore):
+    if isinstance(innermost, Face):
         return Place(store, innermost.engine, "")
-    if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, ShardedFileSystem):
+    if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, FilesystemFace):
         return None
     innermost.fs.settle()
     prefix = innermost.fs.key_of(innermost.path)
     return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")
+
+
+def handles_keys_as(store: Store, base: type[Store]) -> bool:
+    """Whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
+    return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)

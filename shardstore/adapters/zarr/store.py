@@ -10,12 +10,14 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
+from shardstore.adapters.face import Face
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.transaction import transaction
 from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.pipeline import install_pipeline
+from shardstore.adapters.zarr.place import handles_keys_as
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.counters import Counters
 from shardstore.engine.options import check_flags
@@ -30,10 +32,9 @@ if TYPE_CHECKING:
 
 
 _BATCHES_AT_ONCE = 16  # of at most a shard's keys each
-_OF_ONE_KEY = ("get", "set", "delete")
 
 
-class ShardedStore(Store):
+class ShardedStore(Face, Store):
     """A Zarr store that shows plain chunks and keeps shards.
 
     Args:
@@ -319,11 +320,6 @@ class ShardedStore(Store):
         if not isinstance(value, Buffer):
             raise TypeError(f"{type(self).__name__}.set(): `value` must be a Buffer instance. Got an instance of {type(value)} instead.")
         return memoryview(value.as_numpy_array().data).cast("B") if len(value) else memoryview(b"")
-
-
-def handles_keys_as(store: Store, base: type[Store]) -> bool:
-    """Whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
-    return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)
 
 
 def byte_request(wanted: object) -> ByteRequest:

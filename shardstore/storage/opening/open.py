@@ -211,7 +211,7 @@ def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFil
 
     References are opened as those of a URL are. Raises whatever the filesystem raises.
     """
-    from shardstore.storage.references.json import for_inner_links, reference_filesystem  # seldom needed
+    from shardstore.storage.references.opening import for_inner_links, reference_filesystem  # seldom needed
 
     given = for_inner_links(options)
     return reference_filesystem(given) if protocol in REFERENCES else get_filesystem_class(protocol)(**given)
@@ -220,7 +220,7 @@ def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFil
 def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     given = {protocol: dict(options) for protocol, options in options_by_link.items()}
     for protocol in REFERENCES & given.keys():
-        from shardstore.storage.references.json import for_inner_link  # seldom needed
+        from shardstore.storage.references.opening import for_inner_link  # seldom needed
 
         given[protocol] = for_inner_link(given[protocol])
     return given
@@ -228,7 +228,7 @@ def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
 
 def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem:
     """The filesystem of a URL of references: those of its options, or of the chain behind it."""
-    from shardstore.storage.references.json import reference_filesystem  # seldom needed
+    from shardstore.storage.references.opening import reference_filesystem  # seldom needed
 
     (protocol, options), *below = options_by_link.items()
     given = dict(options)
@@ -273,7 +273,7 @@ def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url:
             "shard them once more. Give the filesystem below it"
         )
     if is_any(fs, REFERENCES):
-        from shardstore.storage.references.json import check_made_by_user  # seldom needed
+        from shardstore.storage.references.opening import check_made_by_user  # seldom needed
 
         check_made_by_user(fs)
     fs, path = without_dirs(fs, path)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import fsspec
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
+from fsspec.implementations.reference import ReferenceFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from shardstore.errors import InvalidInput, NotFound, ShardStoreError, Unsupported
-from shardstore.storage.generic.links import REFERENCES, links_of
+from shardstore.errors import NotFound, ShardStoreError
 from shardstore.storage.opening.redaction import redacted
 from shardstore.storage.references.expansion import expanded, is_generated
 
-_CHOICE = "simple_templates"
+CHOICE = "simple_templates"
 
 
 class _Targets(dict[str | None, AbstractFileSystem]):
@@ -77,7 +75,7 @@ class JSONReferences(ReferenceSet):
         simple_templates: bool = False,
         **options: Any,
     ) -> None:
-        document = _document(fo, target_protocol, target_options, ref_storage_args)
+        document = document_of(fo, target_protocol, target_options, ref_storage_args)
         if simple_templates and is_generated(document):
             warnings.warn(
                 "a set of references has generated keys (gen), which simple_templates=True leaves out: their chunks will be missing",
@@ -93,7 +91,7 @@ class JSONReferences(ReferenceSet):
         super().__init__(references, **options)
 
 
-def _document(
+def document_of(
     fo: str | Mapping[str, Any], protocol: str | None, options: Mapping[str, Any] | None, others: Mapping[str, Any] | None
 ) -> Any:
     if not isinstance(fo, str):
@@ -103,58 +101,3 @@ def _document(
             return json.loads(file.read())
     except IsADirectoryError as exc:
         raise NotFound(f"{redacted(fo)} is a directory, and no set of references: one in Parquet has a file .zmetadata") from exc
-
-
-def reference_filesystem(given: Mapping[str, Any]) -> AbstractFileSystem:
-    """The filesystem of a set of references, in Parquet or JSON, by the arguments of ``ReferenceFileSystem``.
-
-    Raises as the class of either does, and whatever the filesystem below raises.
-    """
-    from shardstore.storage.references.parquet import ParquetReferences, is_parquet_set  # seldom needed
-
-    return (ParquetReferences if is_parquet_set(**{"fo": None, **given}) else JSONReferences)(**given)
-
-
-def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a set of references that another link of a chain reads through, where fsspec itself opens it.
-
-    Raises:
-        Unsupported: jinja2 is not installed, without which fsspec would leave generated keys out.
-    """
-    if _CHOICE not in options and find_spec("jinja2") is None:
-        raise Unsupported(
-            "a set of references behind another link needs jinja2: pip install jinja2; or say that it has neither generated keys nor "
-            "templates, by storage_options={'reference': {'simple_templates': True}}"
-        )
-    return {_CHOICE: False, **options}
-
-
-def for_inner_links(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a filesystem that fsspec makes of a chain, with ``for_inner_link`` wherever it reads through references."""
-    inner = options.get("target_options")
-    if not isinstance(inner, Mapping):
-        return dict(options)
-    below = for_inner_links(inner)
-    return {**options, "target_options": for_inner_link(below) if options.get("target_protocol") in REFERENCES else below}
-
-
-def check_made_by_user(fs: AbstractFileSystem) -> None:
-    """Refuse a filesystem of references that was opened without a word on templates, where that has left generated keys out.
-
-    Raises:
-        InvalidInput: it has, here or in a link that ``fs`` reads through.
-    """
-    for link in links_of(fs):
-        if not isinstance(link, ReferenceFileSystem) or isinstance(link, ReferenceSet) or isinstance(link.references, LazyReferenceMapper):
-            continue
-        given = dict(link.storage_options)
-        if _CHOICE in given or len(link.storage_args) > 1:
-            continue
-        if link.storage_args:
-            given["fo"] = link.storage_args[0]
-        where = [given.get(name) for name in ("target_protocol", "target_options", "ref_storage_args")]
-        if is_generated(_document(given["fo"], *where)):
-            raise InvalidInput(
-                "the filesystem of references was made with simple_templates=True, fsspec's default, which leaves generated keys (gen) "
-                "out: make it with simple_templates=False, or give the URL (reference::…)"
-            )

@@ -1,0 +1,29 @@
+"""Which class of mapping a program gets, by its version of zarr-python."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+
+from shardstore.adapters.mapping.mapping import ShardedMap
+
+
+def mapping_class(present: object) -> type[ShardedMap]:
+    """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
+    if present == "v2" and _has_zarr2():
+        from shardstore.adapters.mapping.zarr2_store import Zarr2Store
+
+        return Zarr2Store
+    if present == "draft" and _has_zarr2():
+        from shardstore.adapters.mapping.zarr2_draft_store import Zarr2DraftStore
+
+        return Zarr2DraftStore
+    return ShardedMap
+
+
+@functools.cache
+def _has_zarr2() -> bool:
+    try:
+        return importlib.metadata.version("zarr").startswith("2.")
+    except importlib.metadata.PackageNotFoundError:
+        return False

@@ -1,0 +1,385 @@
+"""A codec pipeline for zarr-python that hands whole selections and assignments to the engine.
+
+zarr's own pipelines ask the store for one chunk after the other, ten at a time; nobody below can tell where an
+assignment ends. Here one selection is one batch of reads, and one assignment is one batch of writes and deletes: one
+commit a shard. Arrays of other stores go to the pipeline that was configured before; those that are sharded for zarr too, to
+``by_shards``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from zarr.abc.codec import CodecPipeline
+from zarr.core.array import create_codec_pipeline
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.config import config
+from zarr.storage import StorePath
+
+from shardstore._sync import run_async
+from shardstore.adapters.zarr.chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
+from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
+from shardstore.adapters.zarr.place import Place, place_of
+from shardstore.adapters.zarr.scatter import Info, gather_chunks, scatter_chunks
+from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.reading.chunk_parts import ChunkParts, Part
+from shardstore.errors import ShardStoreError
+from shardstore.model.ranges import EVERYTHING
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from zarr.abc.codec import Codec
+    from zarr.abc.store import Store
+    from zarr.core.array_spec import ArraySpec
+    from zarr.core.buffer import Buffer, NDBuffer
+
+
+_WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
+_USUAL_WAVE_BYTES = 2**22  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
+_SHARDS_A_WAVE = 8  # at least, up to ``_LARGE_WAVE_BYTES``: over a network each wave checks the array's document, a request more
+_LARGE_WAVE_BYTES = 2**24
+_READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
+_WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
+_WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
+_ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
+
+_previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+
+
+def put_in_front(path: str) -> None:
+    """Make the pipeline at ``path`` zarr's, in front of the one that is configured; nothing where it is already."""
+    global _previous_path
+    configured = config.get("codec_pipeline.path")
+    if configured != path:
+        _previous_path = configured
+        config.set({"codec_pipeline.path": path})
+
+
+def previous_pipeline() -> type[CodecPipeline]:
+    """The class that was configured before; looked up by name, since the configuration is not this thread's alone."""
+    module, _, name = _previous_path.rpartition(".")
+    pipeline: type[CodecPipeline] = getattr(import_module(module), name)
+    return pipeline
+
+
+def zarrs_own(array_metadata: Any, store: Store) -> CodecPipeline:
+    """What would be the array's pipeline if this one were not there."""
+    try:
+        return previous_pipeline().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+    except NotImplementedError:
+        return create_codec_pipeline(array_metadata)  # without a store it asks this class for no more than from_codecs
+
+
+def previous_of_codecs(codecs: Iterable[Codec], spec: ArraySpec) -> CodecPipeline:
+    """The previous pipeline of these codecs for chunks of this spec."""
+    return previous_pipeline().from_codecs(ChunkCodec(codecs, spec).codecs)
+
+
+class ChunkPipeline(CodecPipeline):
+    """Reads and writes of one array behind which there is an engine."""
+
+    def __init__(self, codecs: Iterable[Codec]) -> None:
+        self._codecs = tuple(codecs)
+        self._codec: ChunkCodec | None = None
+
+    # -- what zarr asks when it makes a pipeline -------------------------------------------------------------------
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec]) -> CodecPipeline:  # type: ignore[override]  # zarr has it return this class
+        return previous_pipeline().from_codecs(codecs)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        return self
+
+    # -- reading and writing ---------------------------------------------------------------------------------------
+
+    async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
+        """One batch for the whole selection: at most two rounds of requests, unless it exceeds the memory bound."""
+        infos = list(batch_info)
+        if not infos:
+            return ()
+        place = place_of_all(infos)
+        if place is None:
+            return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
+        codec = self._chunk_codec(infos[0][1])
+        keys = [info[0].path for info in infos]
+        sizes = _sizes(infos)
+        present, missing = status(True), status(False)
+        found = [present] * len(infos)
+
+        def scatter(numbers: Sequence[int], values: Sequence[memoryview | None]) -> None:
+            for i, value in zip(numbers, values, strict=True):
+                found[i] = missing if value is None else present
+            scatter_chunks(codec, [infos[i] for i in numbers], values, out, drop_axes)
+
+        rest: Sequence[int] = range(len(infos))
+        threads = threads_at_once()
+        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
+            await place.ensure_open()
+            mine = [place.key(key) for key in keys]
+            parts = place.engine.known_parts(mine, threads) or await run_async(place.engine.chunk_parts(mine, threads))
+            if parts is not None:
+                rest = await _scatter_parts(parts, sum(sizes), scatter)
+                if not rest:
+                    return tuple(found)
+
+        async def wave(within: Sequence[int]) -> None:
+            numbers = [rest[i] for i in within]
+            values = await _fetch(place, [keys[i] for i in numbers])
+            if codec.is_sync:
+                nbytes = sum(sizes[i] for i in numbers)
+                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
+                return
+            for i, value in zip(numbers, values, strict=True):
+                found[i] = missing if value is None else present
+            fetched = [(MemoryGetter(keys[i], value), *infos[i][1:]) for i, value in zip(numbers, values, strict=True)]
+            await codec.pipeline.read(fetched, out, drop_axes)
+
+        keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
+        await _in_waves(await _waves(place, keys_left, sizes_left, split_shards=True), sizes_left, _READ_BYTES, wave)
+        return tuple(found)
+
+    async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
+        """One batch for the whole assignment: one commit a shard, deletes of chunks that equal the fill value included.
+
+        Chunks that are only partly assigned are read first, in one batch too.
+        """
+        infos = list(batch_info)
+        if not infos:
+            return
+        place = place_of_all(infos)
+        if place is None:
+            await self._elsewhere(infos[0][1]).write(infos, value, drop_axes)
+            return
+        place.check_writable()
+        codec = self._chunk_codec(infos[0][1])
+        keys = [info[0].path for info in infos]
+        sizes = _sizes(infos)
+
+        async def wave(numbers: Sequence[int]) -> None:
+            partial = [i for i in numbers if not infos[i][4]]
+            was = dict(zip(partial, await _fetch(place, [keys[i] for i in partial]), strict=True))
+            old = [was.get(i) for i in numbers]
+            mine = [infos[i] for i in numbers]
+            if codec.is_sync:
+                nbytes = sum(sizes[i] for i in numbers)
+                parts = await in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
+                new = [data for part in parts for data in part]
+            else:
+                setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
+                await codec.pipeline.write([(setter, *info[1:]) for setter, info in zip(setters, mine, strict=True)], value, drop_axes)
+                new = [setter.result() for setter in setters]
+            updates: list[tuple[str, Action]] = [
+                (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
+            ]
+            for error in await run_async(place.engine.update_many(updates)):
+                if error is not None:
+                    raise error
+
+        await _in_waves(await _waves(place, keys, sizes, split_shards=False), sizes, _WRITE_BYTES, wave)
+
+    def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
+        if self._codec is None:
+            self._codec = ChunkCodec(self._codecs, spec)
+        return self._codec
+
+    def _elsewhere(self, spec: ArraySpec) -> CodecPipeline:
+        """For byte getters that are not ours, such as those of a wrapped store."""
+        return previous_pipeline().from_codecs(self._chunk_codec(spec).codecs)
+
+    # -- the rest of zarr's interface ------------------------------------------------------------------------------
+
+    @property
+    def _plain(self) -> BatchedCodecPipeline:
+        return self._codec.pipeline if self._codec is not None else BatchedCodecPipeline.from_codecs(self._codecs)
+
+    @property
+    def supports_partial_decode(self) -> bool:
+        return False
+
+    @property
+    def supports_partial_encode(self) -> bool:
+        return False
+
+    def validate(self, **kwargs: Any) -> None:
+        self._plain.validate(**kwargs)
+
+    def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
+        return self._plain.compute_encoded_size(byte_length, array_spec)
+
+    async def decode(self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]) -> Iterable[NDBuffer | None]:
+        return await self._plain.decode(chunk_bytes_and_specs)
+
+    async def encode(self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]) -> Iterable[Buffer | None]:
+        return await self._plain.encode(chunk_arrays_and_specs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._codecs == other._codecs  # zarr compares arrays by their pipelines too
+
+    def __hash__(self) -> int:
+        return hash(self._codecs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"codecs": self._codecs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._codecs = state["codecs"]
+        self._codec = None
+
+
+def place_of_all(infos: Sequence[Info]) -> Place | None:
+    """The one place to which all chunks belong."""
+    getter = infos[0][0]
+    if not isinstance(getter, StorePath):
+        return None
+    store = getter.store
+    for info in infos:
+        if not isinstance(info[0], StorePath) or info[0].store is not store:
+            return None
+    return place_of(store)
+
+
+def _sizes(infos: Sequence[Info]) -> list[int]:
+    """Decoded bytes of each chunk; those of one shape are of one size, since all are of one array."""
+    known: dict[tuple[int, ...], int] = {}
+    sizes: list[int] = []
+    for info in infos:
+        spec = info[1]
+        nbytes = known.get(spec.shape)
+        if nbytes is None:
+            nbytes = known[spec.shape] = wave_bytes(spec)
+        sizes.append(nbytes)
+    return sizes
+
+
+async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
+    if not keys:
+        return []
+    await place.ensure_open()
+    values: list[memoryview | None] = []
+    for value in await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys])):
+        if isinstance(value, ShardStoreError):
+            raise value
+        values.append(value)
+    return values
+
+
+Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
+"""Puts chunks, by their numbers, where they belong in the output."""
+
+
+async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
+    """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
+    work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
+    if work.waiting:
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop)
+    return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
+
+
+class _PartsWork:
+    """What several threads do until a batch is read: the next part is whoever's who asks."""
+
+    def __init__(self, parts: ChunkParts, scatter: Scatter, *, may_wait: bool) -> None:
+        self._parts = parts
+        self._scatter = scatter
+        self._may_wait = may_wait
+        self.waiting: deque[Part | Sequence[int]] = deque(parts.parts)
+        """Parts, and the numbers of chunks that are missing."""
+        self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
+        self._late: deque[Part] = deque()  # the system was told to fetch them
+        self._most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
+        self.failed: set[int] = set()
+        """The shards of which nothing counts."""
+
+    def stop(self) -> None:
+        self.waiting.clear()
+        self._late.clear()
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        while (task := self._next()) is not None:
+            task()
+
+    def _next(self) -> Callable[[], None] | None:
+        while self.waiting or self._late:
+            try:
+                if len(self._late) > self._most_late or not self.waiting:
+                    return partial(self._wait_for, self._late.popleft())
+                part = self.waiting.popleft()
+            except IndexError:  # another thread was faster
+                continue
+            return partial(self._read, part) if isinstance(part, Part) else partial(self._scatter, part, [None] * len(part))
+        return None
+
+    def _read(self, part: Part) -> None:
+        values = None if part.shard in self.failed else self._parts.in_memory(part)
+        if values is not None:
+            self._scatter(part.numbers, values)
+        elif self._may_wait:
+            self._late.append(part)
+        else:
+            self.failed.add(part.shard)
+
+    def _wait_for(self, part: Part) -> None:
+        values = None if part.shard in self.failed else self._parts.wait_for(part)
+        if values is None:
+            self.failed.add(part.shard)
+        else:
+            self._scatter(part.numbers, values)
+
+
+async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:
+    """Numbers of chunks that are handled together: whole shards, as many as make a wave full.
+
+    A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
+    """
+    full, large = min(_USUAL_WAVE_BYTES, _WAVE_BYTES), min(max(_USUAL_WAVE_BYTES, _LARGE_WAVE_BYTES), _WAVE_BYTES)
+    if sum(sizes) <= full:
+        return [range(len(keys))]
+    waves: list[list[int]] = [[]]
+    held = shards = 0
+    for group in await run_async(place.engine.shard_groups([place.key(key) for key in keys])):
+        nbytes = sum(sizes[i] for i in group)
+        if split_shards and nbytes > _WAVE_BYTES:
+            at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
+            waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
+            continue
+        if waves[-1] and held + nbytes > (full if shards >= _SHARDS_A_WAVE else large):
+            waves.append([])
+            held = shards = 0
+        waves[-1] += group
+        held += nbytes
+        shards += 1
+    return [wave for wave in waves if wave]
+
+
+async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
+    """Some waves at once; the first error is raised when those on their way have ended."""
+    if len(waves) == 1:
+        await run(waves[0])
+        return
+    largest = max(sum(sizes[i] for i in wave) for wave in waves)
+    bound = asyncio.Semaphore(max(_WAVES_AT_ONCE, at_once_bytes // max(1, largest)))
+    failed = False
+
+    async def one(numbers: Sequence[int]) -> None:
+        nonlocal failed
+        async with bound:
+            if failed:
+                return
+            try:
+                await run(numbers)
+            except BaseException:
+                failed = True
+                raise
+
+    results = await asyncio.gather(*(one(numbers) for numbers in waves), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -26,9 +26,9 @@ from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.redaction import redacted
 from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
+from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 
 _lock = threading.RLock()  # the engine below another is made while that one is

@@ -12,10 +12,9 @@ from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.given_bytes import given_bytes
+from shardstore.adapters.batch_values import given_bytes, raise_failed
 from shardstore.adapters.handle import Handle
 from shardstore.adapters.options import StoreOptions
-from shardstore.adapters.outcomes import raise_failed
 from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.counters import Counters

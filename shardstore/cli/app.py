@@ -18,7 +18,7 @@ from shardstore.cli.arguments import DEBUG
 from shardstore.cli.commands import LazyCommands, add_commands
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
 from shardstore.cli.output import complain
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 
 _PROGRAM = "shardstore"
 

@@ -21,7 +21,7 @@ from shardstore.errors import InvalidInput
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 from shardstore.stored.detect import is_draft
 
 

@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
+from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
+from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.counters import Counters
 from shardstore.engine.flavour import V3
+from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.keys import check_directory, check_erased, check_key, check_keys, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.metadata.consolidated import stale_consolidated
@@ -26,25 +29,22 @@ from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.metadata.levels import LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.by_shards import Sight, chunks_in_shards, held_back, look
+from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
-from shardstore.engine.reading.index_cache import IndexCache
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
 from shardstore.engine.reading.page_cache_read import page_cache_read
-from shardstore.engine.reading.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.reading.version_reader import VersionReader, of_content
+from shardstore.engine.transaction_commit import OverlayCommit
 from shardstore.engine.values import KeyRequest, KeyUpdate, Values
+from shardstore.engine.version_reader import VersionReader, of_content
+from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
-from shardstore.engine.writing.retrying import Contention, Sleep
 from shardstore.engine.writing.transaction import Overlay
-from shardstore.engine.writing.transaction_commit import OverlayCommit
 from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
-from shardstore.engine.writing.whole_chunks import with_whole
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from shardstore.engine.actions import Creation, SetIfMissing
 from shardstore.engine.keys import check_key
+from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
-from shardstore.engine.reading.pinned import OpenValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.values import KeyRequest, KeyUpdate

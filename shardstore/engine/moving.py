@@ -22,11 +22,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import ancestors, check_key, join, metadata_path
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.index_cache import IndexCache
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError

@@ -17,6 +17,7 @@ from shardstore.engine.actions import (
     revising,
     tells_outcome,
 )
+from shardstore.engine.contention import Contention
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
@@ -24,9 +25,8 @@ from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.shard_read import group_by_shard, group_located
 from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
-from shardstore.engine.writing.retrying import Contention
+from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
-from shardstore.engine.writing.whole_chunks import with_whole
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
+from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.options import EngineOptions, check_flags
-from shardstore.engine.reading.index_cache import CachedIndex
 from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
@@ -28,7 +28,7 @@ from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, 
 from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
 from shardstore.maintenance.survey.shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
-from shardstore.plan.compaction import plan_compaction
+from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardstore.engine.keys import ancestors, join
-from shardstore.errors import Corruption, InvalidInput
+from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import sizes
-from shardstore.format.v2.arrays import array_from_v2
-from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.json import same_text
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
-from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, Storage, document_read
 
 _DOCUMENTS_AT_ONCE = 256
 _MOST_ABSENT = 100_000
-
-_CONTRADICTING = frozenset({"zarr_format", "shape", "chunks", "order", "dimension_separator"})
-_NUMBERS = re.compile(r"[<>|][biuf][0-9]+")  # types whose fill values are told exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +99,6 @@ async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | No
             document, reason = None, str(exc)
         found.append(V2Document(named.path, named.name, document, reason))  # type: ignore[arg-type]  # a name of v2
     return found
-
-
-def v2_faults(read: V2Document) -> list[Fault]:
-    """What is wrong with one document by itself."""
-    if read.document is None:
-        return [Fault("not-json", read.reason)]
-    if read.name == GROUP_NAME and read.document.get("zarr_format") != 2:
-        return [Fault("contradiction", f"zarr_format {read.document.get('zarr_format')!r} is not 2")]
-    if read.name == CONSOLIDATED_NAME and not isinstance(read.document.get("metadata"), dict):
-        return [Fault("contradiction", "it holds no object of documents")]
-    return _array_faults(read.document) if read.name == ARRAY_NAME else []
-
-
-def _array_faults(zarray: JsonObject) -> list[Fault]:
-    shape = sizes(zarray.get("shape"), 0)
-    if shape is not None and sizes(zarray.get("chunks"), 1, len(shape)) is None:
-        return [Fault("contradiction", f"its chunks {zarray.get('chunks')!r} are not {len(shape)} positive sizes, one a dimension")]
-    try:
-        array_from_v2(zarray, None)
-    except InvalidInput as exc:
-        member = exc.__cause__.member if isinstance(exc.__cause__, NoCounterpart) else ""
-        is_number = _NUMBERS.fullmatch(str(zarray.get("dtype"))) is not None
-        is_wrong = member in _CONTRADICTING or (member == "fill_value" and is_number)
-        return [Fault("contradiction" if is_wrong else "unknown", str(exc))]
-    return []
 
 
 def _says_the_same(own: V2Document, repeated: Any) -> bool:

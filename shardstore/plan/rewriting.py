@@ -1,4 +1,8 @@
-"""Strategy ``rewrite``: a new object that holds the chunks in C or Morton order, and nothing else."""
+"""Strategy ``rewrite``, and compaction: a new object that holds the chunks in C or Morton order, and nothing else.
+
+Chunks whose bytes overlap, or are the same bytes, go on sharing them: they are moved together, as one piece. So a shard without updates is
+never longer than the shard it was made from, unless a chunk lay on the index.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,18 @@ from dataclasses import dataclass
 
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike
-from shardstore.plan.commits import ChunkOrder, Commit, CommitPlan, DeleteShard, NothingToDo, Strategy, kept_slots, write_anew
+from shardstore.plan.commits import (
+    ChunkOrder,
+    Commit,
+    CommitPlan,
+    DeleteShard,
+    NothingToDo,
+    Strategy,
+    WriteShard,
+    check_kept,
+    kept_slots,
+    write_anew,
+)
 
 
 @dataclass(frozen=True)
@@ -36,3 +51,16 @@ def plan_rewrite(
     if isinstance(kept, DeleteShard | NothingToDo):
         return kept
     return write_anew(index_format, old if old is not None else index_format.empty(), kept, updates, order)
+
+
+def plan_compaction(index_format: IndexFormat, old: ShardIndex, old_nbytes: int, order: ChunkOrder = "C") -> WriteShard | DeleteShard:
+    """The plan that stores the chunks of ``old``, pieces in the order of the first of their chunks, and nothing else.
+
+    Raises:
+        Corruption: an entry cannot be right.
+    """
+    present = old.present()
+    if not present.any():
+        return DeleteShard()
+    check_kept(old, old_nbytes, present)
+    return write_anew(index_format, old, present, {}, order)

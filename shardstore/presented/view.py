@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
+from shardstore.engine.by_shards import Sight
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.flavour import Flavour
@@ -19,12 +20,11 @@ from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.by_shards import Sight
+from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
-from shardstore.engine.reading.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.reading.version_reader import of_content
 from shardstore.engine.values import KeyRequest, KeyUpdate
+from shardstore.engine.version_reader import of_content
 from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding

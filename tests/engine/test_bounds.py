@@ -11,8 +11,8 @@ import pytest
 
 from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
+from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.memory_budget import MemoryBudget
-from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.generation import Generation
 from tests.engine.hooked import HookedStorage, document, fresh_memory

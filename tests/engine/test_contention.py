@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from shardstore.engine.actions import SetValue
+from shardstore.engine.contention import Contention
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.writing.retrying import Contention
 from shardstore.errors import Conflict
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import EVERYTHING

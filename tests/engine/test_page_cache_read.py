@@ -18,7 +18,7 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine import engine as engine_module
-from shardstore.engine.reading.index_cache import IndexCache
+from shardstore.engine.index_cache import IndexCache
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local import storage as local

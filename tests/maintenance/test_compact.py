@@ -28,7 +28,7 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.segments import CopiedRange
 from shardstore.plan.commits import DeleteShard, WriteShard
-from shardstore.plan.compaction import plan_compaction
+from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local import storage as local
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.storage import LocalStorage

@@ -25,7 +25,7 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.opening.redaction import redacted, shown_cause
+from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.requests.bucket import split_bucket
 from shardstore.storage.s3.client import translated
 from shardstore.storage.s3.storage import S3Storage

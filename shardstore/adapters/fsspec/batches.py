@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardstore.adapters.outcomes import raise_failed
+from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import Action, SetValue
 from shardstore.engine.keys import metadata_path
 from shardstore.errors import NotFound

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from shardstore.adapters.zarr.place import Place
     from shardstore.adapters.zarr.scatter import Info
-    from shardstore.engine.reading.by_shards import Sight
+    from shardstore.engine.by_shards import Sight
     from shardstore.model.chunks import ChunkCoords
 
 _making = threading.Lock()  # filters of warnings are those of the whole process

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from shardstore.engine.actions import OwnShards
+from shardstore.engine.contention import Contention
+from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.metadata.translation import Translation
 from shardstore.engine.options import EngineOptions
-from shardstore.engine.reading.index_cache import IndexCache
-from shardstore.engine.writing.retrying import Contention
 from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.counters import Counters
+from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
-from shardstore.engine.reading.index_cache import CachedIndex
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import group_located
 from shardstore.errors import ShardStoreError

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import compress
 
+from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
-from shardstore.engine.reading.index_cache import CachedIndex
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import ShardRead
 from shardstore.engine.stale_layout import StaleLayout, with_fresh_layout

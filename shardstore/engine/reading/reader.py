@@ -12,10 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.counters import Counters
+from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
-from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
-from shardstore.engine.reading.index_versions import IndexVersions
 from shardstore.engine.reading.shard_chunks import (
     Value,
     WantedChunks,
@@ -28,8 +27,8 @@ from shardstore.engine.reading.shard_chunks import (
     wanted_chunks,
 )
 from shardstore.engine.reading.shard_read import ShardRead
-from shardstore.engine.reading.versions import parse_chunk_version
 from shardstore.engine.stale_layout import StaleLayout
+from shardstore.engine.versions import IndexVersions, parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, Places

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.reading.index_cache import CachedIndex
+from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.reading.shard_read import ShardRead
 from shardstore.errors import Corruption, ShardStoreError
 from shardstore.format.shard_index import Places

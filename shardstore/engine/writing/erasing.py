@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from shardstore.engine.actions import ERASE, Action
+from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.keys import join, metadata_path
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
-from shardstore.engine.reading.index_cache import CachedIndex, IndexCache
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import ShardRead

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shardstore.engine.actions import Action, simplified
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.stale_layout import StaleLayout
-from shardstore.engine.writing.chunk_lengths import refusal_of_update
+from shardstore.engine.writing.chunk_sizes import refusal_of_update
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat

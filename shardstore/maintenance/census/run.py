@@ -15,8 +15,8 @@ from shardstore.maintenance.census.objects import CensusTask, Counted, count_obj
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, gathered, halved
 from shardstore.maintenance.place import Place
-from shardstore.maintenance.verify.chunks import WINDOW_BYTES
 from shardstore.maintenance.walk import Located, Walk
+from shardstore.plan.reads import UPKEEP_LIMITS
 
 Progress = Callable[[int, int, int | None], None]
 
@@ -110,7 +110,7 @@ class _Taking:
                 return False
             return self._execution.takes(located.info.key, plan.path, plan.number(located.coords))
 
-        window = min(WINDOW_BYTES, self._execution.window_bytes)
+        window = min(UPKEEP_LIMITS.request_bytes, self._execution.window_bytes)
         for plan, some in gathered(filter(wanted, self._walk.located()), reads_all=lambda plan: self._of_contents):
             objects = tuple((located.coords, located.info.nbytes) for located in some)
             yield CensusTask(self._execution.run, self._place, plan, objects, self._of_contents, window)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import Node
+from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_faults import metadata_faults
-from shardstore.format.v2.keys import CONSOLIDATED_NAME
+from shardstore.format.metadata_v3 import sizes
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.dtypes import NoCounterpart
+from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME
 from shardstore.maintenance.survey.nodes import SurveyedNodes
-from shardstore.maintenance.v2_nodes import is_stale_v2, read_v2, v2_faults
+from shardstore.maintenance.v2_nodes import V2Document, is_stale_v2, read_v2
 from shardstore.maintenance.verify.findings import Fault, Finding
+
+_CONTRADICTING = frozenset({"zarr_format", "shape", "chunks", "order", "dimension_separator"})
+_NUMBERS = re.compile(r"[<>|][biuf][0-9]+")  # types whose fill values are told exactly
 
 _DOCUMENTS_AT_ONCE = 256
 
@@ -93,3 +101,28 @@ def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
             if above in known and above != path:
                 yield Finding("contradiction", path, metadata_key(path), f"it lies inside the array {above or '/'!r}: arrays hold no nodes")
                 break
+
+
+def v2_faults(read: V2Document) -> list[Fault]:
+    """What is wrong with one document by itself."""
+    if read.document is None:
+        return [Fault("not-json", read.reason)]
+    if read.name == GROUP_NAME and read.document.get("zarr_format") != 2:
+        return [Fault("contradiction", f"zarr_format {read.document.get('zarr_format')!r} is not 2")]
+    if read.name == CONSOLIDATED_NAME and not isinstance(read.document.get("metadata"), dict):
+        return [Fault("contradiction", "it holds no object of documents")]
+    return _array_faults(read.document) if read.name == ARRAY_NAME else []
+
+
+def _array_faults(zarray: JsonObject) -> list[Fault]:
+    shape = sizes(zarray.get("shape"), 0)
+    if shape is not None and sizes(zarray.get("chunks"), 1, len(shape)) is None:
+        return [Fault("contradiction", f"its chunks {zarray.get('chunks')!r} are not {len(shape)} positive sizes, one a dimension")]
+    try:
+        array_from_v2(zarray, None)
+    except InvalidInput as exc:
+        member = exc.__cause__.member if isinstance(exc.__cause__, NoCounterpart) else ""
+        is_number = _NUMBERS.fullmatch(str(zarray.get("dtype"))) is not None
+        is_wrong = member in _CONTRADICTING or (member == "fill_value" and is_number)
+        return [Fault("contradiction" if is_wrong else "unknown", str(exc))]
+    return []

@@ -15,7 +15,7 @@ from shardstore.errors import AccessDenied, ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs.bounded import Allowed, bounded
-from shardstore.storage.opening.redaction import redacted, shown_cause, unusable_options
+from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
 

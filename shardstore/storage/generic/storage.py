@@ -42,7 +42,7 @@ from shardstore.storage.generic.links import (
 )
 from shardstore.storage.generic.seen import Memory, Seen
 from shardstore.storage.inferred_versions import agrees, unversioned, version_of
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.body import groups, joined
 from shardstore.storage.requests.conditions import check_deletion, failed, warn_not_honoured
 

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, StorageError
 from shardstore.storage.connection_errors import CHECK_ADDRESS, is_unreachable
-from shardstore.storage.opening.redaction import redacted, shown_cause
+from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.requests.bound import Bound
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Rea
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Answer, Bucket
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, read_all
 from shardstore.storage.s3.storage import S3Storage

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 
 _OURS = "sharded::"
 

@@ -27,8 +27,8 @@ from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
-from shardstore.storage.opening.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, taken_from
+from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.static import as_said, check_static, static_from
 
 _OURS = "sharded"

@@ -16,7 +16,7 @@ from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.redaction import HARMLESS, redacted
+from shardstore.storage.redaction import HARMLESS, redacted
 
 _OF_FSSPEC = frozenset({*HARMLESS, "batch_size"}) - {"auto_mkdir"}
 

@@ -17,7 +17,7 @@ from fsspec.implementations.reference import ReferenceFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import NotFound, ShardStoreError
-from shardstore.storage.opening.redaction import redacted
+from shardstore.storage.redaction import redacted
 from shardstore.storage.references.expansion import expanded, is_generated
 
 CHOICE = "simple_templates"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from shardstore.engine.reading.versions import chunk_version
+from shardstore.engine.versions import chunk_version
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation

@@ -1,14 +1,32 @@
-"""Versions of shards in storages that have none: told by their indices, whichever request or write these come from."""
+"""Versions of chunks and of shards.
+
+The version of a chunk is the version of its shard and its place there, as they were when the chunk was first seen; so it differs wherever
+the bytes may differ. It is kept while commits of this process carry the chunk over unchanged (``CachedIndex.version``). A shard in a
+storage without versions is told by its index.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from shardstore.format.shard_index import IndexFormat
+from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Storage, ToldByRanges
 from shardstore.storage.wrappers.base import innermost
+
+
+def chunk_version(shard: Generation, where: ChunkLocation) -> Generation:
+    return Generation(f"{shard.token}:{where.offset}:{where.nbytes}")
+
+
+def parse_chunk_version(version: Generation) -> tuple[Generation, ChunkLocation] | None:
+    """The shard's version and the chunk's place in it, or ``None`` where it is the version of something else."""
+    shard, *place = version.token.rsplit(":", 2)
+    if len(place) != 2 or not all(number.isdecimal() for number in place):
+        return None
+    return Generation(shard), ChunkLocation(int(place[0]), int(place[1]))
 
 
 class IndexVersions:

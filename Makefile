@@ -3,16 +3,16 @@
 #   make demo              a real volume, written and read in three ways (URL=s3://bucket/prefix for another place)
 #   make test              tests that touch every module, on all cores, five minutes (TESTARGS="-n0 -k index -x" passes arguments to pytest)
 #   make test-all          all of them, twenty minutes
-#   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/torture.md)
-#   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/guide/zarr-tests.md)
-#   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/guide/safety.md)
-#   make bench             time, requests, bytes and memory beside the peers and the physical limits, some minutes (docs/benchmarks.md);
+#   make torture           the same tests of safety at full size: kills, races and faults, an hour (docs/evidence/torture.md)
+#   make zarr-suite        zarr-python's own tests of arrays and groups, fetched and run on shardstore, ten minutes (docs/evidence/zarr-tests.md)
+#   make safety            chunks lost, torn reads and bytes moved, beside zarr-python and tensorstore, ten minutes (docs/evidence/safety.md)
+#   make bench             time, requests, bytes and memory beside the peers and the physical limits, some minutes (docs/evidence/benchmarks.md);
 #                          make bench PYTHON=python3.13 has a newer zarr-python; the results of both go into one page
 #   make bench-full        the same, larger and with more rounds
-#   make bench-page        docs/benchmarks.md of the results in build/bench
-#   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/guide/pack.md)
-#   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/guide/storages.md)
-#   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/guide/readers.md)
+#   make bench-page        docs/evidence/benchmarks.md of the results in build/bench
+#   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/howto/pack.md)
+#   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
+#   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)
 #   make check             formatting, lints, types, layer contracts
 #   make wheel-test        build the wheel, install it in an environment of its own, run a smoke test on it
 #   make clean             remove environments, builds and caches

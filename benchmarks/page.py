@@ -1,4 +1,4 @@
-"""The page of results: ``python benchmarks/page.py RESULTS.json … [--output docs/benchmarks.md]``, with its pictures beside it."""
+"""The page of results: ``python benchmarks/page.py RESULTS.json … [--output docs/evidence/benchmarks.md]``, with its pictures beside it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _why(name: str, workload: str) -> str:
 def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", nargs="+", type=Path, help="what runs of benchmarks/bench.py wrote, one for each Python")
-    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/evidence/benchmarks.md"))
     arguments = parser.parse_args(given)
     runs = []
     for path in arguments.results:

@@ -1,4 +1,4 @@
-"""The page of what reads what: ``docs/guide/readers.md``, from the results of ``benchmarks/readers.py``."""
+"""The page of what reads what: ``docs/evidence/readers.md``, from the results of ``benchmarks/readers.py``."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python benchmarks/readers.py                       # all readers, some minutes; make readers
     python benchmarks/readers.py --only zarrita.js GDAL
-    python benchmarks/readers.py --page                # docs/guide/readers.md of the results in build/readers
+    python benchmarks/readers.py --page                # docs/evidence/readers.md of the results in build/readers
 
 Each store of ``reader_stores`` is read by each reader, in a process and an environment of the reader's own, which this program makes below
 ``build/readers`` from PyPI and npm. The values that come back are compared with those that were written. A reader of the system
@@ -28,7 +28,7 @@ from reader_stores import CASES, StoreCase, Values
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build/readers"
 RESULTS = BUILD / "results.json"
-PAGE = HERE.parent / "docs/guide/readers.md"
+PAGE = HERE.parent / "docs/evidence/readers.md"
 
 _SECONDS = 300  # for one reader to read all stores
 

@@ -143,7 +143,7 @@ def open(
         strategy: how a shard is updated. ``"rewrite"``: a new object without dead bytes; ``"append"``: new chunks and a new index go
             behind what is there; or a ``shardstore.plan.commits.Strategy``.
         storage_options: for the filesystem: credentials, endpoint, retries.
-        options: further ones, described in ``docs/guide/options.md``:
+        options: further ones, described in ``docs/reference/options.md``:
 
             - of new arrays: ``index_location`` (``"end"`` or ``"start"``), ``index_checksum``, ``chunk_order`` (``"C"`` or ``"morton"``);
             - of arrays whose shards hold shards: ``present_level`` (how many levels clients do not see, or ``"innermost"``);

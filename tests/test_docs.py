@@ -1,4 +1,4 @@
-"""Every Python example of the README and the documentation runs.
+"""Every Python example of the README and the documentation runs, and every relative link of a page leads to a file and a heading.
 
 The blocks of a page run in order and share their names, in an empty directory. ``s3://bucket`` is a bucket of a local
 server. A block behind ``<!-- skip: reason -->`` is left out.
@@ -6,7 +6,6 @@ server. A block behind ``<!-- skip: reason -->`` is left out.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -21,6 +20,12 @@ from shardstore.engine.options import EngineOptions
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MARKDOWN = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for name in ("benchmarks", "docs", "examples", "tests") for page in sorted((ROOT / name).rglob("*.md"))),
+]
+FENCED = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)", re.DOTALL | re.MULTILINE)
+INLINE_CODE = re.compile(r"`[^`\n]+`")
 BLOCK = re.compile(r"(?P<skip><!-- skip: [^\n]+ -->\n+)?^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -75,19 +80,49 @@ def test_examples(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
         exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), names)
 
 
-def test_pages_name_only_files_that_exist() -> None:
-    """Relative links lead somewhere."""
-    broken = [
-        f"{page.relative_to(ROOT)}: {target}"
-        for page in [*PAGES, ROOT / "examples/data/README.md"]
-        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
-        if not (page.parent / target).exists()
-    ]
-    assert not broken, os.linesep.join(broken)
+def links_of(page: Path) -> list[str]:
+    """The targets of a page's links and pictures that are no URLs."""
+    return re.findall(r"\]\((?![a-z+]+:)([^)\s]+)\)", INLINE_CODE.sub("", FENCED.sub("", page.read_text())))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    found: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6} +(.+?) *$", FENCED.sub("", page.read_text()), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        found[slug] = found.get(slug, 0) + 1
+    return {f"{slug}-{i}" if i else slug for slug, number in found.items() for i in range(number)}
+
+
+def test_anchors_are_those_of_github(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A, b: `c_d`\n\n## Time\n\n```sh\n# no heading\n```\n\n## Time\n\n[x](a.md#b) `[y](c.md)`\n")
+    assert anchors_of(page) == {"a-b-c_d", "time", "time-1"}
+    assert links_of(page) == ["a.md#b"]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    broken = []
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_the_map_has_every_page() -> None:
+    index = ROOT / "docs/index.md"
+    listed = {(index.parent / link.partition("#")[0]).resolve() for link in links_of(index)}
+    overview = ROOT / "docs/design/overview.md"
+    listed |= {(overview.parent / link).resolve() for link in links_of(overview) if link.startswith("decisions/")}
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in listed and page != index] == []
 
 
 def test_conformance_names_code_and_tests_that_exist() -> None:
-    text = (ROOT / "docs/format/conformance.md").read_text()
+    text = (ROOT / "docs/reference/conformance.md").read_text()
     named = set(re.findall(r"`((?:shardstore|tests)/[^`]+)`", text))
     assert len(named) > 30
     for name in named:
@@ -97,8 +132,8 @@ def test_conformance_names_code_and_tests_that_exist() -> None:
 
 
 def test_every_public_name_and_option_is_on_its_page() -> None:
-    reference = (ROOT / "docs/reference.md").read_text()
-    options = (ROOT / "docs/guide/options.md").read_text()
+    reference = (ROOT / "docs/reference/reference.md").read_text()
+    options = (ROOT / "docs/reference/options.md").read_text()
     assert [name for name in shardstore.__all__ if name not in reference] == []
     others = ["read_only", "storage_options", "fsync", "locks", "pipeline", "stored", "present"]
     wanted = [*(field.name for field in fields(EngineOptions)), *others]

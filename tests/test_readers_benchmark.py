@@ -20,7 +20,7 @@ pytestmark = pytest.mark.zarr
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-PAGE = ROOT / "docs/guide/readers.md"
+PAGE = ROOT / "docs/evidence/readers.md"
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """fsspec's own suites for filesystems, as they are, on ``sharded`` over every kind of storage.
 
 They run at the root of an empty store, and once more inside a group, between two sharded arrays. What is left out is named here,
-with its reason, and in ``docs/guide/fsspec.md``.
+with its reason, and in ``docs/howto/fsspec.md``.
 """
 
 from __future__ import annotations

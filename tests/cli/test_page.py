@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGE = ROOT / "docs/guide/command-line.md"
+PAGE = ROOT / "docs/reference/command-line.md"
 STORE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -62,7 +62,7 @@ class Reader:
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [(README, 4), (PAGE, 11), (ROOT / "docs/guide/verify.md", 4)], ids=["README", "command-line", "verify"]
+    ("page", "least"), [(README, 4), (PAGE, 11), (ROOT / "docs/howto/verify.md", 4)], ids=["README", "command-line", "verify"]
 )
 def test_the_page_shows_what_the_commands_print(page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -150,7 +150,7 @@ def test_places_that_only_look_alike_have_engines_of_their_own() -> None:
 def test_a_pickle_carries_credentials_and_nothing_that_is_shown_does() -> None:
     handle = Handle.make("http://ann:in-the-url@127.0.0.1:9/x", {"headers": {"X-Key": "in-the-options"}}, {})
     carried = pickle.dumps(handle)
-    assert b"ann:in-the-url@" in carried  # docs/guide/storages.md says so
+    assert b"ann:in-the-url@" in carried  # docs/howto/storages.md says so
     assert b"in-the-options" in carried
     there = pickle.loads(carried)
     assert there.engine is handle.engine

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 __all__ = ["bucket"]
 
-PAGE = Path(__file__).parents[2] / "docs/guide/pack.md"
+PAGE = Path(__file__).parents[2] / "docs/howto/pack.md"
 
 
 @pytest.mark.usefixtures("bucket")

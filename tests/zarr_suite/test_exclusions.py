@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.zarr_suite.exclusions import EXCLUDED, NOT_RUN, Exclusion
 
-PAGE = (Path(__file__).parents[2] / "docs/guide/zarr-tests.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/evidence/zarr-tests.md").read_text()
 
 
 def rows(heading: str) -> list[tuple[str, ...]]:

@@ -116,7 +116,7 @@ def _gcs_on_obstore(storage: GCSStorage) -> Storage:
 _KINDS: dict[str, StorageKind] = {
     kind.name: kind
     for kind in (
-        # Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/guide/storages.md.
+        # Of a cached local file a request costs some microseconds, as much as memory for 8 KiB and the copy; see docs/howto/storages.md.
         StorageKind(
             name="local",
             protocols=("file", "local"),

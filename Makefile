@@ -9,7 +9,7 @@
 #   make bench             time, requests, bytes and memory beside the peers and the physical limits, some minutes (docs/evidence/benchmarks.md);
 #                          make bench PYTHON=python3.13 has a newer zarr-python; the results of both go into one page
 #   make bench-full        the same, larger and with more rounds
-#   make bench-page        docs/evidence/benchmarks.md of the results in build/bench
+#   make bench-page        docs/evidence/benchmarks.md and benchmark-tables.md of the results in build/bench
 #   make bench-pack        packing 20,000 chunks, beside plain loops, zarr-python and tensorstore, five minutes (docs/howto/pack.md)
 #   make bench-transport   s3fs and gcsfs beside obstore, ten minutes (docs/howto/storages.md)
 #   make readers           which programs read what is written, each in an environment of its own, ten minutes (docs/evidence/readers.md)

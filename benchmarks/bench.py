@@ -4,7 +4,7 @@
     python benchmarks/bench.py --scale full --json FILE           # larger, and more rounds
     python benchmarks/bench.py --only planes boxes --storage local
     python benchmarks/check.py FILE...                            # the bars, held or not
-    python benchmarks/page.py FILE...                             # docs/evidence/benchmarks.md
+    python benchmarks/page.py FILE...                             # docs/evidence/benchmarks.md and benchmark-tables.md
 
 Every turn of a contender is a process of its own, forked from one that has imported the Python packages and done nothing else. A
 round is one turn of everybody; rounds follow each other, so what the machine does meanwhile comes to all. What contenders read must

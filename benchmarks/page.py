@@ -1,4 +1,8 @@
-"""The page of results: ``python benchmarks/page.py RESULTS.json … [--output docs/evidence/benchmarks.md]``, with its pictures beside it."""
+"""The pages of results: ``python benchmarks/page.py RESULTS.json … [--output docs/evidence]`` writes two.
+
+``benchmarks.md`` says what was measured, and the main numbers as ratios, with pictures in ``benchmarks/`` beside it;
+``benchmark-tables.md`` has every bar and every table.
+"""
 
 from __future__ import annotations
 
@@ -8,71 +12,130 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bars import other_version, verdicts
+from bars import APPEND, FUSED, TENSORSTORE, ZARR, other_version, verdicts
 from plots import draw
 from results import PER_OPERATION, SHARDSTORE, Missing, Run
 from words import count, duration, nbytes_text, ratio
+
+RESULTS_PAGE = "benchmarks.md"
+TABLES_PAGE = "benchmark-tables.md"
+PICTURES = "benchmarks"
 
 _STORAGES = {
     "local": "A local disk",
     "latency": "Over 20 ms of latency",
     "s3": "A server of S3 on the same machine",
 }
-_OPENING = """\
+_IN_HEADS = {"local": "local", "latency": "latency", "s3": "S3"}
+_MAIN_PEERS = (ZARR, FUSED, TENSORSTORE)
+_OPENING = f"""\
 # Benchmarks
 
-This page is written by `benchmarks/page.py` from what runs of `benchmarks/bench.py` measured. Nothing in it is edited by hand. To
-repeat it:
+What reading and writing through shardstore takes, beside zarr-python, tensorstore and the limits of the machine. This page has the main
+numbers; [Benchmark tables]({TABLES_PAGE}) has all of them. Both pages are written by `benchmarks/page.py` from what runs of
+`benchmarks/bench.py` measured. Nothing in them is edited by hand.
+
+What packing takes is measured in [Packing what exists](../howto/pack.md), and what s3fs, gcsfs and obstore cost is measured in
+[Where the shards lie](../howto/storages.md#transports). Whether chunks are lost is measured in
+[Beside zarr-python and tensorstore](safety.md).
+
+## What was measured
+
+Every contender does the same work on the same data: it reads whole arrays, planes, boxes and single chunks, writes whole arrays and parts
+of shards, lists chunks and opens a hierarchy. It does so in three places:
+
+- *A local disk.* Files are in the page cache: each turn reads them before it begins.
+- *Over 20 ms of latency.* Every request of shardstore and zarr-python waits 20 ms inside the process, in a wrapper of the storage, and
+  then goes to local files: at most 64 at once, each library asking for as many as it does by default. The model passes for AWS: requests
+  of shardstore are merged with the gap that is its default there, and the model says when it stored each object, a day before, as AWS does.
+- *A server of S3 on the same machine.* The server is moto, in a process of its own. It answers one request at a time, and was made to
+  honour conditions on uploads of several parts as AWS does.
+
+Every turn of a contender is a process of its own, forked from one that has imported the Python packages and done nothing else. Rounds are
+interleaved: one turn of everybody, then the next. Nobody flushes to disk, except the contenders called durable, which are `fsync=True`,
+shardstore's default. What contenders read must be equal, and what they wrote is read back by plain zarr-python: other values are an error
+of the run.
+"""
+_MAIN_NUMBERS = """\
+Each number is the time of a peer over the time of shardstore. Above 1 shardstore is faster; below 1, in bold, the peer is faster. It is
+the median over the rounds of the ratio within a round, and in the rows with `strategy="append"` the ratio of the two medians. A dash means
+that there is no such measurement.
+
+A bar is a bound that such a ratio, a number of requests or a number of bytes was expected to keep.
+"""
+_CLOSING = f"""\
+## Why a peer is faster
+
+[Benchmark tables]({TABLES_PAGE}) lists every place where a peer is faster by more than 5 %. Profiles of the same work show these reasons:
+
+- tensorstore decodes and encodes in C++, without Python's lock and without objects for each chunk. Before shardstore is asked, zarr-python
+  builds some objects for each chunk.
+- In shardstore a read of a single chunk whose index is not known crosses from the caller's event loop to its own, and to a thread that
+  reads.
+- The pipeline of zarrs reads, decodes and encodes in Rust, without Python's lock.
+- In an array without shards a chunk is an object of its own, without an index to read and without a shard to guard.
+
+## How to run it again
 
 ```sh
 make bench                                # some minutes; make bench-full is larger and has more rounds
 make bench PYTHON=python3.13              # the same beside a newer zarr-python
+make bench-page                           # these two pages, from the results in build/bench
 ```
 
-## How it is measured
+## Limits
 
-- Every turn of a contender is a process of its own, forked from one that has imported the Python packages and done nothing else.
-  Rounds are interleaved: one turn of everybody, then the next. Times are medians; "× shardstore" is the median over the rounds of the
-  ratio within a round, above 1 where shardstore is faster.
-- Nobody flushes to disk, but for the contenders called durable, which are `fsync=True`, shardstore's default. Files are in the page
-  cache: each turn reads them before it begins.
-- What contenders read must be equal, and what they wrote is read back by plain zarr-python: other values are an error of the run.
+- Ratios of one machine are not those of another. Where other work ran beside a run, its section says so, and its times are not to be
+  trusted.
+- The scale `quick` has smaller arrays than `full`, and three rounds; on S3, and of the updates of a large shard, it has one.
+- The model of latency has no limit of bandwidth and no slow requests. tensorstore cannot be wrapped: it reads the same files from an HTTP
+  server on this machine that waits as long, so it pays for HTTP besides.
+- The server of S3 shares the processors with everybody, so requests and bytes mean more than seconds there.
+- What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
+  the array might have been made anew in another form. That goes along with the chunks. Where shards are read whole it is one round more
+  than the requests alone take, except for shards that AWS stored a minute or more before the document was looked at first.
+"""
+_TABLES_OPENING = f"""\
+# Benchmark tables
+
+Every bar and every table behind [Benchmarks]({RESULTS_PAGE}), which says how they were measured. This page is written by
+`benchmarks/page.py`. Nothing in it is edited by hand.
+
+- Times are medians. "× shardstore" is the median over the rounds of the ratio within a round, above 1 where shardstore is faster.
 - *Requests* and bytes are the kernel's on a local disk (calls that read and write; memory maps are not seen), the server's on S3, and
   those of the model over latency. *Amplification* is bytes moved over bytes asked for: of reads the values selected, which compression
   may bring below 1, of writes the encoded chunks. *Memory* is what the peak adds to what the process had before.
-- *Over 20 ms of latency* every request of shardstore and zarr-python waits 20 ms inside the process, in a wrapper of the storage, and
-  then goes to local files: at most 64 at once, each library asking for as many as it does by default. tensorstore cannot be wrapped: it
-  reads the same files from an HTTP server on this machine that waits as long, so it pays for HTTP besides. The model passes for AWS:
-  requests of shardstore are merged with the gap that is its default there, and the model tells when it stored each object, a day before,
-  as AWS does.
-- *S3* is moto in a process of its own, one request at a time, made to honour conditions on uploads of several parts as AWS does: it
-  shares the processors with everybody, so requests and bytes mean more than seconds there.
 - *Bytes alone*, *bytes and codecs*, *requests alone* and *requests and codecs* are no libraries but limits: the same reads, writes and
   codec calls in the leanest plain Python (`benchmarks/leanest.py`), with two threads, without any check, lock or metadata.
-- What was read of shards whose index was not known counts only when the array's document has been looked at behind it: between the two
-  the array might have been made anew in another form. That goes along with the chunks. Where shards are read whole it is one round more
-  than *requests alone* take, but for shards that AWS stored a minute or more before the document was looked at first.
 - *zarr-python's objects alone* is one more limit: the same selections with a codec pipeline that does nothing. What is left is what
   zarr-python does for each chunk before shardstore, or any other store, is asked.
 - What could not take part is named below each table, and so is what failed.
 """
 
 
-def page(runs: Sequence[tuple[Run, dict[str, str]]]) -> str:
-    """The whole page, of runs with the links to their pictures by storage."""
-    lines = [_OPENING]
+def results_page(runs: Sequence[tuple[Run, dict[str, str]]]) -> str:
+    """What a reader wants first, of runs with the links to their pictures by storage."""
+    lines = [_OPENING, "## Results", "", _MAIN_NUMBERS]
     for run, pictures in runs:
+        lines += [f"### {run.name}", "", *_head(run), "", *_main_numbers(run), "", *_missed(run), ""]
+        for storage, title in _STORAGES.items():
+            if storage in pictures:
+                lines += [f"![{title}: seconds of each contender]({pictures[storage]})", ""]
+    return "\n".join([*lines, _CLOSING]).rstrip() + "\n"
+
+
+def tables_page(runs: Sequence[Run]) -> str:
+    """All that the page of results stands on."""
+    lines = [_TABLES_OPENING]
+    for run in runs:
         lines += [f"## {run.name}", "", *_head(run), ""]
         lines += ["### Bars", "", "| | bar | measured |", "|---|---|---|"]
         lines += [f"| {verdict.status} | {verdict.bar} | {verdict.measured} |" for verdict in verdicts(run)]
         lines += ["", f"Not among these: {other_version(run)}.", ""]
         lines += ["### Where a peer is faster", "", *_faster_peers(run), ""]
         for storage, title in _STORAGES.items():
-            if storage in pictures:
-                lines += [f"### {title}", "", f"![Seconds of each contender]({pictures[storage]})", ""]
-                for cell in run.cells:
-                    if cell["storage"] == storage:
-                        lines += [*_table(run, cell), ""]
+            tables = [line for cell in run.cells if cell["storage"] == storage for line in (*_table(run, cell), "")]
+            lines += [f"### {title}", "", *tables] if tables else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -88,6 +151,48 @@ def _head(run: Run) -> list[str]:
         f"- scale `{head['scale']}`, as `{head['command']}`",
         f"- load average {load}.{warning}",
     ]
+
+
+# -- the main numbers --------------------------------------------------------------------------------------------------
+
+
+def _main_numbers(run: Run) -> list[str]:
+    """One line for each workload, and one for its updates in place."""
+    columns = [(peer, storage) for peer in _MAIN_PEERS for storage in _STORAGES if _took_part(run, peer, storage)]
+    lines = [f"| | {' | '.join(f'{peer}, {_IN_HEADS[storage]}' for peer, storage in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for workload, title in {cell["workload"]: cell["title"] for cell in run.cells}.items():
+        for face, addition in ((SHARDSTORE, ""), (APPEND, ', with `strategy="append"`')):
+            cells = [_times_as_long(run, workload, storage, peer, face) for peer, storage in columns]
+            if set(cells) - {"–"}:
+                lines.append(f"| {title}{addition} | {' | '.join(cells)} |")
+    return lines
+
+
+def _took_part(run: Run, peer: str, storage: str) -> bool:
+    entries = [cell["entries"].get(peer) for cell in run.cells if cell["storage"] == storage]
+    return any(entry is not None and entry["rounds"] and not entry["error"] for entry in entries)
+
+
+def _times_as_long(run: Run, workload: str, storage: str, peer: str, face: str) -> str:
+    per_operation = workload in PER_OPERATION
+    try:
+        if face == SHARDSTORE:
+            value = run.ratio(workload, storage, peer, face, per_operation=per_operation)
+        else:
+            mine, other = (run.seconds(workload, storage, name, per_operation=per_operation) for name in (face, peer))
+            value = other / mine
+    except (Missing, ZeroDivisionError):
+        return "–"
+    return f"**{ratio(value)}**" if value < 1 else ratio(value)
+
+
+def _missed(run: Run) -> Iterator[str]:
+    """The bars that were not held."""
+    judged = [verdict for verdict in verdicts(run) if verdict.status != "not measured"]
+    missed = [verdict for verdict in judged if verdict.status == "NOT HELD"]
+    yield f"{len(judged) - len(missed)} of {len(judged)} bars were held.{' These were not:' if missed else ''}"
+    if missed:
+        yield from ("", *(f"- {verdict.bar}: {verdict.measured}" for verdict in missed))
 
 
 # -- one workload ------------------------------------------------------------------------------------------------------
@@ -207,18 +312,19 @@ def _why(name: str, workload: str) -> str:
 def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", nargs="+", type=Path, help="what runs of benchmarks/bench.py wrote, one for each Python")
-    parser.add_argument("--output", type=Path, default=Path("docs/evidence/benchmarks.md"))
+    parser.add_argument("--output", type=Path, default=Path("docs/evidence"), help="the directory of both pages")
     arguments = parser.parse_args(given)
     runs = []
     for path in arguments.results:
         run = Run.load(path)
         pictures = {}
         for storage in _STORAGES:
-            picture = Path("benchmarks", f"{storage}-zarr-{run.head['versions']['zarr']}.svg")
-            if draw(run, storage, arguments.output.parent / picture):
+            picture = Path(PICTURES, f"{storage}-zarr-{run.head['versions']['zarr']}.svg")
+            if draw(run, storage, arguments.output / picture):
                 pictures[storage] = picture.as_posix()
         runs.append((run, pictures))
-    arguments.output.write_text(page(runs))
+    (arguments.output / RESULTS_PAGE).write_text(results_page(runs))
+    (arguments.output / TABLES_PAGE).write_text(tables_page([run for run, _ in runs]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``benchmarks/bench.py`` runs each kind of workload, its figures are what they are called, and bars and page are made of them."""
+"""``benchmarks/bench.py`` runs each kind of workload, its figures are what they are called, and bars and pages are made of them."""
 
 from __future__ import annotations
 
@@ -79,20 +79,32 @@ def test_requests_and_bytes_are_those_of_the_work(run: Any) -> None:
         )
 
 
-def test_bars_and_page_are_made_of_it(results: Path, tmp_path: Path) -> None:
+def test_bars_and_pages_are_made_of_it(results: Path, tmp_path: Path) -> None:
     done = program("check.py", results)
     assert done.returncode in (0, 1), done.stderr
     assert done.returncode == int("NOT HELD" in done.stdout)
     assert "held          latency, planes: requests beyond indices and merged ranges ≤ 0: -4" in done.stdout
     assert "not measured  s3, 1 % update: shardstore: uploads" in done.stdout
-    done = program("page.py", results, "--output", tmp_path / "page.md")
+    done = program("page.py", results, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "page.md").read_text()
-    assert "#### Planes across shards, along each dimension" in page
-    assert "- zarr-python is left out: its interface has shards, not chunks" in page
+    tables = (tmp_path / "benchmark-tables.md").read_text()
+    assert "#### Planes across shards, along each dimension" in tables
+    assert "- zarr-python is left out: its interface has shards, not chunks" in tables
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "| | zarr-python, local | zarr-python, latency |\n" in page
+    assert "| Planes across shards, along each dimension | " in page
+    assert "bars were held" in page
     pictures = sorted(path.name for path in (tmp_path / "benchmarks").iterdir())
     assert [name.partition("-")[0] for name in pictures] == ["latency", "local"]
     assert all(f"](benchmarks/{name})" in page for name in pictures)
+
+
+def test_the_pages_of_the_documentation_are_those_of_the_program(modules: Any) -> None:
+    page = modules("page")
+    for name, written in ((page.RESULTS_PAGE, page.results_page([])), (page.TABLES_PAGE, page.tables_page([]))):
+        text = (ROOT / "docs/evidence" / name).read_text()
+        missing = [line for line in written.splitlines() if line not in text.splitlines()]
+        assert missing == [], name
 
 
 # -- the judges --------------------------------------------------------------------------------------------------------

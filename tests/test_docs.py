@@ -131,6 +131,22 @@ def test_conformance_names_code_and_tests_that_exist() -> None:
         assert not test or f"def {test}(" in (ROOT / path).read_text(), name
 
 
+def test_the_design_pages_name_code_that_exists() -> None:
+    """``Class.function`` in ``room/module.py``, and modules alone; paths are below the package."""
+    named: set[tuple[str, str]] = set()
+    for page in (ROOT / "docs/design").rglob("*.md"):
+        text = " ".join(page.read_text().split())
+        rooms = "adapters|cli|engine|format|maintenance|model|plan|presented|storage|stored|testing"
+        for module in re.findall(rf"`((?:{rooms})/[a-z0-9_/]+\.py)`", text):
+            assert (ROOT / "shardstore" / module).is_file(), (page.name, module)
+        named |= set(re.findall(r"`([A-Za-z_.]+)` in `([a-z0-9_/]+\.py)`", text))
+    assert len(named) > 40
+    for name, module in named:
+        code = (ROOT / "shardstore" / module).read_text()
+        for part in name.split("."):
+            assert re.search(rf"\b(?:class|def) {part}\b", code), (name, module)
+
+
 def test_every_public_name_and_option_is_on_its_page() -> None:
     reference = (ROOT / "docs/reference/reference.md").read_text()
     options = (ROOT / "docs/reference/options.md").read_text()

@@ -139,7 +139,7 @@ def test_the_design_pages_name_code_that_exists() -> None:
         rooms = "adapters|cli|engine|format|maintenance|model|plan|presented|storage|stored|testing"
         for module in re.findall(rf"`((?:{rooms})/[a-z0-9_/]+\.py)`", text):
             assert (ROOT / "shardstore" / module).is_file(), (page.name, module)
-        named |= set(re.findall(r"`([A-Za-z_.]+)` in `([a-z0-9_/]+\.py)`", text))
+        named |= set(re.findall(r"`([A-Za-z0-9_.]+)` in `([a-z0-9_/]+\.py)`", text))
     assert len(named) > 40
     for name, module in named:
         code = (ROOT / "shardstore" / module).read_text()

@@ -18,7 +18,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "references": ("jinja2>=3.1",),
     "plot": ("matplotlib>=3.8",),
 }
-"""As in pyproject.toml, which a test compares."""
+"""The requirements of each extra, as in pyproject.toml; a test compares them."""
 
 
 def how_to_install(extra: str) -> str:

@@ -1,4 +1,4 @@
-"""What zarr's pipelines ask of a store or filesystem behind which there is an engine, without knowing its class."""
+"""The interface that zarr's pipelines need of a store or filesystem behind which there is an engine, without knowing its class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a face holds: the recipe of an engine, and the engine of this process.
+"""The handle that each face holds: the recipe of an engine, and the engine of this process.
 
 Faces on the same target with the same options share one engine, and so see each other's writes and caches. A handle
 travels by its recipe: pickled, or into a forked child, it makes an engine anew.
@@ -54,7 +54,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """Where a store is and how to open it; everything that a pickle carries, but for the arrays already known.
+    """The place of a store and the options to open it; everything that a pickle carries, but for the arrays already known.
 
     So a pickle carries what opens the store: the options of the filesystem, and a user and password in the URL. ``repr`` shows neither.
     """
@@ -104,7 +104,7 @@ def _absolute(target: Any) -> Any:
 
 
 def _below(storage: Storage, options: EngineOptions) -> Callable[[Engine], Storage] | None:
-    """How an engine is shown as the storage below another one; ``None`` where it cannot be.
+    """Return how an engine is shown as the storage below another one; ``None`` where it cannot be.
 
     Raises:
         Unsupported: several levels of sharding are asked for, and nothing tells one version of a chunk from another.

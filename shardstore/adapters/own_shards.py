@@ -1,4 +1,4 @@
-"""Who may store arrays that are themselves sharded: clients of this process that expand shards to chunks.
+"""Permission to store arrays that are themselves sharded: for clients of this process that expand shards to chunks.
 
 An array's document arrives as the bytes of a key, from whomever. That zarr has made our codec pipeline for the array, and so will never
 take a shard for a chunk, is noted here by that pipeline before zarr stores the document.
@@ -23,19 +23,19 @@ from shardstore.presented.flavours import Presented
 
 
 class ShardView(Protocol):
-    """What reads and writes one array by its shards, and expands them to chunks; it is forgotten when nothing else refers to it."""
+    """The reader and writer of one array by its shards, which expands them to chunks; it is forgotten when nothing else refers to it."""
 
     is_new: bool
     """Nothing was stored of it so far: the array may be created."""
     sight: Sight | None
-    """What it is of, as far as that is known."""
+    """The sight of it, as far as it is known."""
 
     @property
     def document(self) -> JsonObject:
         """The array's document as this client has it."""
 
     def is_at(self, engine: Presented, path: str) -> bool:
-        """Whether it is of the array at ``path`` of this engine."""
+        """Return whether it is of the array at ``path`` of this engine."""
 
 
 _lock = threading.Lock()
@@ -90,7 +90,7 @@ async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
 
 
 def _is_of(document: JsonObject, layout: ArrayLayout | str, view: ShardView) -> bool:
-    """Whether a document of a sharded array is one that the array of this view may have."""
+    """Return whether a document of a sharded array is one that the array of this view may have."""
     if same_chunks(document, view.document):
         return True
     return isinstance(layout, str) and isinstance(parse_layout(view.document), str)  # irregular grids change with the shape

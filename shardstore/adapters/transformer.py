@@ -56,16 +56,16 @@ class ShardingTransformer:
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far."""
+        """Return what the engine has done so far."""
         return self._engine.counters
 
     @property
     def url(self) -> str:
-        """Where the store is, without credentials."""
+        """Return where the store is, without credentials."""
         return self._handle.url
 
     def as_storage(self) -> Storage:
-        """What this presents, as the storage below another transformer, or whatever else takes a target."""
+        """Return what this presents, as the storage below another transformer, or whatever else takes a target."""
         if self._engine.storage.kind == WITHOUT_VERSIONS:
             return PartialAccessStorage(self)  # nothing tells one version of a chunk from another of its size but its own bytes
         return EngineStorage(self._engine, read_only=self._read_only)

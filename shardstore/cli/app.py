@@ -71,7 +71,7 @@ class Commands(LazyCommands):
 
 
 def _is_usage(exc: Exception) -> bool:
-    """Whether the parser of the command line raised it; its classes are not public, and moved between versions of typer."""
+    """Return whether the parser of the command line raised it; its classes are not public, and moved between versions of typer."""
     return hasattr(exc, "format_message") and hasattr(exc, "exit_code")
 
 

@@ -1,4 +1,4 @@
-"""What users have to know after nodes were copied, moved or removed: told as warnings, each with its remedy."""
+"""Warnings for users after nodes were copied, moved or removed, each with its remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def warn_of_missing_group(target: Target) -> None:
 
 
 def check_overwritable(target: Target) -> None:
-    """What is overwritten goes: a node or a single key may be, a directory of other things has to be removed by name.
+    """Refuse to overwrite a directory of other things, which has to be removed by name; a node or a single key may be overwritten.
 
     Raises:
         InvalidInput: it is such a directory, or a whole bucket.

@@ -55,7 +55,7 @@ MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="H
 FULL_MEMORY = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
 
 CONNECT_SECONDS = 15.0
-"""For the scheduler of a cluster to answer."""
+"""Seconds that the scheduler of a cluster has to answer."""
 
 _MOST_SAID = 10
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
@@ -154,7 +154,7 @@ def check_writable(name: str, file: Path | None) -> None:
 
 
 def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
-    """What failed, one JSON object a line, with key and error; nothing without a file.
+    """Write what failed, one JSON object a line, with key and error; nothing without a file.
 
     Raises:
         InvalidInput: it cannot be written.
@@ -205,7 +205,7 @@ class FailedObject(Protocol):
 
 
 def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
-    """What the bar shows of a run over shards; ``actions`` names its phases."""
+    """Return what the bar shows of a run over shards; ``actions`` names its phases."""
     nbytes, total = (progress.nbytes, progress.total_nbytes) if progress.total_nbytes else (None, None)
     return Step(actions[progress.phase], progress.shards, progress.total_shards, nbytes, total, progress.failed, "shards")
 

@@ -1,4 +1,4 @@
-"""From an exception to one line on stderr and an exit code that means something."""
+"""Translate an exception into one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardstore.storage.base import ConditionFailed
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from a command's exit code."""
+    """The exit codes of commands, for scripts."""
 
     OK = 0
     FAILED = 1
@@ -77,7 +77,7 @@ def exit_code(exc: BaseException) -> ExitCode:
 
 
 def message(exc: BaseException) -> str:
-    """What to say of an exception, in one line."""
+    """Return what to say of an exception, in one line."""
     text = " ".join(str(exc).split())
     if not isinstance(exc, ShardStoreError):
         name = type(exc).__name__

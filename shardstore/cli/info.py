@@ -123,7 +123,7 @@ def info(
 
 
 def no_v3(found: Survey) -> str | None:
-    """What to say of a place without any node of Zarr v3."""
+    """Return what to say of a place without any node of Zarr v3."""
     if found.arrays or found.groups or found.unreadable:
         return None
     if found.v2_documents:

@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
+"""The output of commands: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _console(file: TextIO) -> Console:
-    """As wide as the screen, or, where there is none, as wide as need be."""
+    """Return a console as wide as the screen, or, where there is none, as wide as necessary."""
     return Console(file=file, highlight=False, markup=False, emoji=False, width=None if file.isatty() else _NO_TERMINAL_WIDTH)
 
 
@@ -59,17 +59,17 @@ def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
 
 
 def columns_of_screen() -> int | None:
-    """How many columns the terminal has that results go to, ``None`` where they go elsewhere."""
+    """Return how many columns the terminal has that results go to, ``None`` where they go elsewhere."""
     return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
 def has_colours() -> bool:
-    """Whether results go to a terminal that shows colours."""
+    """Return whether results go to a terminal that shows colours."""
     return sys.stdout.isatty() and _console(sys.stdout).color_system is not None
 
 
 def stderr_console() -> Console:
-    """Where errors, warnings, questions and progress go."""
+    """Return where errors, warnings, questions and progress go."""
     return _console(sys.stderr)
 
 

@@ -22,7 +22,7 @@ from shardstore.presented.flavours import Presented
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """What would be removed: ``what`` it is in words, how much, and whether it is one key or all below a prefix.
+    """The keys that would be removed: ``what`` they are in words, how much, and whether it is one key or all below a prefix.
 
     ``asks``: somebody has to agree first.
     """
@@ -75,7 +75,7 @@ def rm(
 
 
 def is_interactive() -> bool:
-    """Whether somebody is there to answer a question."""
+    """Return whether somebody is there to answer a question."""
     return sys.stdin.isatty()
 
 
@@ -141,13 +141,13 @@ def _not_a_node(target: Target) -> InvalidInput:
 
 
 async def _is_beside_v2(engine: Presented, path: str) -> bool:
-    """Whether the key ``path`` is one of a Zarr v2 node, or lies next to its document."""
+    """Return whether the key ``path`` is one of a Zarr v2 node, or lies next to its document."""
     parent = path.rpartition("/")[0]
     return any([await engine.storage.stat(join(parent, name)) is not None for name in V2_DOCUMENTS])
 
 
 async def _is_in_array(engine: Presented, path: str) -> bool:
-    """Whether a node above ``path`` is an array."""
+    """Return whether a node above ``path`` is an array."""
     nodes = await engine.hierarchy.load((above for above, rest in ancestors(path) if rest), even_damaged=True)
     return any(node is not None and node.kind in ("sharded", "array") for node in nodes.values())
 

@@ -1,4 +1,4 @@
-"""What this installation consists of."""
+"""The versions and settings of this installation."""
 
 from __future__ import annotations
 

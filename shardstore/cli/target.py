@@ -1,4 +1,4 @@
-"""From the URL on the command line to an engine at the root of the hierarchy, and to the path in it.
+"""Resolve the URL on the command line to an engine at the root of the hierarchy, and to the path in it.
 
 A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root.
 """
@@ -27,7 +27,7 @@ from shardstore.stored.detect import is_draft
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an address leads: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` told the root."""
+    """The place that an address leads to: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` told the root."""
 
     address: Address
     options: Mapping[str, Any]
@@ -90,13 +90,13 @@ def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], ta
 
 
 def _holds_draft(target: Target) -> bool:
-    """Whether the root is that of a hierarchy of the 2022 draft."""
+    """Return whether the root is that of a hierarchy of the 2022 draft."""
     run_sync(target.engine.exists("zarr.json"))
     return is_draft(target.engine.storage)
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """How many segments both begin with."""
+    """Return how many segments both begin with."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

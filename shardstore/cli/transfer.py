@@ -1,4 +1,4 @@
-"""How far a long work has come: a bar on a terminal, and a line now and then elsewhere."""
+"""The progress of long work: a bar on a terminal, and a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUIET_SECONDS = 2.0  # work that takes no longer needs no lines
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is being done, and how much of it is: objects and bytes, of so many where that is known."""
+    """The step that is under way, and how much of it is done: objects and bytes, of so many where that is known."""
 
     action: str
     objects: int
@@ -84,7 +84,7 @@ class _Rate:
 
 
 def _amount(step: Step) -> tuple[int, int | None, int]:
-    """How much is done, of how much, and whether that is objects (0) or bytes (1): these where it is known how many there are."""
+    """Return how much is done, of how much, and whether that is objects (0) or bytes (1): these where it is known how many there are."""
     if step.nbytes is not None and step.total_nbytes is not None:
         return step.nbytes, step.total_nbytes, 1
     return step.objects, step.total_objects, 0

@@ -1,4 +1,4 @@
-"""What an update does to a value."""
+"""The actions that updates carry out on values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardstore.storage.requests.conditions import holds
 
 
 class OwnShards(Enum):
-    """What a client may store that sends the document of an array which is itself sharded."""
+    """The permission of a client that sends the document of an array which is itself sharded."""
 
     REFUSED = "refused"
     """Nothing: it would take a shard for what others call a chunk."""
@@ -30,12 +30,12 @@ class SetValue:
 
     data: BytesLike
     own_shards: OwnShards = OwnShards.REFUSED
-    """Of an array's document."""
+    """The shards that an array's document asks for."""
 
 
 @dataclass(slots=True)
 class Creation:
-    """Whether a ``SetIfMissing`` found nothing in its way; to be believed once the update has ended without an error."""
+    """The outcome of a ``SetIfMissing``: whether it created the value; to be believed once the update has ended without an error."""
 
     happened: bool = False
 
@@ -80,16 +80,16 @@ class Revise:
 
 @dataclass(slots=True)
 class Swapped:
-    """What became of a ``Swap``; to be believed once the update has ended without an error."""
+    """The outcome of a ``Swap``; to be believed once the update has ended without an error."""
 
     happened: bool = False
-    """Whether its condition held. If not, it changed nothing."""
+    """True where its condition held. If not, it changed nothing."""
     existed: bool = False
-    """Whether there was a value."""
+    """True where there was a value."""
     lasted: bool = False
-    """Whether no later action of the same commit changed the value again."""
+    """True where no later action of the same commit changed the value again."""
     version: Generation | None = None
-    """Of the value that it stored, if that lasted."""
+    """The version of the value that it stored, if that lasted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Swap:
     outcome: Swapped
 
     def apply(self, version: Generation | None) -> bool:
-        """Whether it is carried out on a value of this version (``None``: there is none), which is noted."""
+        """Return whether it is carried out on a value of this version (``None``: there is none), which is noted."""
         self.outcome.existed = version is not None
         self.outcome.version = None
         self.outcome.happened = self.outcome.lasted = holds(self.condition, version)
@@ -133,7 +133,7 @@ def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:
 
 
 def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, version: Generation | None = None) -> BytesLike | None:
-    """What a value becomes by ``actions`` in their order; ``None``: it does not exist.
+    """Return what a value becomes by ``actions`` in their order; ``None``: it does not exist.
 
     ``version`` is that of ``old``, and of a value whose bytes were not needed.
 
@@ -179,7 +179,7 @@ def apply_actions(actions: Sequence[Action], old: BytesLike | None, key: str, ve
 
 
 def needs_old_value(actions: Sequence[Action]) -> bool:
-    """Whether the outcome depends on the bytes that are stored."""
+    """Return whether the outcome depends on the bytes that are stored."""
     if not isinstance(actions[0], Swap):
         return isinstance(actions[0], SetIfMissing | Patch | Revise)
     first = next((action for action in actions if not isinstance(action, Swap) or action.condition == UNCONDITIONAL), None)
@@ -191,17 +191,17 @@ def has_swaps(actions: Sequence[Action]) -> bool:
 
 
 def needs_old_version(actions: Sequence[Action]) -> bool:
-    """Whether the outcome depends on the version that is stored, or someone wants to know whether there is one."""
+    """Return whether the outcome depends on the version that is stored, or someone wants to know whether there is one."""
     return any(isinstance(action, Swap) and (action.condition != UNCONDITIONAL or action.data is None) for action in actions)
 
 
 def changes_nothing(actions: Sequence[Action]) -> bool:
-    """Whether all that was applied were swaps whose conditions did not hold."""
+    """Return whether all that was applied were swaps whose conditions did not hold."""
     return all(isinstance(action, Swap) and not action.outcome.happened for action in actions)
 
 
 def tells_outcome(actions: Sequence[Action]) -> bool:
-    """Whether someone wants to know what an action found, even if a later one makes it irrelevant."""
+    """Return whether someone wants to know what an action found, even if a later one makes it irrelevant."""
     return any(isinstance(action, Swap) or (isinstance(action, SetIfMissing) and action.creation is not None) for action in actions)
 
 

@@ -24,7 +24,9 @@ from shardstore.model.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a client's document of an array is of, when the stored document had this version (``None``: it is looked up each time)."""
+    """The way in which a client sees an array, by chunks or by shards, when the stored document had this version (``None``: it is looked
+    up each time).
+    """
 
     generation: Generation | None
     by_shards: bool
@@ -41,7 +43,7 @@ async def look(
     for_write: bool,
     last: Sight | None,
 ) -> Sight:
-    """What ``document`` is of, which a client has of the array at ``path``. ``last`` is what this returned before.
+    """Return what ``document`` is of, which a client has of the array at ``path``. ``last`` is what this returned before.
 
     Raises:
         NotFound: (writes) there is no array.
@@ -85,7 +87,7 @@ def _sight(path: str, document: JsonObject, shown: JsonObject | None, generation
 
 
 def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tuple[bytes, SetValue | None]:
-    """How clients see a document that a transaction holds back, and what is to be stored instead, if that is something else.
+    """Return how clients see a document that a transaction holds back, and what is to be stored instead, if that is something else.
 
     ``before``: what was to be stored so far, which had shards of its own; the same array keeps them.
     """

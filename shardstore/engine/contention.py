@@ -1,4 +1,4 @@
-"""How long a writer waits after it lost against another, who goes first, and when it gives up.
+"""Contention between writers: back-off after a lost race, fairness, and when a writer gives up.
 
 A writer that has the shard's index needs one request to commit; one that has just lost needs two. So without manners whoever won
 would win again, until it has nothing left to write. Four things make it fair, without a word between the writers:
@@ -41,12 +41,12 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class _Contest:
-    """What is known of one contested object."""
+    """The state of one contested object."""
 
     rivals: float = 0.0
-    """How many others write it at the same time, by the losses of late."""
+    """The number of others that write it at the same time, estimated from recent losses."""
     attempt_seconds: float = 0.0
-    """How long an attempt to write it takes."""
+    """The seconds that an attempt to write it takes."""
 
     @property
     def window_seconds(self) -> float:
@@ -61,10 +61,10 @@ class _Run:
     ended: float
     attempt_seconds: float
     allowed: float = _FIRST_RUN
-    """How many attempts long it may become."""
+    """The number of attempts that it may last."""
 
     def goes_on(self, now: float) -> bool:
-        """Whether a commit that begins now leaves nobody else the time for one."""
+        """Return whether a commit that begins now leaves nobody else the time for one."""
         return now - self.ended < 2 * self.attempt_seconds
 
     @property
@@ -73,7 +73,7 @@ class _Run:
 
 
 class Contention:
-    """Which objects this client has met rivals at. Used on one event loop only."""
+    """The objects at which this client has met rivals. Used on one event loop only."""
 
     def __init__(
         self, attempts: int, counters: Counters, clock: Clock, sleep: Sleep = asyncio.sleep, rng: random.Random | None = None
@@ -91,7 +91,7 @@ class Contention:
         return Turn(self, key)
 
     def contest(self, key: str) -> _Contest | None:
-        """What is remembered of the object."""
+        """Return what is remembered of the object."""
         return self._contests.get(key)
 
     def contested(self, key: str) -> _Contest:
@@ -105,7 +105,7 @@ class Contention:
         self._contests.pop(key, None)
 
     def stop_seconds(self, key: str) -> float:
-        """How long to stop before the object is written once more."""
+        """Return how long to stop before the object is written once more."""
         run = self._runs.get(key)
         if run is None:
             return 0.0

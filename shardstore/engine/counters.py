@@ -1,4 +1,4 @@
-"""What an engine has done so far."""
+"""Counters of the requests, bytes and commits of an engine."""
 
 from __future__ import annotations
 

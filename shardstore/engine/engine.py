@@ -72,12 +72,14 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
 
 
 def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
-    """Whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts have."""
+    """Return whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts
+    have.
+    """
     return not options.present.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
 
 
 def _lacking(storage: Storage, options: EngineOptions) -> str | None:
-    """What the storage cannot do that the strategy needs, as a message; not asked without need: a mount may not be there yet."""
+    """Return what the storage cannot do that the strategy needs, as a message; not asked without need: a mount may not be there yet."""
     strategy = strategy_of(options.strategy)
     lacking = [words for name, words in strategy.needs.items() if not getattr(storage.capabilities, name)]
     if not lacking:
@@ -175,11 +177,11 @@ class Engine(KeyedStore):
 
     @property
     def reads_parts(self) -> bool:
-        """Whether ``chunk_parts`` is worth asking; from any thread."""
+        """Return whether ``chunk_parts`` is worth asking; from any thread."""
         return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not is_draft(self.storage)
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
-        """As ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""
+        """Like ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""
         if self._part_reads is None or not self.reads_parts:
             return None
         return self._part_reads.known(keys, threads)
@@ -227,7 +229,7 @@ class Engine(KeyedStore):
 
     @property
     def held(self) -> Overlay | None:
-        """What a transaction holds back, until its commit has ended."""
+        """Return what a transaction holds back, until its commit has ended."""
         return self._overlay or self._committing
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
@@ -245,7 +247,7 @@ class Engine(KeyedStore):
         return [await self._hold_back(key, action) for key, action in await self._with_whole(updates)]
 
     async def _with_whole(self, updates: Sequence[KeyUpdate]) -> Sequence[KeyUpdate]:
-        """What gives all bytes of a chunk does so in a transaction too."""
+        """Mark updates in a transaction that give all bytes of a chunk."""
         numbers = [i for i, (_, action) in enumerate(updates) if isinstance(action, Patch) and action.may_be_whole]
         if not numbers:
             return updates
@@ -315,7 +317,7 @@ class Engine(KeyedStore):
     # -- listing ---------------------------------------------------------------------------------------------------
 
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
-        """As ``list``, many keys at once: at most a shard's."""
+        """Like ``list``, many keys at once: at most a shard's."""
         prefix = check_prefix(prefix)
         held = None if self.held is None else self.held.snapshot()  # a commit may end while the storage is listed
         async for batch in self._listing.batches(prefix):
@@ -338,7 +340,7 @@ class Engine(KeyedStore):
         await self.erase_below(prefix, keep_documents=False)
 
     async def erase_below(self, prefix: str, *, keep_documents: bool) -> None:
-        """As ``erase_prefix``; with ``keep_documents``, all but the nodes' metadata."""
+        """Like ``erase_prefix``; with ``keep_documents``, all but the nodes' metadata."""
         prefix = check_erased(prefix)
         await self._commit_ended.wait()
         if self._overlay is None:
@@ -377,7 +379,9 @@ class Engine(KeyedStore):
         await self._v2_arrays.check(check_key(key), data, nothing_there=overlay is not None and overlay.erased_below(key))
 
     async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
-        """What a client's document of the array at ``path`` is of: the chunks that are shown, or shards of them; see ``by_shards.look``."""
+        """Return what a client's document of the array at ``path`` is of: the chunks that are shown, or shards of them; see
+        ``by_shards.look``.
+        """
         check_key(metadata_key(path))
         await self._commit_ended.wait()
         return await look(
@@ -394,7 +398,7 @@ class Engine(KeyedStore):
 
     @property
     def node_access(self) -> NodeAccess:
-        """What ``moving`` takes of this."""
+        """Return what ``moving`` takes of this."""
         return NodeAccess(self.storage, self.hierarchy, self._indices, self._erasing, self.options, self.no_transaction)
 
     async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
@@ -424,7 +428,7 @@ class Engine(KeyedStore):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether writes are being held back."""
+        """Return whether writes are being held back."""
         return self.held is not None
 
     async def no_transaction(self) -> None:
@@ -484,11 +488,11 @@ class Engine(KeyedStore):
 
     @property
     def committer(self) -> Committer:
-        """What commits to single shards, for those who look after stored shards and not after values."""
+        """Return what commits to single shards, for those who look after stored shards and not after values."""
         return self._committer
 
     async def is_node(self, path: str) -> bool:
-        """Whether there is a node at ``path``, or an open transaction makes one."""
+        """Return whether there is a node at ``path``, or an open transaction makes one."""
         key = check_key(metadata_key(path))
         overlay = self.held
         if overlay is not None and overlay.decides(key):
@@ -496,7 +500,7 @@ class Engine(KeyedStore):
         return await self.hierarchy.node(path, fresh=True) is not None
 
     async def is_inside_array(self, path: str) -> bool:
-        """Whether ``path`` lies among the chunk keys of a sharded array: what is below it is part of an array, no node."""
+        """Return whether ``path`` lies among the chunk keys of a sharded array: what is below it is part of an array, no node."""
         within = await self._listing.array_prefix(check_prefix(path.strip("/") + "/"))
         return within is not None and bool(within.rest)
 
@@ -513,7 +517,7 @@ class Engine(KeyedStore):
         return list(groups.values())
 
     async def layout(self, path: str) -> ArrayLayout | None:
-        """How the array at ``path`` is stored in shards, or ``None`` where it is not."""
+        """Return how the array at ``path`` is stored in shards, or ``None`` where it is not."""
         check_key(metadata_key(path))
         node = await self.hierarchy.node(path, fresh=True)
         return None if node is None else node.layout
@@ -533,6 +537,6 @@ def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = O
 
 
 def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:
-    """What a transaction says nothing of."""
+    """Return what a transaction says nothing of."""
     left = [not decides(key) for key in batch.keys]
     return ListedBatch(list(compress(batch.keys, left)), list(compress(batch.nbytes, left)))

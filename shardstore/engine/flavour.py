@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flavour:
-    """What an engine has to know of the flavour that its clients see. By default that is final Zarr v3, the engine's own."""
+    """The facts that an engine has to know about the flavour that its clients see. By default that is final Zarr v3, the engine's own."""
 
     name: str = "v3"
     """The value of the option ``present``."""
@@ -23,7 +23,7 @@ class Flavour:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether this is final Zarr v3, under whose keys the engine itself works."""
+        """Return whether this is final Zarr v3, under whose keys the engine itself works."""
         return self.name == "v3"
 
 

@@ -62,7 +62,7 @@ class IndexCache:
         return entry
 
     def peek(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
-        """As ``get``, from any thread: the cache stays as it is, but that the entry counts as just used."""
+        """Like ``get``, from any thread: the cache stays as it is, but that the entry counts as just used."""
         entry = self._entries.get(shard_key)
         if entry is None or entry.index_format != index_format:
             return None

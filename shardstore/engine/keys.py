@@ -33,7 +33,7 @@ def check_key(key: object) -> str:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """As ``check_key``, of many, which are looked at all together first."""
+    """Like ``check_key``, of many, which are looked at all together first."""
     try:
         text = "\n".join(("", *keys, ""))
     except TypeError:

@@ -64,7 +64,7 @@ class _Replaced(ShardStoreError):
 
 @dataclass(frozen=True, slots=True)
 class NodeAccess:
-    """What copying and moving take of an engine: its stored objects, and what it remembers of them."""
+    """The parts of an engine that copying and moving need: its stored objects, and its caches of them."""
 
     storage: Storage
     hierarchy: Hierarchy
@@ -122,7 +122,7 @@ class _Place:
         return True
 
     def forget(self) -> None:
-        """What was known is no longer so; that something is absent neither."""
+        """Forget everything that is known below this place, absence included."""
         self.nodes.hierarchy.forget_below(self.path)
         self.nodes.indices.drop_prefix(self.below)
 
@@ -130,7 +130,9 @@ class _Place:
         return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
 
     def forget_moved(self, arrays: Iterable[Node]) -> None:
-        """As if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes no stray objects."""
+        """Treat the moved arrays as if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes
+        no stray objects.
+        """
         self.forget()
         for node in arrays:
             self.nodes.hierarchy.put(node)
@@ -142,7 +144,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What lies at a source: an object of this very key, objects below it, or both; and whether there is something at the target."""
+    """The contents of a source: an object of this very key, objects below it, or both; and whether there is something at the target."""
 
     at: bool
     below: bool
@@ -507,7 +509,7 @@ async def move_between(
 
 
 def _stores_alike(source: _Place, target: _Place) -> bool:
-    """Whether objects can be copied or renamed as they are stored."""
+    """Return whether objects can be copied or renamed as they are stored."""
     return innermost(source.storage) == innermost(target.storage) and is_draft(source.storage) == is_draft(target.storage)
 
 

@@ -18,14 +18,15 @@ from shardstore.plan.strategies import strategy_of
 from shardstore.storage.opening.kinds import read_sizes
 
 Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
-"""What is stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its storage
+"""The formats that can be stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its
+storage
 transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is there already, ``"codec"`` where there is nothing."""
 
 Present = Literal["v3", "v2", "draft"]
-"""What clients see: final Zarr v3, Zarr v2, or the 2022 draft."""
+"""The flavours that clients can see: final Zarr v3, Zarr v2, or the 2022 draft."""
 
 StrategyName = Literal["rewrite", "append"]
-"""How a shard is updated."""
+"""The names of the strategies that update shards."""
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
@@ -33,29 +34,29 @@ _BY_TRANSFORMER = ("transformer", "transformer-v3")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine reads, writes and creates. Sizes in bytes, times in seconds."""
+    """The options by which an engine reads, writes and creates. Sizes in bytes, times in seconds."""
 
     chunks_per_shard: ShardingPolicy = "auto"
-    """Which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
+    """The policy that says which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
     stored: Stored = "auto"
-    """Which flavour of hierarchy is stored, and by what new arrays are sharded."""
+    """The flavour of hierarchy that is stored, and the means by which new arrays are sharded."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     present: Flavour = V3
     """Under whose keys and documents clients see what is stored; an option takes the name of a flavour too."""
     present_level: PresentLevel = 1
-    """How many levels of sharding are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
+    """The number of levels of sharding that are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
     index_location: IndexLocation = "end"
-    """Where new arrays keep their shard index."""
+    """The place of the shard index in the shards of new arrays."""
     index_checksum: bool = True
-    """Whether new arrays protect the shard index by ``crc32c``."""
+    """True where new arrays protect the shard index by ``crc32c``."""
     chunk_order: ChunkOrder = "C"
     """The order of the chunks inside the shards that are written."""
     strategy: StrategyName | Strategy = "rewrite"
-    """How a shard is updated: ``"rewrite"`` makes a new object without dead bytes; ``"append"`` puts new chunks and a new index behind
+    """The way to update shards: ``"rewrite"`` makes a new object without dead bytes; ``"append"`` puts new chunks and a new index behind
     what is there, which is copied by the storage, or stays in place; or a strategy of one's own."""
     max_dead_fraction: float = 0.5
-    """With ``"append"``: of the bytes of a shard, those that nothing refers to any more; past that it is rewritten."""
+    """With ``"append"``: the fraction of a shard's bytes that may be dead, referred to by nothing; past that the shard is rewritten."""
     metadata_ttl: float = 1.0
     """Before a write, array metadata older than this is read again."""
     require_atomic: bool = False
@@ -67,7 +68,8 @@ class EngineOptions:
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
     first_bytes: int | None = None
-    """What is asked for with the index of a small shard, so that it comes whole by one request, where that saves a round; ``None``: by kind
+    """The bytes that are asked for with the index of a small shard, so that it comes whole by one request, where that saves a round;
+    ``None``: by kind
     of storage."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
@@ -133,11 +135,11 @@ class EngineOptions:
             )
 
     def shards_by_transformer(self, *, is_draft: bool) -> bool:
-        """Whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
+        """Return whether new arrays are sharded by a storage transformer; ``is_draft``: in a hierarchy of the 2022 draft."""
         return is_draft or self.stored in _BY_TRANSFORMER
 
     def index_format(self, chunks_per_shard: tuple[int, ...], *, by_transformer: bool) -> IndexFormat:
-        """How the shards of a new array are indexed."""
+        """Return how the shards of a new array are indexed."""
         if by_transformer:
             return transformer_index_format(chunks_per_shard)
         return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
@@ -170,6 +172,6 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_flags(**values: object) -> None:
-    """As ``check_flag``, of several options by name."""
+    """Like ``check_flag``, of several options by name."""
     for name, value in values.items():
         check_flag(name, value)

@@ -82,7 +82,9 @@ class OverlayCommit:
             self._stored += 1
 
     async def _run_documents_first(self, keys: list[str]) -> None:
-        """Where the storage is another engine, which would not take what is stored before its document for a chunk."""
+        """Write documents first where the storage is another engine: it would not take a value for a chunk that is stored before its
+        document.
+        """
         are_set = [key for key in keys if metadata_path(key) is not None and self._overlay.get(key) is not None]
         await self._commit_wave(are_set)
         await self._commit_values([key for key in keys if metadata_path(key) is None])

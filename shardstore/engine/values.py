@@ -202,7 +202,7 @@ class Values:
         return [replace(read, guard=guard) for read, guard in zip(reads, guards, strict=True)]
 
     async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
-        """Where it cannot, they are read in a round of their own, after the others. What went wrong with them, by path."""
+        """Where it cannot, they are read in a round of their own, after the others. Returns what went wrong with them, by path."""
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
         if not paths or self._storage.capabilities.guarded_reads:
             return {}
@@ -473,7 +473,7 @@ class Values:
             outcome.happened = outcome.lasted = True
 
     async def locate_each(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
-        """What each key means, or why that cannot be told; one array's trouble is not another's."""
+        """Return what each key means, or why that cannot be told; one array's trouble is not another's."""
         try:
             return await self._hierarchy.locate(keys, for_write=for_write)
         except ShardStoreError as exc:

@@ -126,7 +126,7 @@ class VersionReader:
 
 
 def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
-    """What the read of a shard means for the chunk of the version that was asked for."""
+    """Return what the read of a shard means for the chunk of the version that was asked for."""
     version = None if read.generation is None else parse_chunk_version(read.generation)
     match outcome:
         case Found(_, _, buffers) if version is not None and read.generation is not None:
@@ -138,7 +138,7 @@ def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
 
 
 def of_content(read: Read, value: Value) -> ReadOutcome:
-    """What a read of a value means whose versions are those of its content."""
+    """Return what a read of a value means whose versions are those of its content."""
     if isinstance(value, ShardStoreError):
         return Failed(value)
     if value is None:

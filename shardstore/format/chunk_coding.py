@@ -1,4 +1,4 @@
-"""What can be said of the encoded bytes of a chunk without decoding them.
+"""Checks of the encoded bytes of a chunk that need no decoding.
 
 The codecs of an array tell how long its chunks are (where they only arrange elements), whether each ends with a checksum, and which
 compressor's header stands at its start. Three compressors say there how many bytes come out::
@@ -28,7 +28,7 @@ from shardstore.model.ranges import BytesLike
 Compressor = Literal["blosc", "zstd", "gzip"]
 
 HEAD_NBYTES = 32
-"""As many bytes of a chunk as a header needs."""
+"""The bytes of a chunk that hold every header."""
 
 _COMPRESSORS: dict[str | None, Compressor] = {
     "blosc": "blosc",
@@ -47,25 +47,25 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 @dataclass(frozen=True, slots=True)
 class ChunkCoding:
-    """What the codecs of an array say of each of its encoded chunks."""
+    """The properties of encoded chunks that follow from the codecs of their array."""
 
     nbytes: int | None = None
-    """Of every chunk, where the codecs give all of them the same size."""
+    """The size of every chunk in bytes, where the codecs give all of them the same size."""
     has_checksum: bool = False
     """The last codec is ``crc32c``."""
     compressor: Compressor | None = None
     """Whose bytes a chunk starts with, where they have a header that is known here."""
     compressed_nbytes: int | None = None
-    """What the compressor is given of each chunk, where that has one size."""
+    """The bytes of each chunk that the compressor is given, where that is one size."""
 
     @property
     def has_size_in_header(self) -> bool:
-        """Whether headers are compared with what the metadata says."""
+        """Return whether headers are compared with what the metadata says."""
         return self.compressor is not None and self.compressed_nbytes is not None
 
 
 def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> ChunkCoding:
-    """Of the members of a presented document."""
+    """Return the coding of chunks by the members of a presented document."""
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     has_checksum = len(names) > 1 and names[-1] == "crc32c"
     nbytes = encoded_chunk_nbytes(chunk_shape, data_type, codecs)
@@ -82,7 +82,7 @@ def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> C
 
 
 def document_coding(presented: JsonObject, chunk_shape: tuple[int, ...]) -> ChunkCoding:
-    """Of a whole presented document whose chunks have this shape."""
+    """Return the coding of chunks of this shape by a whole presented document."""
     return chunk_coding(chunk_shape, presented.get("data_type"), presented.get("codecs"))
 
 
@@ -174,7 +174,7 @@ def zstd_frame_header(frame: memoryview) -> tuple[int, int | None, bool] | None:
 
 
 def _zstd_end(view: memoryview, at: int, has_checksum: bool) -> int | None:
-    """Where the blocks that begin at ``at`` end; ``None`` where the bytes end before (RFC 8878, 3.1.1.2)."""
+    """Return where the blocks that begin at ``at`` end; ``None`` where the bytes end before (RFC 8878, 3.1.1.2)."""
     is_last = False
     while not is_last:
         if at + 3 > len(view):

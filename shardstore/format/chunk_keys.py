@@ -119,10 +119,10 @@ def parse_chunk_key_encoding(document: Any) -> ChunkKeyEncoding | None:
 
 
 def looks_like_chunk_key(relative_key: str) -> bool:
-    """Whether some encoding of some rank could write this; only the array's metadata can tell whether it does."""
+    """Return whether some encoding of some rank could write this; only the array's metadata can tell whether it does."""
     return _LOOKS_LIKE_CHUNK.fullmatch(relative_key) is not None
 
 
 def looks_like_chunk_prefix(relative_prefix: str) -> bool:
-    """Whether a chunk key could start with this; true for the empty prefix."""
+    """Return whether a chunk key could start with this; true for the empty prefix."""
     return _LOOKS_LIKE_CHUNK_PREFIX.fullmatch(relative_prefix) is not None

@@ -19,7 +19,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.presentation import present_array, same_chunks, update_stored
 
 PresentLevel = int | Literal["innermost"]
-"""How many levels of sharding are taken off where there are as many."""
+"""The number of levels of sharding that are taken off, where there are as many."""
 
 
 def levels_of(document: JsonObject) -> list[JsonObject]:
@@ -31,7 +31,9 @@ def levels_of(document: JsonObject) -> list[JsonObject]:
 
 
 def levels_below(documents: Sequence[JsonObject], wanted: PresentLevel) -> int:
-    """How many levels have to be taken off of what is stored for a client to be shown the last one it wants by taking off one more."""
+    """Return how many levels have to be taken off of what is stored for a client to be shown the last one it wants by taking off one
+    more.
+    """
     transformers = documents[0].get("storage_transformers")
     count = len(transformers) if isinstance(transformers, list) else 0
     there = len(documents) - 1
@@ -39,7 +41,7 @@ def levels_below(documents: Sequence[JsonObject], wanted: PresentLevel) -> int:
 
 
 def restored(shown: JsonObject, documents: Sequence[JsonObject]) -> JsonObject | None:
-    """What to store for ``shown``, a new document at the last of the levels ``documents``; ``None`` where its chunks are others."""
+    """Return what to store for ``shown``, a new document at the last of the levels ``documents``; ``None`` where its chunks are others."""
     if not same_chunks(shown, documents[-1]):
         return None
     for above in reversed(documents[:-1]):

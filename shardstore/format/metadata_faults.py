@@ -1,4 +1,4 @@
-"""What is wrong with a metadata document of Zarr v3: contradictions, which no reader can be right about, and extensions unknown here.
+"""Find faults of a metadata document of Zarr v3: contradictions, which no reader can be right about, and extensions unknown here.
 
 Stricter than reading, which passes through what it does not need to know. Specification: Zarr v3, "Array metadata", "Group metadata";
 sharding codec 1.0, "Configuration parameters".
@@ -108,7 +108,9 @@ def _unless_told(document: JsonObject, sharded: tuple[int, ...], reason: str) ->
 
 
 def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What the sharding divides of a chunk of ``chunk_shape``; ``None`` where there is none, or more than a transposition before it."""
+    """Return what the sharding divides of a chunk of ``chunk_shape``; ``None`` where there is none, or more than a transposition before
+    it.
+    """
     if not isinstance(codecs, list):
         return None
     transposes = leading_transposes(codecs, len(chunk_shape))
@@ -130,7 +132,7 @@ def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
 
 
 def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, data_type: Any) -> Iterator[MetadataFault]:
-    """Of a chain of codecs, those inside shards included."""
+    """Return the faults of a chain of codecs, those inside shards included."""
     if not isinstance(codecs, list) or not codecs:
         yield from _contradictions("its codecs are not a list that holds one")
         return

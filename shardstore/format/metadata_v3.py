@@ -35,7 +35,9 @@ ARRAY_MEMBERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """How the chunks of a sharded array lie in shards. ``chunk_shape`` is the inner chunk's, in elements of the array's own dimensions."""
+    """The layout of the chunks of a sharded array in shards. ``chunk_shape`` is the inner chunk's, in elements of the array's own
+    dimensions.
+    """
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -97,7 +99,7 @@ def is_group(document: JsonObject) -> bool:
 
 
 def mentions_sharding(codecs: Any) -> bool:
-    """Whether a list of codecs has ``sharding_indexed`` at its own level."""
+    """Return whether a list of codecs has ``sharding_indexed`` at its own level."""
     return isinstance(codecs, list) and any(codec_name(codec) == SHARDING for codec in codecs)
 
 
@@ -119,7 +121,7 @@ def _regular_grid(document: JsonObject, ndim: int) -> tuple[int, ...] | None:
 
 
 def must_understand(value: Any) -> bool:
-    """Whether a reader that does not know this member has to refuse the document."""
+    """Return whether a reader that does not know this member has to refuse the document."""
     return not (isinstance(value, dict) and value.get("must_understand") is False)
 
 
@@ -132,7 +134,7 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
 
 
 def parse_shown(document: JsonObject) -> PlainArray | str:
-    """As ``parse_plain``, of a document that clients see, who may have put storage transformers of their own upon this one's: then the
+    """Like ``parse_plain``, of a document that clients see, who may have put storage transformers of their own upon this one's: then the
     chunks are what their last one stores.
     """
     plain = _parse_members(document)
@@ -229,7 +231,8 @@ def encoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: A
 
 
 def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout | str:
-    """Of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the shards.
+    """Return the layout of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the
+    shards.
 
     Of several upon each other the last is meant: its chunks are the shards of the one before.
     """

@@ -1,4 +1,4 @@
-"""From the stored metadata document to the presented one, and back.
+"""Translate the stored metadata document into the presented one, and back.
 
 Presented: the same array with ``chunk_grid`` of the inner chunk shape and the inner codecs. Stored: the shard shape, and
 ``sharding_indexed`` as the last codec; only ``transpose`` may precede it, which is presented in front of the inner codecs. Or, where the
@@ -58,7 +58,7 @@ def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObj
 
 
 def without_empty_transformers(document: JsonObject) -> JsonObject:
-    """As a document that is sharded by a storage transformer is shown again."""
+    """Return the document as one that is sharded by a storage transformer is shown."""
     return _with_transformers(document, document.get(_TRANSFORMERS) or [])
 
 
@@ -113,7 +113,7 @@ def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
 
 
 def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
-    """Whether two presented documents agree on everything that decides what the bytes of a chunk mean.
+    """Return whether two presented documents agree on everything that decides what the bytes of a chunk mean.
 
     Libraries write the same thing in several spellings: zarr-python leaves the endianness of single bytes out, and fills
     in how a compressor packs, which makes no difference to a reader.
@@ -127,7 +127,7 @@ def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
 
 
 def has_chunks_of(document: JsonObject, stored: JsonObject) -> bool:
-    """Whether a client's document, be it that of chunks or of shards of them, is of the chunks that are shown of ``stored``."""
+    """Return whether a client's document, be it that of chunks or of shards of them, is of the chunks that are shown of ``stored``."""
     shown = present_array(stored)
     return same_chunks(document, shown) or same_chunks(present_array(document), shown)
 
@@ -229,7 +229,7 @@ def _split_transposes(codecs: Any, axes: Axes | None) -> tuple[list[Any], Any]:
 
 
 def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
-    """Whether ``stored`` is shown as ``document``, which a client wants to create, but for the spelling of its codecs."""
+    """Return whether ``stored`` is shown as ``document``, which a client wants to create, but for the spelling of its codecs."""
     if stored.get(_TRANSFORMERS):
         return present_array(stored) == without_empty_transformers(document)
     shape = document.get("shape")
@@ -253,7 +253,7 @@ def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject
 
 
 def asks_for_shards(presented: JsonObject, *, may_stack: bool) -> bool:
-    """Whether a client tries to create an array that is itself sharded, by a codec or, unless transformers ``may_stack``, by one."""
+    """Return whether a client tries to create an array that is itself sharded, by a codec or, unless transformers ``may_stack``, by one."""
     return mentions_sharding(presented.get("codecs")) or (bool(presented.get(_TRANSFORMERS)) and not may_stack)
 
 

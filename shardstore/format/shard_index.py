@@ -92,7 +92,7 @@ def parse_index_codecs(document: Any) -> IndexCodecs | str:
 
 
 class Places(NamedTuple):
-    """Where chunks lie in one object: ``(n,)`` each. Offsets and lengths mean something only where ``exists``."""
+    """The places of chunks in one object: ``(n,)`` each. Offsets and lengths mean something only where ``exists``."""
 
     offsets: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
@@ -139,11 +139,11 @@ class ShardIndex:
         return invalid
 
     def places(self, slots: Sequence[int] | npt.NDArray[np.int64], object_nbytes: int) -> Places:
-        """Where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
+        """Return where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
         return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes), self.chunk_nbytes)
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
-        """Where a slot's bytes lie, or ``None`` where it is empty.
+        """Return where a slot's bytes lie, or ``None`` where it is empty.
 
         Raises:
             Corruption: the entry is half empty, wraps, ends past the object, or is not of ``chunk_nbytes``.
@@ -188,7 +188,7 @@ def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint
 
 
 def _may_be_kept(data: memoryview) -> bool:
-    """Whether a long index may stay in the memory that it came in: nobody writes to that, and little else is in it."""
+    """Return whether a long index may stay in the memory that it came in: nobody writes to that, and little else is in it."""
     owner = data.obj
     is_ours = isinstance(owner, bytes) or (isinstance(owner, np.ndarray) and data.readonly)
     return is_ours and len(data) >= _KEPT_NBYTES and memoryview(owner).nbytes <= len(data) + len(data) // 8
@@ -217,7 +217,7 @@ class IndexFormat:
     codecs: IndexCodecs = IndexCodecs()
     location: IndexLocation = "end"
     axes: Axes | None = None
-    """Which of the array's dimensions each dimension of the stored index is, where they are not in the same order."""
+    """The array's dimension for each dimension of the stored index, where their orders differ."""
     chunk_nbytes: int | None = None
     """The length of every encoded chunk, where the array's codecs give all of them the same: an entry of another length is damaged."""
 
@@ -236,7 +236,7 @@ class IndexFormat:
         return ByteRange(0, self.nbytes) if self.location == "start" else ByteSuffix(self.nbytes)
 
     def request_with(self, nbytes: int) -> ByteRequest:
-        """As ``request``, of ``nbytes`` at least."""
+        """Like ``request``, of ``nbytes`` at least."""
         nbytes = max(nbytes, self.nbytes)
         return ByteRange(0, nbytes) if self.location == "start" else ByteSuffix(nbytes)
 

@@ -130,5 +130,5 @@ def scalar_key_name(document: JsonObject) -> str:
 
 
 def transformer_index_format(chunks_per_shard: tuple[int, ...]) -> IndexFormat:
-    """How the transformer's shards are indexed: little-endian, at the end, without a checksum."""
+    """Return how the transformer's shards are indexed: little-endian, at the end, without a checksum."""
     return IndexFormat(chunks_per_shard, IndexCodecs("little", checksum=False), "end")

@@ -1,4 +1,4 @@
-"""What has to be known of an array to look after its objects: small enough to travel with every task."""
+"""The facts about an array that maintenance of its objects needs: small enough to travel with every task."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ArrayPlan:
         return tuple(-(-g // p) for g, p in zip(self.chunk_grid, self.chunks_per_object, strict=True))
 
     def key(self, coords: ChunkCoords) -> str:
-        """Of the object at ``coords`` of the grid of objects, as it is stored."""
+        """Return the stored key of the object at ``coords`` of the grid of objects."""
         return join(self.path, self.key_encoding.encode(coords))
 
     def coords_of(self, relative: str) -> ChunkCoords | None:
@@ -74,7 +74,7 @@ class ArrayPlan:
         return self.key_encoding.decode(relative, len(self.shape))
 
     def holds(self, coords: ChunkCoords) -> bool:
-        """Whether an object lies in the array's grid."""
+        """Return whether an object lies in the array's grid."""
         return all(c < g for c, g in zip(coords, self.object_grid, strict=True))
 
     def number(self, coords: ChunkCoords) -> int:
@@ -90,7 +90,7 @@ class ArrayPlan:
 
 
 def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
-    """Of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be told."""
+    """Return the plan of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be told."""
     if document is None or (node.layout is None and node.plain is None):
         return None
     presented = present_array(document)
@@ -101,7 +101,7 @@ def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
 
 
 def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
-    """Of a stored array of Zarr v2; ``None`` where its objects cannot be told."""
+    """Return the plan of a stored array of Zarr v2; ``None`` where its objects cannot be told."""
     shape = sizes(zarray.get("shape"), 0)
     chunk_shape = sizes(zarray.get("chunks"), 1, None if shape is None else len(shape))
     separator = zarray.get("dimension_separator") or "."

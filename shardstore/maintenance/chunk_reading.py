@@ -1,4 +1,4 @@
-"""Where the chunks of an array lie now, and their bytes, whatever objects they are stored in."""
+"""Locate and read the chunks of an array, in shards or objects of their own."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a run waits for the workers of a cluster; seconds. A cluster that has never had a worker is waited for without an end."""
+    """The seconds that a run waits for the workers of a cluster. A cluster that has never had a worker is waited for without an end."""
 
     first_word: float = 5.0
     """No worker for so long is said; again after twice as long, and so on."""
@@ -46,7 +46,7 @@ class ExecutorLost(ShardStoreError, BrokenExecutor):
 
 
 class ExecutorLike(Protocol):
-    """What callers may give for an executor: one of ``concurrent.futures``, or a ``distributed.Client``."""
+    """An executor that callers may give: one of ``concurrent.futures``, or a ``distributed.Client``."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any: ...
 
@@ -148,7 +148,9 @@ class ClusterExecutor(Executor):
             here.set_exception(error)
 
     def _is_lost(self) -> bool:
-        """Whether the client is closed, as it does itself when the scheduler cannot be reached any more, or hears of nothing any more."""
+        """Return whether the client is closed, as it does itself when the scheduler cannot be reached any more, or hears of nothing any
+        more.
+        """
         return self._given_up is not None or self._client.status in ("closing", "closed") or any(task.done() for task in self._reports())
 
     def _reports(self) -> list[asyncio.Future[None]]:
@@ -157,7 +159,7 @@ class ClusterExecutor(Executor):
         return [] if task is None else [task]
 
     def _is_running(self, there: Any) -> bool:
-        """Whether a worker has the task, as far as can be told."""
+        """Return whether a worker has the task, as far as can be told."""
         try:
             return self._client.status == "running" and any(there.key in keys for keys in self._client.processing().values())
         except OSError:  # the scheduler does not answer
@@ -168,7 +170,7 @@ class ClusterExecutor(Executor):
 
 
 class _Watch:
-    """What has been seen of a cluster's workers while tasks wait."""
+    """The observations of a cluster's workers while tasks wait."""
 
     def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
         self._patience = patience
@@ -211,7 +213,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker is to be expected any more."""
+        """Return whether no worker is to be expected any more."""
         return self._has_had_workers and self._clock() - self._well >= self._patience.most
 
 
@@ -227,7 +229,7 @@ class _Cancellable(Future[Result]):
 
 
 def executor_of(given: object) -> Executor | None:
-    """What does the work, of what callers have given: an executor, a client of a dask cluster, or ``None``.
+    """Return what does the work, of what callers have given: an executor, a client of a dask cluster, or ``None``.
 
     Raises:
         InvalidInput: it is something else, or such a client for coroutines.

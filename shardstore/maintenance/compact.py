@@ -39,7 +39,7 @@ Progress = Callable[[ShardProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """From when on a shard is rewritten: more than ``ratio`` of its bytes are dead, or ``nbytes`` of them or more."""
+    """The bound past which a shard is rewritten: more than ``ratio`` of its bytes are dead, or ``nbytes`` of them or more."""
 
     ratio: float = 0.25
     nbytes: int | None = None
@@ -56,7 +56,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What a run did, or with ``is_dry_run`` would have done."""
+    """The result of a run, or with ``is_dry_run`` what it would be."""
 
     url: str
     path: str
@@ -67,7 +67,7 @@ class CompactReport:
     deleted: int
     """Without a chunk."""
     nbytes_before: int
-    """Of the shards that were rewritten or deleted."""
+    """The bytes, before, of the shards that were rewritten or deleted."""
     nbytes_after: int
     dead_nbytes: int
     """That were found, in shards below the bound as well."""
@@ -109,12 +109,12 @@ class Loose:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What came of it."""
+    """The result of looking at shards."""
 
     loose: tuple[Loose, ...]
     damaged: tuple[Damage, ...]
     dead_nbytes: int
-    """Of all of them."""
+    """The dead bytes of all of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class CompactTask:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What became of one shard; ``kept``: nothing was to be done any more."""
+    """The outcome for one shard; ``kept``: there was nothing left to do."""
 
     what: Literal["rewritten", "deleted", "kept", "pinned", "damaged"]
     nbytes_before: int = 0

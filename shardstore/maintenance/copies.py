@@ -45,7 +45,7 @@ class Side:
         return {self.relative(plan.path): plan for plan in self.walk.plans()}
 
     def paths(self) -> list[str]:
-        """Of all nodes, relative and sorted."""
+        """Return the paths of all nodes, relative and sorted."""
         return sorted(self._of_v3() | self.plans().keys() | self.v2_nodes | self._implicit_groups())
 
     def _of_v3(self) -> set[str]:
@@ -127,7 +127,7 @@ def _value(document: JsonObject, name: str) -> object:
 
 
 def checksums(document: Mapping[str, object]) -> bool:
-    """Whether chunks end with a checksum, after some other codec."""
+    """Return whether chunks end with a checksum, after some other codec."""
     codecs = document.get("codecs")
     return isinstance(codecs, list) and len(codecs) > 1 and codec_name(codecs[-1]) == "crc32c"
 

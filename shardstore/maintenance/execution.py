@@ -1,4 +1,4 @@
-"""How long work is carried out: tasks of whole shards, on any ``concurrent.futures.Executor``, bounded in flight, each of them tried
+"""Execution of long work: tasks of whole shards, on any ``concurrent.futures.Executor``, bounded in flight, each of them tried
 again where that can help.
 
 A task is a frozen value that can be pickled, and the function that does it is one of a module: both may travel to another process. The
@@ -69,7 +69,7 @@ class Part:
         return cls(int(match[1]), int(match[2]))
 
     def has(self, path: str, number: int) -> bool:
-        """Whether piece ``number`` of what is named ``path`` belongs to this share."""
+        """Return whether piece ``number`` of what is named ``path`` belongs to this share."""
         return (zlib.crc32(path.encode(errors="surrogatepass")) + number) % self.of == self.number - 1
 
     def __str__(self) -> str:
@@ -107,14 +107,14 @@ class Failure(Generic[Task]):
 
 @dataclass(frozen=True)
 class Execution:
-    """How the tasks of one run are carried out."""
+    """The settings by which the tasks of one run are carried out."""
 
     executor: ExecutorLike | None = None
     """``None``: threads of this process. A client of a dask cluster becomes its executor."""
     workers: int | None = None
     """Tasks that run at once: threads without an executor; how many an executor has, where it does not tell."""
     retries: int = 2
-    """How often a task is tried again whose storage failed, or whose worker was lost."""
+    """The number of retries of a task whose storage failed, or whose worker was lost."""
     part: Part = WHOLE
     """The share of the work that is to be done."""
     only: frozenset[str] | None = None
@@ -135,7 +135,7 @@ class Execution:
         max_memory: int = DEFAULT_MAX_MEMORY,
         only: Iterable[str] | None = None,
     ) -> Execution:
-        """As callers ask for it; ``part`` also as ``"I/N"``. Raises ``InvalidInput``."""
+        """Return the execution that callers ask for; ``part`` also as ``"I/N"``. Raises ``InvalidInput``."""
         share = Part.parse(part) if isinstance(part, str) else part or WHOLE
         return cls(executor, workers, retries, share, None if only is None else frozenset(only), max_memory)
 
@@ -150,7 +150,7 @@ class Execution:
 
     @property
     def worker_count(self) -> int:
-        """How many tasks run at once."""
+        """Return how many tasks run at once."""
         if self.workers is not None:
             return self.workers
         if self.executor is None:
@@ -160,11 +160,11 @@ class Execution:
 
     @property
     def window_bytes(self) -> int:
-        """How many bytes of chunks one task may hold."""
+        """Return how many bytes of chunks one task may hold."""
         return max(_LEAST_WINDOW, self.max_memory // self.worker_count)
 
     def takes(self, key: str, name: str | None = None, number: int = 0) -> bool:
-        """Whether the object at ``key`` is to be dealt with, which its own name decides, or ``number`` of what is named ``name``."""
+        """Return whether the object at ``key`` is to be dealt with, which its own name decides, or ``number`` of what is named ``name``."""
         if self.only is not None:
             if key not in self.only:
                 return False
@@ -300,7 +300,7 @@ class _Run(Generic[Task, Result]):
 
 
 def _may_help(exc: Exception) -> bool:
-    """Whether to try again can help: after errors of a storage that is not full, lost races, and lost workers, whose errors are the
+    """Return whether to try again can help: after errors of a storage that is not full, lost races, and lost workers, whose errors are the
     executor's own.
     """
     if isinstance(exc, AccessDenied) or is_full(exc):

@@ -1,4 +1,4 @@
-"""What writers left that died: temporary and lock files on local disks, unfinished multipart uploads on S3."""
+"""Leftovers of writers that died: temporary and lock files on local disks, unfinished multipart uploads on S3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardstore.storage.wrappers.base import innermost
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """How many there are that are old enough, or were until they were removed."""
+    """The number of leftovers that are old enough, or were until they were removed."""
 
     files: int = 0
     uploads: int = 0

@@ -1,4 +1,4 @@
-"""How work is cut to size: objects of arrays into tasks, of one array each, and what a task reads into windows of so many bytes."""
+"""Division of work: objects of arrays into tasks, of one array each, and what a task reads into windows of so many bytes."""
 
 from __future__ import annotations
 

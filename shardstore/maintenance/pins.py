@@ -1,4 +1,4 @@
-"""What must stay where it is: shards into which somebody holds offsets, such as references and snapshots.
+"""Pins: shards that must stay where they are, into which somebody holds offsets, such as references and snapshots.
 
 Whoever rewrites shards is told of all pins by the caller; a set without any says that nobody holds such offsets.
 """
@@ -77,7 +77,7 @@ class Pins:
 
 
 def is_held(tokens: frozenset[str | None], generation: str) -> bool:
-    """Whether pins with these tokens hold this version of their object.
+    """Return whether pins with these tokens hold this version of their object.
 
     Those of local files do so after a new mode, owner or hard link too, which change the token but not the bytes.
     """

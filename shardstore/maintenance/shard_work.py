@@ -1,4 +1,4 @@
-"""What all runs that replace shards share: when they may, how much they hold in memory, and how they report."""
+"""The common part of all runs that replace shards: when they may, how much they hold in memory, and how they report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_FAILED = 100_000  # that are listed, so that they can be tried again
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[T]):
-    """How many there are, and the first of them."""
+    """A count, and the first of the things counted."""
 
     count: int = 0
     first: tuple[T, ...] = ()
@@ -33,14 +33,14 @@ class FailedShard:
     """A shard that was given up, and why; it is as it was."""
 
     path: str
-    """Of the array."""
+    """The path of the array."""
     key: str
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class ShardProgress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     phase: Literal["looking", "working"]
     """First the indices of all shards are looked at, then what has to be done about some is done."""
@@ -49,13 +49,13 @@ class ShardProgress:
     total_shards: int | None = None
     """``None`` while the listing goes on."""
     nbytes: int | None = None
-    """Of these shards, where that is known."""
+    """The bytes of these shards, where they are known."""
     total_nbytes: int | None = None
     failed: int = 0
 
 
 def can_delete_emptied(capabilities: Capabilities) -> bool:
-    """Whether a shard without chunks is removed: where that could remove a chunk that is written just then, it is not."""
+    """Return whether a shard without chunks is removed: where that could remove a chunk that is written just then, it is not."""
     return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 

@@ -35,7 +35,7 @@ class StoredShard:
     """The object of one shard as it was listed; travels with tasks."""
 
     path: str
-    """Of the array."""
+    """The path of the array."""
     layout: ArrayLayout
     coords: ChunkCoords
     key: str

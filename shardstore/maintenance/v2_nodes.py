@@ -61,7 +61,7 @@ class V2Nodes:
         return None
 
     def has_unreadable(self, key: str) -> bool:
-        """Whether an array above ``key`` says nothing of its objects: then the key may be one of them."""
+        """Return whether an array above ``key`` says nothing of its objects: then the key may be one of them."""
         return any(path in self._arrays and self._arrays[path] is None for path, _ in ancestors(key))
 
     async def load(self, paths: Iterable[str]) -> None:
@@ -108,7 +108,9 @@ def _says_the_same(own: V2Document, repeated: Any) -> bool:
 
 
 async def is_stale_v2(storage: Storage, key: str, listed: Iterable[str]) -> bool:
-    """Whether the ``.zmetadata`` at ``key`` differs from the documents that it repeats, or lacks one of those that are ``listed``."""
+    """Return whether the ``.zmetadata`` at ``key`` differs from the documents that it repeats, or lacks one of those that are
+    ``listed``.
+    """
     (read,) = await read_v2(storage, [key])
     metadata = None if read is None or read.document is None else read.document.get("metadata")
     if read is None or not isinstance(metadata, dict):

@@ -67,7 +67,7 @@ class Walk:
             self._seen(node, document)
 
     async def batches(self) -> AsyncIterator[list[Located]]:
-        """What the storage lists, a thousand objects at a time.
+        """Return what the storage lists, a thousand objects at a time.
 
         Raises:
             StorageError: a request failed.
@@ -82,13 +82,13 @@ class Walk:
             yield await self.locate(found)
 
     def located(self) -> Iterator[Located]:
-        """What the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
+        """Return what the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
         batches = self.batches()
         while batch := run_sync(_next(batches)):
             yield from batch
 
     async def locate(self, infos: list[ObjectInfo]) -> list[Located]:
-        """What each object is."""
+        """Return what each object is."""
         owners = await self.nodes.owners([info.key for info in infos])
         located: list[Located] = []
         strays: list[int] = []

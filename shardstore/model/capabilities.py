@@ -1,4 +1,4 @@
-"""What a kind of storage can do, as positive flags: absent means no."""
+"""The capabilities of a storage, as positive flags: absent means no."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Capabilities:
     guarded_reads: bool = False
     """``read`` honours ``guard``, without another request."""
     across_machines: bool = False
-    """What it honours, it honours between the writers of all machines that can reach it."""
+    """Conditions hold between the writers of all machines that can reach the storage."""
 
     static: bool = False
     """Nothing changes while it is open: what was once seen need not be looked at again. Nothing can be written."""
 
     @property
     def atomic_commits(self) -> bool:
-        """Whether writers that share an object cannot lose each other's updates."""
+        """Return whether writers that share an object cannot lose each other's updates."""
         return self.pinned_reads and self.create_if_absent and self.compare_and_swap

@@ -14,7 +14,7 @@ ChunkCoords = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkLocation:
-    """Where a chunk's encoded bytes lie in its shard: ``nbytes`` (possibly 0) from byte ``offset`` of the object."""
+    """The place of a chunk's encoded bytes in its shard: ``nbytes`` (possibly 0) from byte ``offset`` of the object."""
 
     offset: int
     nbytes: int
@@ -22,7 +22,7 @@ class ChunkLocation:
 
 @dataclass(frozen=True, slots=True)
 class ShardGrid:
-    """How chunks of an array are grouped: ``chunks_per_shard`` of them along each dimension, from the origin.
+    """The grouping of an array's chunks to shards: ``chunks_per_shard`` of them along each dimension, from the origin.
 
     ``slot`` is a chunk's flat number inside its shard, in row-major (C) order.
     """
@@ -43,7 +43,7 @@ class ShardGrid:
         return slot
 
     def split_all(self, chunk_coords: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-        """Of ``(n, ndim)`` positions, one dimension at least: the shards, ``(k, ndim)``; which of these each is in; the slots."""
+        """Split ``(n, ndim)`` positions, one dimension at least: return the shards, ``(k, ndim)``; which of these each is in; the slots."""
         per_shard = np.array(self.chunks_per_shard, dtype=np.int64)
         shards = chunk_coords // per_shard
         slots = (chunk_coords - shards * per_shard) @ np.array([prod(self.chunks_per_shard[i + 1 :]) for i in range(len(per_shard))])

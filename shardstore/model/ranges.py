@@ -1,4 +1,4 @@
-"""Which bytes of a value are wanted."""
+"""Byte ranges of values."""
 
 from __future__ import annotations
 

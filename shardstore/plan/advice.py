@@ -1,4 +1,4 @@
-"""Which shard shape suits a way of reading: what each candidate would cost, computed from shapes alone.
+"""Advice on the shard shape for a way of reading: what each candidate would cost, computed from shapes alone.
 
 An access is a box of so many elements along each dimension at a random place of the array, every place as likely as
 another. The box falls into pieces, one a shard, and along each dimension a piece has only a few possible lengths; since
@@ -71,7 +71,7 @@ def parse_access(text: str) -> Access:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """What the advice depends on. Shapes in elements; ``chunk_nbytes`` is the stored size of a chunk, on average."""
+    """The facts that the advice depends on. Shapes in elements; ``chunk_nbytes`` is the stored size of a chunk, on average."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -95,7 +95,7 @@ class ArrayFacts:
         return prod(self.chunk_shape) * self.item_nbytes
 
     def objects(self, chunks_per_shard: ChunksPerShard | None) -> int:
-        """How many objects hold the array's chunks; ``None``: one a chunk."""
+        """Return how many objects hold the array's chunks; ``None``: one a chunk."""
         return prod(-(-g // p) for g, p in zip(self.grid, chunks_per_shard or (1,) * len(self.grid), strict=True))
 
 
@@ -117,7 +117,7 @@ class Candidate:
     chunks_per_shard: ChunksPerShard | None
     shard_shape: tuple[int, ...]
     decoded_nbytes: int
-    """Of one full shard, as the next, with its index."""
+    """The decoded bytes of one full shard; the next field has the stored ones, with the index."""
     stored_nbytes: int
     objects: int
     predictions: tuple[Prediction, ...]
@@ -125,7 +125,7 @@ class Candidate:
     requests: float
     nbytes: float
     cost: float
-    """In bytes: what is fetched, and each request as many as are worth reading to save one."""
+    """The cost in bytes: those that are fetched, and for each request those that are worth reading to save one."""
     write_amplification: float
     """Bytes stored for each byte of a chunk that is written alone into a full shard."""
     is_present: bool = False
@@ -137,7 +137,7 @@ class Advice:
 
     candidates: tuple[Candidate, ...]
     compared: tuple[Candidate, ...]
-    """What is there now, and no sharding at all, as far as they are not among the candidates."""
+    """The sharding that is there now, and no sharding at all, as far as they are not among the candidates."""
     most_objects: int
     """The limit that the candidates were chosen by, given or derived from what ``"auto"`` would make."""
     is_over: bool = False
@@ -227,7 +227,7 @@ def box(facts: ArrayFacts, access: Access) -> tuple[int, ...]:
 
 
 def predict(facts: ArrayFacts, chunks_per_shard: ChunksPerShard | None, access: Access, limits: ReadLimits) -> Prediction:
-    """What one access costs in requests for chunks and indices, on average over all places of the box.
+    """Return what one access costs in requests for chunks and indices, on average over all places of the box.
 
     Raises:
         InvalidInput: the access or ``chunks_per_shard`` has another rank than the array.
@@ -321,7 +321,7 @@ class Excess:
 
 
 def excess(facts: ArrayFacts, access: Access) -> Excess:
-    """What chunks alone cost an access, whatever the shards: elements of the chunks that it touches for each one wanted.
+    """Return what chunks alone cost an access, whatever the shards: elements of the chunks that it touches for each one wanted.
 
     Raises:
         InvalidInput: the access has another rank than the array.
@@ -344,7 +344,7 @@ def evaluate(
     *,
     is_present: bool = False,
 ) -> Candidate:
-    """What one way to shard the array costs for these accesses.
+    """Return what one way to shard the array costs for these accesses.
 
     Raises:
         InvalidInput: there is no access, or something has another rank than the array.

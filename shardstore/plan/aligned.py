@@ -57,7 +57,7 @@ def shard_aligned_chunks(
 
 
 def are_aligned(chunks: Chunks, shard_shape: Sequence[int], start: Sequence[int]) -> bool:
-    """Whether no shard is shared by two chunks of a block that begins at ``start``, both in elements."""
+    """Return whether no shard is shared by two chunks of a block that begins at ``start``, both in elements."""
     return all(
         (offset + border) % shard == 0
         for lengths, shard, offset in zip(chunks, shard_shape, start, strict=True)
@@ -66,7 +66,7 @@ def are_aligned(chunks: Chunks, shard_shape: Sequence[int], start: Sequence[int]
 
 
 def _borders(lengths: tuple[int, ...]) -> list[int]:
-    """Where one chunk ends and the next begins, the block's own ends left out."""
+    """Return where one chunk ends and the next begins, the block's own ends left out."""
     total, position, borders = sum(lengths), 0, []
     for length in lengths:
         position += length

@@ -104,5 +104,5 @@ def plan_append(
 
 
 def _end_of_chunks(index_format: IndexFormat, kept: npt.NDArray[np.uint64], old_nbytes: int) -> int:
-    """Where what has to be kept ends: with the index, unless a chunk lies on it."""
+    """Return where what has to be kept ends: with the index, unless a chunk lies on it."""
     return max(old_nbytes - index_format.nbytes, int((kept[:, 0] + kept[:, 1]).max()))

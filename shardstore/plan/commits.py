@@ -1,4 +1,4 @@
-"""What a shard consists of after a commit: segments of the old version and new bytes, and the new index.
+"""Commit plans: what a shard consists of after a commit, segments of the old version and new bytes, and the new index.
 
 Strategies plan commits: ``rewriting`` and ``appending`` have a module each, and ``strategies`` is the table of them.
 
@@ -50,7 +50,7 @@ CommitPlan = WriteShard | DeleteShard | NothingToDo
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit of one shard is planned from."""
+    """The input for the plan of one commit of one shard."""
 
     index_format: IndexFormat
     old: ShardIndex | None
@@ -62,11 +62,11 @@ class Commit:
     order: ChunkOrder
     max_dead_fraction: float
     capabilities: Capabilities
-    """What the storage can do."""
+    """The capabilities of the storage."""
 
 
 class Strategy(ABC):
-    """How a shard is updated. A strategy is a frozen value without state: what it needs, and how it plans a commit.
+    """A way to update shards. A strategy is a frozen value without state: what it needs, and how it plans a commit.
 
     The rule for all of them: no byte to which a live index refers is overwritten.
     """
@@ -158,19 +158,19 @@ def write_anew(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stored:
-    """What is stored for ``n`` chunks: for each what it brings, once for those that share their bytes."""
+    """The bytes that are stored for ``n`` chunks, once for chunks that share their bytes."""
 
     positions: npt.NDArray[np.int64]
     """``(n,)``: where each chunk begins, from the first byte that is stored for any."""
     brought_by: npt.NDArray[np.intp] | slice
     """The chunks for which something is stored, the first of those that share it; ``(k,)`` like the rest."""
     offsets: npt.NDArray[np.int64]
-    """Where that lies in the old object, if it is kept."""
+    """The offset of those bytes in the old object, if they are kept."""
     sizes: npt.NDArray[np.int64]
 
 
 def _stored(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], is_new: npt.NDArray[np.bool_]) -> _Stored:
-    """Of chunks in the order in which they are stored: ``offsets`` in the old object, where they are not new."""
+    """Return the places of chunks in the order in which they are stored: ``offsets`` are in the old object, where they are not new."""
     kept = np.flatnonzero(~is_new)
     pieces = shared_pieces(offsets[kept], sizes[kept])
     if pieces is None:
@@ -191,7 +191,7 @@ def _stored(offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], is_new
 def _segments(
     slots: npt.NDArray[np.intp], is_new: npt.NDArray[np.bool_], stored: _Stored, updates: Mapping[int, BytesLike | None]
 ) -> list[Segment]:
-    """What is written for chunks that are stored in this order: kept ones that follow on each other are one copy."""
+    """Return what is written for chunks that are stored in this order: kept ones that follow on each other are one copy."""
     if not len(slots):
         return []
     slots, is_new, offsets, sizes = slots[stored.brought_by], is_new[stored.brought_by], stored.offsets, stored.sizes

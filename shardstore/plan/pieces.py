@@ -1,4 +1,4 @@
-"""Which chunks of a shard share bytes, so that whoever copies them copies these once.
+"""Find chunks of a shard that share bytes, so that a copy copies these bytes once.
 
 ::
 

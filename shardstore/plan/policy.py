@@ -29,7 +29,7 @@ _ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What a policy is told of an array that is being created. Shapes are in elements."""
+    """The facts that a policy is given of an array that is being created. Shapes are in elements."""
 
     path: str
     shape: tuple[int, ...]

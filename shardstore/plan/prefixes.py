@@ -1,4 +1,4 @@
-"""What a key prefix means for the shards of one array. Prefixes here are relative to the array."""
+"""Translate a key prefix into the shards of one array. Prefixes here are relative to the array."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def chunks_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex,
 
 
 def rows_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> list[int]:
-    """Where along the dimension behind ``leading`` chunks exist in a shard, of those below ``leading``; in the array's chunk grid."""
+    """Return where along the dimension behind ``leading`` chunks exist in a shard, of those below ``leading``; in the array's chunk
+    grid.
+    """
     axis = len(leading)
     others = tuple(i for i in range(layout.ndim) if i != axis)
     first = shard_coords[axis] * layout.grid.chunks_per_shard[axis]

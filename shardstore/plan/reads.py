@@ -1,4 +1,4 @@
-"""Which ranges to request for a set of wanted byte ranges of one object."""
+"""Plan the requests for a set of wanted byte ranges of one object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardstore.model.ranges import ByteRange
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How near ranges have to be to share a request (``gap_bytes`` between them), and how long one may get.
+    """The limits of coalescing: ranges share a request where at most ``gap_bytes`` lie between them, up to ``request_bytes``.
 
     A single wanted range is never split, however long it is, nor are ranges that overlap: no byte is asked for twice.
     """
@@ -21,7 +21,7 @@ class ReadLimits:
     gap_bytes: int = 8 * 2**10
     request_bytes: int = 16 * 2**20
     first_bytes: int = 0
-    """What is fetched at least with an index, since it takes no longer: a small shard is read whole that way."""
+    """The bytes that are fetched at least with an index, since it takes no longer: a small shard is read whole that way."""
 
 
 UPKEEP_LIMITS = ReadLimits(gap_bytes=32 * 2**10, request_bytes=8 * 2**20)
@@ -33,7 +33,7 @@ class CoalescedReads:
     """The requests for ``n`` wanted byte ranges of one object. The i-th lies in ``requests[of_request[i]]``."""
 
     requests: tuple[ByteRange, ...]
-    """In ascending order; they do not overlap."""
+    """The requests in ascending order; they do not overlap."""
     of_request: npt.NDArray[np.intp]
     """``(n,)``."""
     starts: npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class CoalescedReads:
 
 
 def coalesce(wanted: Sequence[ByteRange], limits: ReadLimits) -> CoalescedReads:
-    """As ``coalesce_all``, of ranges as they are."""
+    """Like ``coalesce_all``, of ranges as they are."""
     bounds = np.array([(r.start, r.end) for r in wanted], dtype=np.int64).reshape(len(wanted), 2)
     return coalesce_all(bounds[:, 0], bounds[:, 1], limits)
 

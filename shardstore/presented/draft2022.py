@@ -276,7 +276,7 @@ def _is_scalar(array: KnownArray | None) -> bool:
 
 
 def _is_chunk(key: str, path: str, array: KnownArray) -> bool:
-    """Whether a stored or presented key is that of a shard or chunk of the array."""
+    """Return whether a stored or presented key is that of a shard or chunk of the array."""
     if array.ndim == 0:
         return key in scalar_data_keys(path)
     canonical, start = canonical_key(key), join(path, "")
@@ -284,7 +284,9 @@ def _is_chunk(key: str, path: str, array: KnownArray) -> bool:
 
 
 def _ends_like_chunks(tail: str) -> bool:
-    """Whether what is below a canonical prefix may be chunks, whose stored keys are elsewhere: it ends with ``c/``, or numbers after it."""
+    """Return whether what is below a canonical prefix may be chunks, whose stored keys are elsewhere: it ends with ``c/``, or numbers
+    after it.
+    """
     *segments, _ = tail.split("/")
     while segments and segments[-1].isdecimal():
         segments.pop()
@@ -292,13 +294,13 @@ def _ends_like_chunks(tail: str) -> bool:
 
 
 def _is_row(prefix: str, path: str, array: KnownArray) -> bool:
-    """Whether keys of shards or chunks of the array can start with ``prefix``, which ends with ``/``."""
+    """Return whether keys of shards or chunks of the array can start with ``prefix``, which ends with ``/``."""
     have = prefix.removeprefix(DATA_ROOT + join(path, "")).count("/")
     return 0 < have < array.ndim and _is_chunk(prefix + "/".join(["0"] * (array.ndim - have)), path, array)
 
 
 def _is_node(document: bytes | memoryview) -> bool:
-    """Whether a canonical document is an array's or a group's."""
+    """Return whether a canonical document is an array's or a group's."""
     try:
         canonical = loads_object(document)
     except Corruption:

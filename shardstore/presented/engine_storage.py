@@ -1,4 +1,4 @@
-"""What an engine presents as the storage below another: a ``ShardingTransformer`` on top of a ``ShardingTransformer``.
+"""The storage that an engine presents below another engine: a ``ShardingTransformer`` on top of a ``ShardingTransformer``.
 
 Specification: sharding storage transformer 1.0 (draft), "API implementation": "the next storage transformer in the stack".
 """
@@ -20,7 +20,7 @@ from shardstore.storage.requests.conditions import check_deletion, failed
 
 
 class EngineStorage(ReadsAndWrites):
-    """What ``engine`` presents, as a storage: its chunks are objects, which can be read and replaced by their version."""
+    """The presented values of ``engine`` as a storage: its chunks are objects, which can be read and replaced by their version."""
 
     documents_first = True
     """An object that is stored before the document that makes it a chunk is not taken for one: documents have to come first."""

@@ -298,7 +298,7 @@ class V2Flavour(PresentedFlavour):
 
 
 def _may_name_document(prefix: str) -> bool:
-    """Whether a prefix goes on as the name of a document, as ``x/.za`` does."""
+    """Return whether a prefix goes on as the name of a document, as ``x/.za`` does."""
     name = prefix.rpartition("/")[2]
     return any(document.startswith(name) for document in DOCUMENT_NAMES)
 

@@ -44,7 +44,7 @@ class Canonical:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the flavour shows as ``kind`` of the document of the node at ``path``."""
+    """The part that the flavour shows as ``kind`` of the document of the node at ``path``."""
 
     path: str
     kind: str
@@ -62,7 +62,7 @@ Meaning = Canonical | Part | Nothing
 
 @dataclass(frozen=True, slots=True)
 class KnownArray:
-    """How the chunks of an array are named."""
+    """The names of the chunks of an array."""
 
     encoding: ChunkKeyEncoding
     ndim: int
@@ -408,7 +408,7 @@ def _documents(paths: Iterable[str]) -> list[KeyRequest]:
 
 
 def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[Value]) -> list[Value]:
-    """What was found of ``count`` requests by their numbers, and nothing of the others."""
+    """Return what was found of ``count`` requests by their numbers, and nothing of the others."""
     values: list[Value] = [None] * count
     for (i, _), value in zip(numbered, found, strict=True):
         values[i] = value
@@ -421,7 +421,7 @@ def array_of_node(node: Node) -> KnownArray | None:
 
 
 def _array_of_document(data: bytes | None) -> KnownArray | None:
-    """Of a document that a transaction holds back."""
+    """Return the array of a document that a transaction holds back."""
     try:
         document = {} if data is None else loads_object(data)
     except Corruption:
@@ -431,7 +431,7 @@ def _array_of_document(data: bytes | None) -> KnownArray | None:
 
 
 def parsed_document(data: bytes, key: str) -> JsonObject:
-    """What a client writes as a document. Raises ``InvalidInput`` where it is no JSON object."""
+    """Return what a client writes as a document. Raises ``InvalidInput`` where it is no JSON object."""
     try:
         return loads_object(data)
     except Corruption as exc:

@@ -53,7 +53,9 @@ def document_read(key: str) -> Read:
 
 
 class ServerTimes(NamedTuple):
-    """When a server stored a version, which nobody else can set, and when it was asked for it; seconds since the epoch by its own clock."""
+    """The times at which a server stored a version, which nobody else can set, and at which it was asked for it; seconds since the epoch
+    by its own clock.
+    """
 
     stored: float
     asked: float
@@ -61,13 +63,13 @@ class ServerTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read: one buffer a range, clipped to the object, which is ``nbytes`` long."""
+    """The answer to a read: one buffer a range, clipped to the object, which is ``nbytes`` long."""
 
     generation: Generation
     nbytes: int
     buffers: tuple[memoryview, ...]
     times: ServerTimes | None = None
-    """Where the server tells them, and can be believed."""
+    """The times of the server, where it tells them and can be believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the root is, as a user would write it; without credentials."""
+        """Return where the root is, as a user would write it; without credentials."""
         ...
 
     @property
@@ -142,7 +144,7 @@ class Storage(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What is known of the abilities of this storage; of a server nothing is claimed before ``probe``."""
+        """Return what is known of the abilities of this storage; of a server nothing is claimed before ``probe``."""
         ...
 
     async def probe(self) -> Capabilities:

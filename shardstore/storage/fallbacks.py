@@ -1,4 +1,4 @@
-"""What kinds of storage do that have no such operation of their own."""
+"""Operations for kinds of storage that have none of their own."""
 
 from __future__ import annotations
 

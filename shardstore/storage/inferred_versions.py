@@ -44,14 +44,16 @@ def is_unversioned(generation: Generation) -> bool:
 
 
 def agrees(asked: Generation, found: Generation) -> bool:
-    """Whether ``found`` may be the version ``asked``: the same name, or, where neither has a version, the same size."""
+    """Return whether ``found`` may be the version ``asked``: the same name, or, where neither has a version, the same size."""
     if is_unversioned(asked) and is_unversioned(found):
         return asked.token.rpartition("-")[2] == found.token.rpartition("-")[2]
     return asked == found
 
 
 def trace_of(info: Mapping[str, Any]) -> str | None:
-    """What the metadata ``info`` of an object shows that tells its versions apart, but for the size; ``None`` where it shows nothing."""
+    """Return what the metadata ``info`` of an object shows that tells its versions apart, but for the size; ``None`` where it shows
+    nothing.
+    """
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
     for name in _IDENTITIES:
         if named.get(name) not in (None, "", b""):

@@ -1,4 +1,4 @@
-"""What writers that died in the middle leave behind: nothing that a reader sees, but space, and on some servers money.
+"""Leftovers of writers that died in the middle: nothing that a reader sees, but space, and on some servers money.
 
 A storage that can tell has a coroutine method ``leftovers(prefix)``, which is no part of the protocol: kinds without it have none, or
 no way to ask.
@@ -24,7 +24,8 @@ class Leftover:
 
 
 async def leftovers_of(storage: Storage, prefix: str) -> Sequence[Leftover] | None:
-    """What is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` where that cannot be asked.
+    """Return what is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` where that cannot
+    be asked.
 
     Raises:
         StorageError: the request failed, or was denied.

@@ -100,7 +100,7 @@ class PartialAccessStorage(ReadsAndWrites):
 
     @property
     def documents_first(self) -> bool:
-        """As ``EngineStorage`` says it, where this is of a transformer."""
+        """Like ``EngineStorage`` says it, where this is of a transformer."""
         return hasattr(self._store, "as_storage")
 
     @property
@@ -111,7 +111,7 @@ class PartialAccessStorage(ReadsAndWrites):
         return self.capabilities
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """As ``ToldByRanges`` says it."""
+        """Like ``ToldByRanges`` says it."""
         generation = _witnessed(request, data)
         return None if _witness_of(generation) is None else generation
 
@@ -216,7 +216,7 @@ def _set(store: Any, key: str, data: bytes) -> None:
 
 
 def _erase(store: Any, keys: Sequence[str]) -> None:
-    """What is not there is no error, as with ``erase_values``: a store may raise for it."""
+    """Erase keys; a missing one is no error, as with ``erase_values``, though a store may raise for it."""
     if hasattr(store, "erase_values"):
         store.erase_values(list(keys))
         return

@@ -1,4 +1,4 @@
-"""How much room a storage has left, and which errors say that it has none."""
+"""The room that a storage has left, and the errors that say that it has none."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucke
 
 
 def is_full(exc: BaseException) -> bool:
-    """Whether an error of a storage says that there is no room left: then nothing else that is written will fit either."""
+    """Return whether an error of a storage says that there is no room left: then nothing else that is written will fit either."""
     return isinstance(exc, NoSpace) or getattr(exc, "status", None) == _FULL_STATUS or getattr(exc, "code", None) in _FULL_CODES
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a file system has left for its user. Quotas are not known to it."""
+    """The room that a file system has left for its user. Quotas are not known to it."""
 
     path: str
-    """Where was asked."""
+    """The path that was asked about."""
     nbytes: int
     files: int | None
     """``None`` where the file system has no fixed number of them."""
     block_nbytes: int
-    """By which files take up room."""
+    """The size of the blocks by which files take up room."""
 
 
 def room_at(path: str) -> Room | None:

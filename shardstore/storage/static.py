@@ -35,7 +35,7 @@ def check_static(static: object) -> bool | None:
 
 
 def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool | None:
-    """What ``options`` say, also under a protocol, or else what was ``given``; they are left without it.
+    """Return what ``options`` say, also under a protocol, or else what was ``given``; they are left without it.
 
     Raises:
         InvalidInput: they say what can be no value, or another one than was given.
@@ -81,7 +81,7 @@ class StaticStorage(StorageWrapper):
 
     @property
     def identity(self) -> str:
-        """What tells this place from others. Not to be shown."""
+        """Return what tells this place from others. Not to be shown."""
         return f"{OPTION} {getattr(self.inner, 'identity', self.inner.url)}"
 
     @property

@@ -1,4 +1,4 @@
-"""Which flavour of hierarchy is stored at a place, found out by the first request there.
+"""Detect which flavour of hierarchy is stored at a place, by the first request there.
 
 A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. Where it is found, everything
 goes through ``DraftStorage`` from then on; anything else is what is stored as it is shown.
@@ -46,7 +46,7 @@ class DetectedStorage(StorageWrapper):
 
     @property
     def is_draft(self) -> bool:
-        """Whether a draft hierarchy has been found, or asked for."""
+        """Return whether a draft hierarchy has been found, or asked for."""
         return self._draft or (self._found is not None and self._found is not self.inner)
 
     async def settled(self) -> Storage:
@@ -126,7 +126,7 @@ class DetectedStorage(StorageWrapper):
 
 
 def is_draft(storage: Storage) -> bool:
-    """Whether a draft hierarchy is stored, as far as is known."""
+    """Return whether a draft hierarchy is stored, as far as is known."""
     found: Storage | None = storage
     while found is not None and not isinstance(found, DetectedStorage):
         found = getattr(found, "inner", None)

@@ -40,7 +40,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class TimeOut:
-    """As ``Fail``, after ``seconds``."""
+    """Like ``Fail``, after ``seconds``."""
 
     seconds: float = 60.0
 
@@ -126,13 +126,13 @@ class Fault:
     keys: str = "*"
     """Only requests whose key matches this pattern of ``fnmatch`` match; a ``*`` takes in ``/``."""
     times: int | None = 1
-    """How many matching requests in a row it strikes; ``None``: all from ``at`` on."""
+    """The number of matching requests in a row that it strikes; ``None``: all from ``at`` on."""
 
     def matches(self, request: Request) -> bool:
         return (not self.operations or request.operation in self.operations) and fnmatchcase(request.key, self.keys)
 
     def strikes(self, number: int) -> bool:
-        """Whether it strikes the matching request of this number."""
+        """Return whether it strikes the matching request of this number."""
         return self.at <= number and (self.times is None or number < self.at + self.times)
 
 
@@ -179,7 +179,7 @@ class FaultStorage(StorageWrapper):
         return _Struck(request, effect, f"{operation} of {key!r} in {self.url}")
 
     async def _before(self, struck: _Struck) -> None:
-        """What happens instead of carrying it out, or before that.
+        """Do what happens instead of the operation, or before it.
 
         Raises:
             StorageError: it is not carried out.
@@ -198,7 +198,7 @@ class FaultStorage(StorageWrapper):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _after(self, struck: _Struck) -> None:
-        """What happens once it was carried out.
+        """Do what happens once the operation was carried out.
 
         Raises:
             WriteOutcomeUnknown: of what changes something.
@@ -235,7 +235,7 @@ class FaultStorage(StorageWrapper):
         return [outcomes[i] for i in range(len(reads))]
 
     def _answer(self, struck: Sequence[_Struck], outcome: ReadOutcome) -> ReadOutcome:
-        """What becomes of the answer to one read."""
+        """Return what becomes of the answer to one read."""
         for i, one in enumerate(struck):
             try:
                 self._after(one)

@@ -1,4 +1,4 @@
-"""What every kind of underlying storage must do, as a class for pytest.
+"""The conformance suite of storages, as a class for pytest.
 
 Inherit from ``StorageSuite`` in a class whose name starts with ``Test``, and give it a fixture ``storage`` that returns an
 empty storage. What a storage does not claim in its capabilities is skipped; nothing is to be overridden.
@@ -115,7 +115,7 @@ class SyncStorage:
 
 
 def values(found: Found) -> list[bytes]:
-    """What was read, to be compared."""
+    """Return what was read, to be compared."""
     return [bytes(buffer) for buffer in found.buffers]
 
 

@@ -31,7 +31,7 @@ class Event:
     copied_nbytes: int = 0
     """Bytes that ``compose`` copied; ``copy`` does not say how many it did."""
     requests: int = 1
-    """How many requests this is on an object store."""
+    """The number of requests that this makes on an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Summary:
     bytes_written: int
     bytes_copied: int
     rounds: int
-    """How many calls of ``read``."""
+    """The number of calls of ``read``."""
 
 
 def summarised(events: Sequence[Event]) -> Summary:
@@ -58,7 +58,7 @@ def summarised(events: Sequence[Event]) -> Summary:
 
 
 class TracedBlock:
-    """What happened in a ``with storage.count() as block:``; complete once the block ended."""
+    """The requests in a ``with storage.count() as block:``; complete once the block ended."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

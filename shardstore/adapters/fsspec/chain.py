@@ -1,4 +1,4 @@
-"""From the arguments that fsspec gives a chained filesystem to a target of ours, and to the root of its paths."""
+"""Translate the arguments that fsspec gives a chained filesystem into a target of ours and the root of its paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_OPTIONS = sorted(
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """What lies below one link of a chain.
+    """The target below one link of a chain.
 
     ``target`` and ``storage_options`` are what ``shardstore.open`` takes, so that the URL there and the chain here name the
     same engine. ``root`` is the target's path in its own filesystem, without a trailing ``/``.

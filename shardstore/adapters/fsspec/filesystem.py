@@ -141,7 +141,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     @property
     def handle(self) -> Handle:
-        """What this shares with the other faces on the same place."""
+        """Return what this shares with the other faces on the same place."""
         return self._root.handle
 
     @property
@@ -152,16 +152,16 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
         return self._root.handle.engine.counters
 
     @property
     def uses_pipeline(self) -> bool:
-        """Whether zarr hands whole selections and assignments to the engine."""
+        """Return whether zarr hands whole selections and assignments to the engine."""
         return self._pipeline
 
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
-        """What JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
+        """Return what JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
         options = {k: v for k, v in self.storage_options.items() if include_password or k != "password"}
         encoder = _JSONEncoder()
         return {
@@ -312,7 +312,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return False
 
     async def _ls(self, path: str, detail: bool = True, *, with_sizes: bool = True, **kwargs: Any) -> list[Any]:
-        """What lies directly below a directory, exactly; a file by itself."""
+        """Return what lies directly below a directory, exactly; a file by itself."""
         key = await self._key(path)
         listed = await run_async(self.engine.list_dir(key + "/" if key else ""))
         values: Sequence[ListedValue] = listed.values

@@ -1,4 +1,4 @@
-"""Where the paths of a filesystem begin: at the hierarchy that its URL points to, or into."""
+"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINKS = ("sharded::", "sharded://")
 
 
 def without_protocol(path: Any) -> Any:
-    """What follows our own protocol in a path, or in each of a list, without a trailing ``/``."""
+    """Return what follows our own protocol in a path, or in each of a list, without a trailing ``/``."""
     if isinstance(path, list):
         return [without_protocol(p) for p in path]
     path = str(stringify_path(path))
@@ -113,7 +113,7 @@ class Root:
         return False
 
     async def _is_within(self, root: str, inside: str, to_create: bool) -> bool:
-        """Whether what lies at ``inside`` of the hierarchy at ``root`` has to be seen from there."""
+        """Return whether what lies at ``inside`` of the hierarchy at ``root`` has to be seen from there."""
         around = Handle.make(root, self._below.storage_options, self._options).engine
         if metadata_path(inside) is not None or await around.is_inside_array(inside):
             return True

@@ -1,4 +1,4 @@
-"""Which hierarchy a URL points into: the root above a node, a chunk, or any other key.
+"""Find the hierarchy that a URL points into: the root above a node, a chunk, or any other key.
 
 The root is found by asking for ``zarr.json`` at the URL and at the directories above it: from the innermost that has one
 upwards, as long as the next has one too.
@@ -20,7 +20,7 @@ _MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions
 
 
 async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
-    """How many segments of the address name the root, or ``None`` where there is no node at or above it.
+    """Return how many segments of the address name the root, or ``None`` where there is no node at or above it.
 
     Raises:
         StorageError: the server cannot be reached. It was tried for long enough.
@@ -44,7 +44,7 @@ async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None
 
 
 async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool | ShardStoreError]:
-    """Whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
+    """Return whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
     paths = ["/".join(address.segments[first:depth]) for depth in range(first, len(address.segments) + 1)]
     return list(await asyncio.gather(*(_is_node(storage, path) for path in paths)))
 

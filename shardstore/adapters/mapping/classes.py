@@ -1,4 +1,4 @@
-"""Which class of mapping a program gets, by its version of zarr-python."""
+"""Choose the class of mapping for a program by its version of zarr-python."""
 
 from __future__ import annotations
 

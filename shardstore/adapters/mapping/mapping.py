@@ -51,12 +51,12 @@ class ShardedMap(MutableMapping[str, bytes]):
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
         return self.engine.counters
 
     @property
     def url(self) -> str:
-        """Where the store is, without credentials."""
+        """Return where the store is, without credentials."""
         return self._handle.url
 
     @property

@@ -91,7 +91,7 @@ def align(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What ``align`` was told, apart from the data."""
+    """The arguments of ``align``, apart from the data."""
 
     store: Any
     storage_options: dict[str, Any] | None
@@ -128,7 +128,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a block of an array goes: ``start`` in elements of the array."""
+    """The place of a block in an array: ``start`` in elements of the array."""
 
     shard_shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -155,7 +155,7 @@ def _dataset(data: xarray.Dataset, plan: _Plan) -> xarray.Dataset:
 
 
 def _data_array(data: xarray.DataArray, plan: _Plan, name: str | None) -> xarray.DataArray:
-    """As xarray itself does it: through a dataset of one variable and its coordinates."""
+    """Make the array as xarray itself does: through a dataset of one variable and its coordinates."""
     known = name or data.name
     stored_name = _UNNAMED if known is None or known in data.coords else str(known)
     aligned = _dataset(data.to_dataset(name=stored_name), plan)
@@ -163,7 +163,7 @@ def _data_array(data: xarray.DataArray, plan: _Plan, name: str | None) -> xarray
 
 
 def _new_place(variable: xarray.Variable, path: str, chunk_shape: tuple[int, ...], plan: _Plan, target: Target | None) -> _Place:
-    """Where a variable goes that will be created."""
+    """Return where a variable goes that will be created."""
     if plan.region is not None:
         raise InvalidInput(
             f"array {path!r} does not exist, so there is no region of it: create it first, with to_zarr(compute=False) of the whole"
@@ -201,7 +201,7 @@ def _uniform(chunks: Chunks, path: str) -> tuple[int, ...]:
 
 
 def _document(shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dtype[Any]) -> JsonObject:
-    """As much of the metadata of an array to be as a policy looks at."""
+    """Return as much of the metadata of a new array as a policy looks at."""
     data_type: Any = dtype.name
     if dtype.kind in "mM":
         data_type = "int64"  # CF times
@@ -223,7 +223,7 @@ def _document(shape: tuple[int, ...], chunk_shape: tuple[int, ...], dtype: np.dt
 def _existing_place(
     array: TargetArray, variable: xarray.Variable, append_dim: Hashable | None, region: Mapping[Hashable, slice] | None
 ) -> _Place:
-    """Where a variable goes in an array that exists, in the order of the variable's dimensions."""
+    """Return where a variable goes in an array that exists, in the order of the variable's dimensions."""
     order = list(array.dimension_names or variable.dims)
     if sorted(map(str, order)) != sorted(map(str, variable.dims)):
         raise InvalidInput(f"array {array.path!r} has the dimensions {tuple(order)}, the data {variable.dims}")
@@ -269,7 +269,7 @@ def _xarray_region(data: xarray.Dataset, plan: _Plan) -> dict[Hashable, slice] |
 
 
 def _automatic(data: xarray.Dataset, dims: list[Hashable], plan: _Plan) -> dict[Hashable, slice]:
-    """Where the coordinates of the data lie among those stored; a dimension without coordinates is written from 0."""
+    """Return where the coordinates of the data lie among those stored; a dimension without coordinates is written from 0."""
     found: dict[Hashable, slice] = {dim: slice(0, data.sizes[dim]) for dim in dims if dim not in data.variables}
     if len(found) == len(dims):
         return found

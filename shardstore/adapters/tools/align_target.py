@@ -47,7 +47,7 @@ class Target:
 
     @property
     def policy(self) -> ShardingPolicy:
-        """Of arrays that do not exist yet."""
+        """The policy for arrays that do not exist yet."""
         return self.engine.options.chunks_per_shard
 
     def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
@@ -127,7 +127,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
 
 
 def array_of_zarr(store: Any) -> TargetArray | None:
-    """What an array of zarr's on a store that is not shardstore's tells of itself; ``None`` where ``store`` is something else."""
+    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` where ``store`` is something else."""
     zarr = sys.modules.get("zarr")
     if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
         return None
@@ -139,7 +139,7 @@ def _is_ours(store: Any) -> bool:
 
 
 def is_zarr(store: Any) -> bool:
-    """Whether it is a store or a node of zarr's."""
+    """Return whether it is a store or a node of zarr's."""
     zarr = sys.modules.get("zarr")
     return zarr is not None and isinstance(store, zarr.Array | zarr.Group | zarr.abc.store.Store)
 

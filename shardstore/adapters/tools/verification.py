@@ -95,7 +95,7 @@ def census(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Census:
-    """Which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
+    """Return which chunks exist, array by array: to count, to draw, to store, and to verify the store against later.
 
     Args:
         url, path, executor, workers, part, retries, max_memory, only, storage_options, progress: as ``verify`` has them. What parts have
@@ -118,7 +118,7 @@ def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:
 
 
 def decoder() -> Decoder:
-    """What makes decoders of zarr's codecs. Raises ``Unsupported`` where zarr-python is not installed."""
+    """Return what makes decoders of zarr's codecs. Raises ``Unsupported`` where zarr-python is not installed."""
     try:
         from shardstore.adapters.zarr.decoding import zarr_decoder
     except ModuleNotFoundError as exc:
@@ -129,7 +129,9 @@ def decoder() -> Decoder:
 
 
 def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
-    """What draws a census into a file; see ``adapters.tools.census_plot``. Raises ``Unsupported`` where matplotlib is not installed."""
+    """Return what draws a census into a file; see ``adapters.tools.census_plot``. Raises ``Unsupported`` where matplotlib is not
+    installed.
+    """
     try:
         from shardstore.adapters.tools.census_plot import save_picture
     except ModuleNotFoundError as exc:

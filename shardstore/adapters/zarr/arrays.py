@@ -1,4 +1,4 @@
-"""What arrays of zarr-python do beside their codec pipelines, where they are seen by their shards.
+"""Methods of zarr-python's arrays that are replaced for arrays that are seen by their shards.
 
 zarr tells a pipeline neither which array it is of, nor that chunks are to be deleted because an array shrinks: it deletes their keys, which
 for a store are those of other, smaller chunks. So the two methods of ``zarr.AsyncArray`` are replaced by ones that do the same for
@@ -60,7 +60,7 @@ _shards_initialized = getattr(zarr.core.array, "_shards_initialized", None)
 
 
 def is_sharded(array_metadata: Any) -> bool:
-    """Whether zarr itself sees the array as sharded."""
+    """Return whether zarr itself sees the array as sharded."""
     return any(isinstance(codec, ShardingCodec) for codec in getattr(array_metadata, "codecs", ()))
 
 

@@ -58,7 +58,7 @@ class ArrayView:
         self._metadata = metadata
         self.store = store
         self.path: str | None = None
-        """In the store; ``None`` until it is known which array this is of."""
+        """The path of the array in the store; ``None`` until it is known."""
         self.is_new = True
         self.sight: Sight | None = None
         self._document: JsonObject | None = None
@@ -124,7 +124,7 @@ class ShardPipeline(ArrayPipeline):
         return await self._place_by_shards(place_of(store_path.store), store_path.path, for_write=for_write)
 
     async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[Place, Expansion, CodecPipeline] | None:
-        """Where the chunks of these shards are, how they are expanded, and what reads and writes the chunks."""
+        """Return where the chunks of these shards are, how they are expanded, and what reads and writes the chunks."""
         place = place_of_all(infos)
         if place is None:
             return None
@@ -136,7 +136,7 @@ class ShardPipeline(ArrayPipeline):
         return None if place is None else (place, expansion, self._chunk_pipeline(infos[0][1]))
 
     def expansion(self) -> Expansion | None:
-        """How shards are expanded to chunks, where that can be done."""
+        """Return how shards are expanded to chunks, where that can be done."""
         if self._expansion is None and (layout := self.layout) is not None:
             self._expansion = Expansion(layout)
         return self._expansion

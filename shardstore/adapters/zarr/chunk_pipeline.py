@@ -69,7 +69,7 @@ def previous_pipeline() -> type[CodecPipeline]:
 
 
 def zarrs_own(array_metadata: Any, store: Store) -> CodecPipeline:
-    """What would be the array's pipeline if this one were not there."""
+    """Return what would be the array's pipeline if this one were not there."""
     try:
         return previous_pipeline().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
     except NotImplementedError:
@@ -283,7 +283,7 @@ async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Se
 
 
 class _PartsWork:
-    """What several threads do until a batch is read: the next part is whoever's who asks."""
+    """The work of several threads on one batch: each takes the next part when it asks."""
 
     def __init__(self, parts: ChunkParts, scatter: Scatter, *, may_wait: bool) -> None:
         self._parts = parts

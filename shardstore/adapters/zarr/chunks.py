@@ -55,7 +55,7 @@ def wave_bytes(spec: ArraySpec) -> int:
 
 
 def status(present: bool) -> dict[str, str]:
-    """What newer versions of zarr want to know of each chunk (``GetResult``)."""
+    """Return what newer versions of zarr want to know of each chunk (``GetResult``)."""
     return {"status": "present" if present else "missing"}
 
 
@@ -110,7 +110,7 @@ class ChunkCodec:
         self.codecs: tuple[Codec, ...] = tuple(fitted)
         self.pipeline = BatchedCodecPipeline.from_codecs(self.codecs)
         self.is_sync = all(has_sync(codec) for codec in fitted)
-        """Whether every codec can be called directly; others go through zarr's own pipeline, in memory."""
+        """True where every codec can be called directly; others go through zarr's own pipeline, in memory."""
         self._chains: dict[Any, DirectChain | None] = {}
 
     def chain(self, spec: ArraySpec) -> DirectChain | None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def threads_at_once() -> int:
-    """As many as this process may use processors: fewer than there are, on nodes that are shared."""
+    """Return the number of processors that this process may use: fewer than there are, on nodes that are shared."""
     return min(_MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 

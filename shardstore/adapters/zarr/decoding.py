@@ -22,7 +22,7 @@ _making = threading.Lock()  # filters of warnings are those of the whole process
 
 @lru_cache(maxsize=64)
 def zarr_decoder(document: bytes) -> Decode:
-    """What decodes the chunks of the array of this presented document of Zarr v3; see ``maintenance.verify.chunks.Decoder``.
+    """Return what decodes the chunks of the array of this presented document of Zarr v3; see ``maintenance.verify.chunks.Decoder``.
 
     Raises:
         Unsupported: zarr has no such codec or data type, or the document is none that it can read.

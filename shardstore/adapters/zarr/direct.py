@@ -42,7 +42,7 @@ class Step:
 
     takes_destination = False
     makes_copy = True
-    """What ``encode`` returns shares no memory with what it is given."""
+    """True where the result of ``encode`` shares no memory with its argument."""
 
     def encoded_nbytes(self, nbytes: int | None) -> int | None:
         """The bytes that come out where ``nbytes`` go in; ``None``: it depends on them."""
@@ -62,7 +62,7 @@ class Step:
 
 
 class _Numcodec(Step):
-    """What a codec of numcodecs does."""
+    """A step that calls a codec of numcodecs."""
 
     makes_copy = False  # as far as is known
 
@@ -147,7 +147,7 @@ def _crc32c(data: AnyArray) -> bytes:
 
 
 def _step(codec: Codec) -> Step | None:
-    """What does the same; ``None`` where there is nothing."""
+    """Return what does the same; ``None`` where there is nothing."""
     kind: Any = type(codec)
     own: Any = codec
     if kind is Crc32cCodec:
@@ -167,33 +167,33 @@ def _step(codec: Codec) -> Step | None:
 
 @dataclass(frozen=True, slots=True)
 class DirectChain:
-    """What zarr's codecs do to the chunks of one shape and data type."""
+    """The direct calls that do the same as zarr's codecs to chunks of one shape and data type."""
 
     shape: tuple[int, ...]
-    """Of a chunk."""
+    """The shape of a chunk."""
     dtype: np.dtype[Any]
-    """Of the elements as they are stored, byte order included."""
+    """The data type of the elements as they are stored, byte order included."""
     order: tuple[int, ...] | None
-    """How axes are transposed before elements are stored; ``None``: not at all."""
+    """The order of the axes of stored elements; ``None``: they are not transposed."""
     stored_shape: tuple[int, ...]
-    """Of a chunk whose axes are transposed."""
+    """The shape of a chunk whose axes are transposed."""
     nbytes: int
-    """Of the elements of a chunk."""
+    """The bytes of the elements of a chunk."""
     steps: tuple[tuple[Step, int | None], ...]
     """In the order of encoding, each with the bytes that it is given, where that is known."""
 
     @property
     def takes_destination(self) -> bool:
-        """Whether ``decode`` is given memory to decompress into."""
+        """Return whether ``decode`` is given memory to decompress into."""
         return bool(self.steps) and self.steps[0][0].takes_destination and self.nbytes >= DESTINATION_NBYTES
 
     @property
     def takes_scratch(self) -> bool:
-        """Whether ``encode`` is given memory in which to lay out elements: what it returns is elsewhere."""
+        """Return whether ``encode`` is given memory in which to lay out elements: what it returns is elsewhere."""
         return bool(self.steps) and self.steps[0][0].makes_copy
 
     def holds(self, dtype: np.dtype[Any]) -> bool:
-        """Whether elements of this type become stored ones by no more than a change of their byte order."""
+        """Return whether elements of this type become stored ones by no more than a change of their byte order."""
         return dtype == self.dtype or (self.dtype.fields is None and dtype == self.dtype.newbyteorder("S"))
 
     def decode(self, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
@@ -280,7 +280,9 @@ def compile_chain(codecs: Iterable[Codec], spec: ArraySpec) -> DirectChain | Non
 
 
 def _stored_dtype(codec: BytesCodec, spec: ArraySpec) -> np.dtype[Any] | None:
-    """How zarr's codec reads bytes, found out by letting it read one element: versions of zarr treat structured types differently."""
+    """Return how zarr's codec reads bytes, found out by letting it read one element: versions of zarr treat structured types
+    differently.
+    """
     declared = spec.dtype.to_native_dtype()
     if declared.hasobject or not declared.itemsize:
         return None

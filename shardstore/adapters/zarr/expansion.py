@@ -1,4 +1,4 @@
-"""From selections of shards to selections of the chunks in them.
+"""Expand selections of shards to selections of the chunks in them.
 
 The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. zarr's indexers make three kinds of selections of
 one chunk: slices and integers; arrays that select along one dimension each, as ``numpy.ix_`` makes them, or one array beside slices; and
@@ -28,14 +28,14 @@ Along = slice | int | Positions
 
 
 class Piece(NamedTuple):
-    """What is selected of one chunk along one dimension."""
+    """The selection of one chunk along one dimension."""
 
     number: int
-    """Of the chunk, within its shard."""
+    """The number of the chunk within its shard."""
     selection: Along
     """Within the chunk."""
     places: slice | Positions | None
-    """Where it is in what is selected of the shard; ``None``: an integer selected it, and the dimension is gone."""
+    """Its places in the selection of the shard; ``None``: an integer selected it, and the dimension is gone."""
     is_whole: bool
 
 
@@ -48,7 +48,7 @@ class Expanded:
 
 
 class Expansion:
-    """How the shards of one array, as a client sees it, are made of chunks."""
+    """The expansion of the shards of one array, as a client sees it, to chunks."""
 
     def __init__(self, layout: ArrayLayout) -> None:
         self._layout = layout
@@ -126,7 +126,7 @@ def _tuple(selection: Any) -> tuple[Any, ...]:
 
 
 def _cut(along: Any, shard_length: int, length: int) -> list[Piece]:
-    """What is selected along a dimension of a shard, in pieces that end where chunks of this length do."""
+    """Return what is selected along a dimension of a shard, in pieces that end where chunks of this length do."""
     if isinstance(along, slice):
         return list(_cut_slice(*along.indices(shard_length), length))
     if isinstance(along, np.ndarray):
@@ -167,7 +167,7 @@ def _groups(numbers: Positions) -> Iterator[slice | Positions]:
 
 
 def _of(out: Any, places: Any) -> slice | Positions:
-    """Where in the output these places are of a selection that belongs at ``out``."""
+    """Return where in the output these places are of a selection that belongs at ``out``."""
     if isinstance(out, np.ndarray):
         chosen: Positions = out.reshape(-1)[places]
         return chosen
@@ -179,7 +179,7 @@ def _of(out: Any, places: Any) -> slice | Positions:
 
 
 def _orthogonal(selection: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of slices, integers and arrays along one dimension each, what selects all of them; slices alone do that already."""
+    """Return an index that selects all of several slices, integers and arrays, one for each dimension; slices alone do that already."""
     if all(isinstance(along, slice) for along in selection):
         return selection
     ranges = (np.arange(a.start, a.stop, a.step or 1) if isinstance(a, slice) else np.atleast_1d(a) for a in selection)

@@ -26,13 +26,13 @@ def numcodec_of(codec: Codec) -> Any | None:
 
 
 def encode_bytes(numcodec: Any, data: Any) -> Any:
-    """What it makes of an array of bytes, as a buffer; its checksums come as arrays of other types."""
+    """Return what it makes of an array of bytes, as a buffer; its checksums come as arrays of other types."""
     encoded = numcodec.encode(data)
     return encoded.tobytes() if isinstance(encoded, np.ndarray) else encoded
 
 
 def has_sync(codec: Codec) -> bool:
-    """Whether ``decode_sync`` and ``encode_sync`` may be called."""
+    """Return whether ``decode_sync`` and ``encode_sync`` may be called."""
     if isinstance(codec, SupportsSyncCodec):
         return getattr(codec, "_sync_capable", True) and _says_the_same(type(codec), "_decode") and _says_the_same(type(codec), "_encode")
     return numcodec_of(codec) is not None
@@ -48,14 +48,14 @@ def _says_the_same(kind: type, method: str) -> bool:
 
 
 def decode_sync(codec: Any, value: Any, spec: ArraySpec) -> Any:
-    """As the codec's own method, which older versions do not have."""
+    """Decode like the codec's own method, which older versions do not have."""
     if isinstance(codec, SupportsSyncCodec):
         return codec._decode_sync(value, spec)
     return as_numpy_array_wrapper(codec._codec.decode, value, spec.prototype)
 
 
 def encode_sync(codec: Any, value: Any, spec: ArraySpec) -> Any:
-    """As the codec's own method, which older versions do not have; ``None`` where it drops the chunk."""
+    """Encode like the codec's own method, which older versions do not have; ``None`` where it drops the chunk."""
     if isinstance(codec, SupportsSyncCodec):
         return codec._encode_sync(value, spec)
     return spec.prototype.buffer.from_bytes(encode_bytes(codec._codec, value.as_array_like()))

@@ -1,4 +1,4 @@
-"""Where the arrays of a zarr store lie, for stores behind which there is an engine."""
+"""Find the engine behind a zarr store, and where the store's keys are in it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def place_of(store: object) -> Place | None:
 
 
 def place_behind(store: Store) -> Place | None:
-    """Where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    """Return where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
     if not issubclass(type(store), Store):
         return None
     innermost = store
@@ -72,5 +72,5 @@ def place_behind(store: Store) -> Place | None:
 
 
 def handles_keys_as(store: Store, base: type[Store]) -> bool:
-    """Whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
+    """Return whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
     return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)

@@ -1,4 +1,5 @@
-"""From fetched chunks to the output of a selection, and from an assignment to encoded chunks: one pass over many chunks, in one thread.
+"""Scatter fetched chunks into the output of a selection, and gather encoded chunks from an assignment: one pass over many chunks, in one
+thread.
 
 The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. Tens of thousands of them come at once, so what is
 the same for all is found out once.
@@ -132,7 +133,7 @@ def gather_chunks(
 
 
 def _equals(spec: ArraySpec, chunk: AnyArray, fill: Any) -> bool:
-    """Whether zarr calls all elements equal to the fill value: NaN equals NaN, and where that is a float 0.0, -0.0 differs.
+    """Return whether zarr calls all elements equal to the fill value: NaN equals NaN, and where that is a float 0.0, -0.0 differs.
 
     Most chunks that have data are told apart by their first element.
     """
@@ -164,7 +165,7 @@ def _all_equal(chunk: AnyArray, fill: Any) -> bool:
 
 
 def _is_whole(selection: Any, shape: tuple[int, ...]) -> bool:
-    """Whether it selects a whole chunk, element after element."""
+    """Return whether it selects a whole chunk, element after element."""
     if type(selection) is not tuple or len(selection) != len(shape):
         return False
     for along, n in zip(selection, shape, strict=True):
@@ -177,5 +178,5 @@ def _is_whole(selection: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _is_basic(selection: Any) -> bool:
-    """Whether indexing with it gives a view of what is indexed, and not a copy."""
+    """Return whether indexing with it gives a view of what is indexed, and not a copy."""
     return type(selection) is tuple and all(type(along) is slice for along in selection)

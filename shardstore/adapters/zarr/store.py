@@ -77,21 +77,23 @@ class ShardedStore(Face, Store):
 
     @property
     def uses_pipeline(self) -> bool:
-        """Whether whole selections and assignments go to the engine; not where a subclass has changed ``get``, ``set`` or ``delete``."""
+        """Return whether whole selections and assignments go to the engine; not where a subclass has changed ``get``, ``set`` or
+        ``delete``.
+        """
         return self._pipeline and handles_keys_as(self, ShardedStore)
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
         return self.engine.counters
 
     @property
     def url(self) -> str:
-        """Where the store is, without credentials."""
+        """Return where the store is, without credentials."""
         return self._handle.url
 
     def layout(self, path: str) -> ArrayLayout | None:
-        """How the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` where it is not."""
+        """Return how the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` where it is not."""
         return run_sync(self.engine.layout(path))
 
     def chunks_per_shard(self, path: str) -> tuple[int, ...] | None:
@@ -220,7 +222,7 @@ class ShardedStore(Face, Store):
             yield [(i, _buffer(value, prototype)) for i, value in enumerate(values)]
 
     async def exists(self, key: str) -> bool:
-        """Whether the key has a value; of a chunk its shard's index tells, and nothing else is read."""
+        """Return whether the key has a value; of a chunk its shard's index tells, and nothing else is read."""
         await self._ensure_open()
         return await run_async(self.engine.exists(key))
 

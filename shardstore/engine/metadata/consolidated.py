@@ -1,4 +1,4 @@
-"""Which groups' consolidated metadata does not say what is there, after nodes were copied, moved or removed."""
+"""Find groups whose consolidated metadata became stale when nodes were copied, moved or removed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _consolidated(document: JsonObject | None) -> JsonObject | None:
 
 
 def _says_otherwise(named: JsonObject, rest: str, document: JsonObject | None) -> bool:
-    """Whether a group's consolidated metadata does not have ``document`` (``None``: no node) at the path ``rest``."""
+    """Return whether a group's consolidated metadata does not have ``document`` (``None``: no node) at the path ``rest``."""
     if document is None:
         return any(name == rest or name.startswith(f"{rest}/") for name in named)
     said = named.get(rest)

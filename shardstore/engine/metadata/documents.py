@@ -25,7 +25,7 @@ from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
 
 
 class _Fate(Enum):
-    """What becomes of a document that nothing is stored for."""
+    """The outcome for a document that is not stored."""
 
     KEPT = "kept"
     ERASED = "erased"
@@ -145,7 +145,7 @@ class Documents:
     async def plan_array(
         self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED
     ) -> PlannedArray | None:
-        """How an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
+        """Return how an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
 
         ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
         """

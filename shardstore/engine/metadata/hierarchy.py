@@ -1,4 +1,4 @@
-"""Which node lies at which path: array metadata, looked up, cached and revalidated.
+"""The hierarchy of nodes by path: array metadata, looked up, cached and revalidated.
 
 Stale metadata destroys data: whoever remembers "``ct`` is not an array" would write a chunk straight onto a stored
 shard. So what is absent is never remembered for a write, and what is present is read again before a write once it is
@@ -39,7 +39,7 @@ _MOST_ABSENT = 10_000  # paths that were asked for and not there; worth a reques
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one metadata document says. ``layout`` of a sharded array, ``plain`` of another whose chunk keys are known."""
+    """The contents of one metadata document. ``layout`` of a sharded array, ``plain`` of another whose chunk keys are known."""
 
     path: str
     kind: Literal["sharded", "array", "group", "other"]
@@ -50,7 +50,7 @@ class Node:
     reason: str = ""
     """Why it passes through, in words."""
     damage: Literal["json", "empty", ""] = ""
-    """Of an "other" one: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
+    """The damage of an "other" node: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
     is_uncommitted: bool = False
     """An open transaction creates it: no other client may have written anything of it."""
     metadata_server_time: float = NEVER
@@ -65,7 +65,7 @@ class Node:
         return None
 
     def predates_metadata_check(self, outcome: ReadOutcome) -> bool:
-        """Whether an object that was read had been there for a while when this document was seen.
+        """Return whether an object that was read had been there for a while when this document was seen.
 
         Then it is what the document says, as surely as by another look at that: objects are deleted before a document is written that
         gives them another meaning.
@@ -111,7 +111,7 @@ class LocatedChunks:
         ]
 
     def numbers(self) -> list[npt.NDArray[np.intp]]:
-        """Of each shard, which of the chunks lie in it, in their order."""
+        """Return the numbers of the chunks in each shard, in their order."""
         order = np.argsort(self.of_shard, kind="stable")
         return np.split(order, np.searchsorted(self.of_shard[order], np.arange(1, len(self.shard_keys))))
 
@@ -207,7 +207,7 @@ class Hierarchy:
     ) -> None:
         self._storage = storage
         self.is_deep = is_deep
-        """Whether the shards of the array at a path are no stored objects (``LevelledStorage``); from any thread."""
+        """True where the shards of the array at a path are no stored objects (``LevelledStorage``); from any thread."""
         self._given_ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
@@ -223,7 +223,7 @@ class Hierarchy:
         return self._pending.get(path) or self._nodes.get(path)
 
     def is_pending(self, path: str) -> bool:
-        """Whether a transaction has yet to write the document of ``path``."""
+        """Return whether a transaction has yet to write the document of ``path``."""
         return path in self._pending
 
     @cached_property
@@ -233,7 +233,7 @@ class Hierarchy:
 
     @property
     def never_checks(self) -> bool:
-        """Whether documents are believed for ever."""
+        """Return whether documents are believed for ever."""
         return self._ttl == math.inf
 
     def is_fresh(self, node: Node) -> bool:
@@ -410,7 +410,7 @@ class Hierarchy:
     # -- from keys to chunks ---------------------------------------------------------------------------------------
 
     async def locate(self, keys: Sequence[str], *, for_write: bool) -> list[Target]:
-        """What each key means. One round of metadata requests as a rule, none where all that matters is known and fresh.
+        """Return what each key means. One round of metadata requests as a rule, none where all that matters is known and fresh.
 
         Raises:
             NotFound: (writes) the key is a chunk of an array that was sharded and that has been deleted or moved.
@@ -465,7 +465,7 @@ class Hierarchy:
         return ChunkTarget.of(key, node, node.layout, coords)
 
     async def locate_together(self, keys: Sequence[str], *, for_write: bool) -> LocatedChunks | None:
-        """As ``locate``, of many keys that are all chunks of the sharded array that the first one is a chunk of; else ``None``.
+        """Like ``locate``, of many keys that are all chunks of the sharded array that the first one is a chunk of; else ``None``.
 
         Of keys that begin with the path of a known array and ``c/``, or ``c.``, no array further out can be the owner. Raises as that does.
         """
@@ -475,12 +475,12 @@ class Hierarchy:
         return _located_with(first, keys) if isinstance(first, ChunkTarget) else None
 
     def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """As ``locate_together``, where the array is known and need not be looked at again; from any thread."""
+        """Like ``locate_together``, where the array is known and need not be looked at again; from any thread."""
         first = self.fresh_chunk(keys[0]) if len(keys) >= _MANY else None
         return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:
-        """Whether what is remembered of an array will do.
+        """Return whether what is remembered of an array will do.
 
         For reads a sharded array is checked again beside its indices. What is not sharded has none: nothing else would show
         that its chunk keys have become shards.
@@ -511,7 +511,7 @@ class Hierarchy:
         return self._vanished.get(path)
 
     def _vanished_owner(self, owners: list[tuple[str, str]], for_write: bool) -> bool:
-        """Whether the key is a chunk of an array that this process knew as sharded; it must not become an object of its own."""
+        """Return whether the key is a chunk of an array that this process knew as sharded; it must not become an object of its own."""
         for path, rest in owners:
             node = self._vanished.get(path)
             if node is None or node.coords_of(rest) is None:

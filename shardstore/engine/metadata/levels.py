@@ -57,7 +57,7 @@ class LevelledStorage(StorageWrapper):
         self._deep: dict[str, int] = {}  # arrays with levels below, as their documents were last seen
 
     def _is_active(self) -> bool:
-        """Whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
+        """Return whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
         return self._wanted != 1 or is_draft(self.inner)
 
     @property
@@ -75,7 +75,7 @@ class LevelledStorage(StorageWrapper):
         return self.capabilities
 
     def is_deep(self, path: str) -> bool:
-        """Whether the chunks of the array at ``path`` lie in objects that are not stored as such; from any thread."""
+        """Return whether the chunks of the array at ``path`` lie in objects that are not stored as such; from any thread."""
         return path in self._deep
 
     def _storage_at(self, below: int) -> Storage:
@@ -84,7 +84,7 @@ class LevelledStorage(StorageWrapper):
         return self._storages[below]
 
     def _storage_of(self, key: str) -> Storage:
-        """Where the data at ``key`` is read and written; documents are in ``inner``."""
+        """Return where the data at ``key`` is read and written; documents are in ``inner``."""
         for path, below in self._deep.items():
             if key.startswith(join(path, "")):
                 return self._storage_at(below)
@@ -99,7 +99,7 @@ class LevelledStorage(StorageWrapper):
             self._deep.pop(path, None)
 
     def _shown(self, path: str, outcome: ReadOutcome) -> ReadOutcome:
-        """What the read of a whole stored document gives a client; where its data is from now on is remembered."""
+        """Return what the read of a whole stored document gives a client; where its data is from now on is remembered."""
         if isinstance(outcome, Failed):
             return outcome
         if not isinstance(outcome, Found):
@@ -214,7 +214,7 @@ class LevelledStorage(StorageWrapper):
         return await storage.write(key, body, sum(segment.nbytes for segment in segments), condition)
 
     async def copy(self, source: str, target: str) -> Generation | None:
-        """Of data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
+        """Copy data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
         if not self._deep or self._storage_of(source) is self._storage_of(target) is self.inner:
             return await self.inner.copy(source, target)
         (outcome,) = await self.read([Read(source, (EVERYTHING,))])
@@ -257,7 +257,7 @@ class LevelledStorage(StorageWrapper):
             await self.inner.settled()
 
     async def _within(self, prefix: str) -> Storage:
-        """Where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
+        """Return where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
         paths = [path for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
         await self.read([document_read(metadata_key(path)) for path in paths])
         return next((self._storage_at(self._deep[path]) for path in paths if path in self._deep), self.inner)
@@ -349,7 +349,7 @@ def _with_content(outcome: Found, data: bytes) -> Found:
 
 
 def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
-    """What a document that was read whole gives for a read of a part, or of one version."""
+    """Return what a document that was read whole gives for a read of a part, or of one version."""
     if not isinstance(outcome, Found):
         return outcome
     if read.generation is not None and read.generation != outcome.generation:

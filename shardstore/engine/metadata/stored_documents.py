@@ -23,7 +23,7 @@ class StoredDocument:
     node: Node
     document: JsonObject | None
     hides_kept: bool = True
-    """Whether clients do not see what is kept for the view of Zarr v2."""
+    """True where clients do not see what is kept for the view of Zarr v2."""
 
     def presented(self) -> bytes:
         """The bytes that a client sees; the stored ones unchanged where nothing has to be translated."""

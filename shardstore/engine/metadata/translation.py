@@ -1,4 +1,4 @@
-"""From the document that a client writes to the one that is stored, and what is refused on the way.
+"""Translate the document that a client writes into the one that is stored, and refuse what cannot be stored.
 
 The stored form depends on what is stored already: an update keeps the sharding, a creation asks the policy. Nothing
 may be stored that makes existing objects mean something else.
@@ -124,7 +124,7 @@ class Translation:
         return stored
 
     def _as_asked(self, document: JsonObject) -> JsonObject:
-        """How an array is stored for which the client has chosen the shards: as given, where the codec does the sharding.
+        """Return how an array is stored for which the client has chosen the shards: as given, where the codec does the sharding.
 
         One that cannot be shown chunk by chunk passes through whole, for every client.
         """
@@ -147,7 +147,7 @@ class Translation:
             )
 
     def _is_known(self, path: str, layout: ArrayLayout, current: StoredDocument | None) -> bool:
-        """Whether the document of an array of this layout was damaged while this process knew it."""
+        """Return whether the document of an array of this layout was damaged while this process knew it."""
         known = self._hierarchy.known(path)
         if current is None or current.node.kind != "other" or known is None or known.layout is None:
             return False
@@ -214,7 +214,7 @@ class Translation:
             )
 
     async def chunk_objects(self, path: str, array: ArrayLayout | PlainArray) -> ChunkObjects:
-        """What lies at the chunk or shard keys of an array, up to the first object that holds chunks."""
+        """Return what lies at the chunk or shard keys of an array, up to the first object that holds chunks."""
         encoding, ndim = array.key_encoding, len(array.shape)
         start = join(path, "")
         without: dict[str, Generation] = {}

@@ -43,7 +43,9 @@ class ReadsInThreads(Protocol):
     """A storage that can read in the calling thread, whichever it is."""
 
     def reads_in_threads(self) -> bool:
-        """Whether that is the best way, as for local files; to be asked once it has been used: what is there can be mounted by that."""
+        """Return whether that is the best way, as for local files; to be asked once it has been used: what is there can be mounted by
+        that.
+        """
 
     def read_in_memory(self, read: Read) -> Found | None:
         """The answer, of exactly the bytes that were asked for, where they need not be waited for. ``None`` where they must be: the system
@@ -51,7 +53,7 @@ class ReadsInThreads(Protocol):
         """
 
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """As ``Storage.read``."""
+        """Like ``Storage.read``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ class Part:
     shard: int
     """Its number in ``ChunkParts.shards``."""
     numbers: list[int]
-    """Of the chunks, in the batch."""
+    """The numbers of the chunks in the batch."""
     read: Read
     places: list[tuple[int, int, int]]
-    """Of each chunk: which range of the read it lies in, and from where to where in that."""
+    """For each chunk: the range of the read that it lies in, and its first and last byte there, the last one exclusive."""
     nbytes: int
-    """Of all ranges."""
+    """The bytes of all ranges together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class ChunkParts:
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """What is wanted of a shard that exists."""
+    """The wanted chunks of a shard that exists, with its index."""
 
     key: str
     numbers: Ints
@@ -125,7 +127,7 @@ class PartReads:
         """Not where it was found out that the storage is better read otherwise."""
 
     def known(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
-        """As ``find``, where the array is fresh and all indices are remembered; from any thread."""
+        """Like ``find``, where the array is fresh and all indices are remembered; from any thread."""
         located = self._hierarchy.fresh_together(keys)
         if located is None:
             return None
@@ -171,7 +173,7 @@ class PartReads:
 
 
 def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, threads: int) -> None:
-    """What lies in the shards, all at once: of shard i, bytes are counted from i times ``_STRIDE``."""
+    """Add the parts of all shards at once: bytes of shard i are counted from i times ``_STRIDE``."""
     numbers = np.concatenate([shard.numbers for shard in shards])
     places = places_in([(shard.index.index, shard.index.object_nbytes, shard.slots) for shard in shards])
     of_shard = np.repeat(np.arange(len(shards)), [len(shard.numbers) for shard in shards])
@@ -212,7 +214,7 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, thre
 
 
 def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
-    """Which shards are read here: not those with damaged entries, nor those whose index nothing would confirm; ``(shards,)``."""
+    """Return which shards are read here: not those with damaged entries, nor those whose index nothing would confirm; ``(shards,)``."""
     asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)

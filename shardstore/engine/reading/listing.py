@@ -87,7 +87,7 @@ class Listing:
         return None
 
     async def values(self, prefix: str) -> AsyncIterator[ListedValue]:
-        """What ``batches`` gives, one by one."""
+        """Return what ``batches`` gives, one by one."""
         async for batch in self.batches(prefix):
             for value in batch.values():
                 yield value
@@ -194,7 +194,7 @@ class Listing:
         return ListedBatch(list(compress(keys, matches)), list(compress(nbytes, matches)))
 
     async def directory(self, prefix: str, *, approximate: bool = False) -> ListedDir:
-        """What lies directly below ``prefix``, which is ``""`` or ends with ``/``.
+        """Return what lies directly below ``prefix``, which is ``""`` or ends with ``/``.
 
         Exact, unless ``approximate``: then the prefixes below an array are those of all chunks that a shard could hold
         (the 2022 draft, ``list_dir``), which saves reading the indices.
@@ -247,7 +247,9 @@ class Listing:
         return ListedDir(_as_presented(listed), (*prefixes, *others))
 
     async def _rows(self, stored_prefixes: list[str], leading: ChunkCoords) -> AsyncIterator[int]:
-        """Where along the dimension behind ``leading`` the shards below some prefixes hold chunks; could, where an index is damaged."""
+        """Return where along the dimension behind ``leading`` the shards below some prefixes hold chunks; could, where an index is
+        damaged.
+        """
         for below in stored_prefixes:
             shards: list[ShardRead] = []
             async for _, shard in self.stored(below):
@@ -273,7 +275,7 @@ class Listing:
 
 
 async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> ListedDir:
-    """What of all values below ``prefix`` lies directly below it."""
+    """Return what of all values below ``prefix`` lies directly below it."""
     here: list[ListedValue] = []
     prefixes: dict[str, None] = {}
     async for value in values:

@@ -36,7 +36,7 @@ class PageCacheReader:
         self._counters = counters
 
     def get(self, key: str, request: ByteRequest) -> memoryview | None:
-        """What is asked for of a chunk that exists; ``None`` says nothing: ask the engine."""
+        """Return what is asked for of a chunk that exists; ``None`` says nothing: ask the engine."""
         target = self._hierarchy.fresh_chunk(key)
         if target is None:
             return None

@@ -59,7 +59,7 @@ def _shards(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> 
 
 
 def _positions(axes: Sequence[range]) -> Iterator[ChunkCoords]:
-    """As ``itertools.product``, which would first write out the axes, however long."""
+    """Like ``itertools.product``, which would first write out the axes, however long."""
     if not axes:
         yield ()
         return

@@ -59,7 +59,7 @@ class _First:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkRead:
-    """What is read of a shard by its index."""
+    """A read of chunks of one shard by its index."""
 
     shard: ShardRead
     index: CachedIndex
@@ -73,12 +73,12 @@ class _ChunkRead:
 
 @dataclass(slots=True)
 class _Left:
-    """What one round leaves to the next."""
+    """The work that one round leaves to the next."""
 
     chunks: list[_ChunkRead] = field(default_factory=list)
-    """To be read by indices that have just come."""
+    """Chunks to be read by indices that have just come."""
     firsts: list[_First] = field(default_factory=list)
-    """Of shards that were not asked for whole."""
+    """The first answers about shards that were not asked for whole."""
     whole: list[_First] = field(default_factory=list)
     """Shards that came whole, and whose arrays have yet to be looked at."""
     came: list[_ChunkRead] = field(default_factory=list)
@@ -176,7 +176,7 @@ class Reader:
         return cached if cached is not None and self.is_sure(cached) else None
 
     def is_sure(self, index: CachedIndex) -> bool:
-        """Whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""
+        """Return whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""
         return index.is_verified or self._hierarchy.never_checks
 
     async def chunk_nbytes(self, shard: ShardRead) -> int | None:
@@ -185,7 +185,7 @@ class Reader:
         return None if found is None else found[1].nbytes
 
     async def chunk_place(self, shard: ShardRead, *, surely: bool = False) -> tuple[Generation, ChunkLocation] | None:
-        """Where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
+        """Return where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
 
         ``surely`` reads the array's document after the index, where that has not been verified.
 
@@ -372,7 +372,7 @@ class Reader:
         return _First(shard, outcome, index, is_sure)
 
     def _tells_of(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
-        """Whether the document, as it was known before the read or seen since, tells what was read."""
+        """Return whether the document, as it was known before the read or seen since, tells what was read."""
         now = self._hierarchy.known(shard.node.path)
         renewed = (
             now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.predates_metadata_check(outcome)
@@ -448,11 +448,11 @@ class Reader:
         return left
 
     def _may_be_sure(self, shard: ShardRead) -> bool:
-        """Whether it may turn out at once that a shard is what its array's document says."""
+        """Return whether it may turn out at once that a shard is what its array's document says."""
         return shard.node.metadata_server_time > NEVER or self._hierarchy.never_checks or self._storage.capabilities.guarded_reads
 
     def _first_bytes(self, shard: ShardRead, most: int) -> int:
-        """How much to ask for with an index: more than that of small shards, where it may save a round.
+        """Return how much to ask for with an index: more than that of small shards, where it may save a round.
 
         It saves none where the document has to be looked at behind it in any case. Of arrays in whose shards it never held what was
         wanted it is not tried for ever; nor in batches where it would be more than ``most``, which rounds matter little to.
@@ -467,7 +467,7 @@ class Reader:
         return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
-        """Where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
+        """Return where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
         start = 0 if shard.layout.index_format.location == "start" else object_nbytes - came_nbytes
         stop = start + came_nbytes
         offsets, nbytes = places.offsets[places.exists], places.nbytes[places.exists]
@@ -550,7 +550,7 @@ class Reader:
         return left
 
     def _first_offset(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None) -> int:
-        """Where the wanted chunks begin, or the index where that comes first and nothing is wanted before it."""
+        """Return where the wanted chunks begin, or the index where that comes first and nothing is wanted before it."""
         if not isinstance(index, CachedIndex):
             return 0
         places = index.index.places(shard.slots, index.object_nbytes)
@@ -572,7 +572,7 @@ def _came_whole(outcome: ReadOutcome) -> bool:
 
 
 def same_shards(now: ArrayLayout, before: ArrayLayout | None) -> bool:
-    """Whether chunks lie where they lay; the array's shape may have changed."""
+    """Return whether chunks lie where they lay; the array's shape may have changed."""
     return before is not None and (now.chunk_shape, now.key_encoding, now.index_format) == (
         before.chunk_shape,
         before.key_encoding,

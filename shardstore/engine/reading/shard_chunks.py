@@ -20,12 +20,12 @@ from shardstore.model.ranges import ByteRange, resolve
 from shardstore.plan.reads import CoalescedReads
 
 Value = memoryview | None | ShardStoreError
-"""What became of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
+"""The result of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedChunks:
-    """What is wanted of one version of a shard and exists there: ``(n,)`` each, by bytes of the object."""
+    """The wanted chunks that exist in one version of a shard: ``(n,)`` each, by bytes of the object."""
 
     numbers: list[int]
     slots: list[int]
@@ -57,7 +57,7 @@ def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
 
 
 def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> WantedChunks:
-    """What exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
+    """Return what exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
     numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
     requests = shard.requests
     if not places.exists.all():
@@ -78,7 +78,7 @@ def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values:
 
 
 def slice_all(shard: ShardRead, wanted: WantedChunks, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]) -> int:
-    """What is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
+    """Return what is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
     cut_short = 0
     for at, (number, piece, start, end) in enumerate(
         zip(wanted.numbers, coalesced.cut(buffers), wanted.starts.tolist(), wanted.ends.tolist(), strict=True)
@@ -115,7 +115,7 @@ def _chunk_error(shard: ShardRead, slot: int, what: str, cause: Exception | None
 
 
 def makes_a_request(places: Places, shard: ShardRead) -> bool:
-    """Whether reading what is wanted by a cached index makes a request, which confirms that the index still holds.
+    """Return whether reading what is wanted by a cached index makes a request, which confirms that the index still holds.
 
     What is empty, or damaged, is to be confirmed otherwise.
     """

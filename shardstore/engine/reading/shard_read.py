@@ -1,4 +1,4 @@
-"""What one batch wants of one shard."""
+"""The requests of one batch to one shard."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ShardRead:
     slots: list[int] = field(default_factory=list)
     requests: list[ByteRequest] = field(default_factory=list)
     parts: int = 0
-    """How many of the requests are not for whole chunks."""
+    """The number of requests that are not for whole chunks."""
     versions: dict[int, tuple[Generation, int]] | None = None
-    """Where given: the versions and sizes in bytes of the chunks that were read, by number in the batch."""
+    """The versions and sizes in bytes, where this is given, of the chunks that were read, by number in the batch."""
 
     @property
     def wants_everything(self) -> bool:
-        """Whether every chunk that the array has in this shard is wanted, whole."""
+        """Return whether every chunk that the array has in this shard is wanted, whole."""
         per_shard, grid = self.layout.grid.chunks_per_shard, self.layout.chunk_grid_shape
         here = 1
         for s, n, g in zip(self.coords, per_shard, grid, strict=True):
@@ -42,7 +42,7 @@ class ShardRead:
 
 
 def group_located(located: LocatedChunks, requests: Sequence[ByteRequest]) -> list[ShardRead]:
-    """As ``group_by_shard``, of chunks that were located together; one request for each."""
+    """Like ``group_by_shard``, of chunks that were located together; one request for each."""
     parts = [i for i, request in enumerate(requests) if request is not EVERYTHING]
     shards: list[ShardRead] = []
     for coords, key, numbers in zip(located.shard_coords, located.shard_keys, located.numbers(), strict=True):

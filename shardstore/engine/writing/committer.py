@@ -85,7 +85,7 @@ class Committer:
         self._warned = False
         self._versions = IndexVersions(storage)
         self.keeps_versions = False
-        """Whether the versions of chunks survive commits of this process that do not change them."""
+        """True where the versions of chunks survive commits of this process that do not change them."""
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
         """Carry out actions on slots of one shard, in one commit; durable on return.

@@ -44,7 +44,7 @@ class PlanWriter:
             return await self._storage.write(key, pieces, plan.nbytes, condition)
 
     def _can_compose(self, plan: WriteShard) -> bool:
-        """Whether the storage can put the plan together, and the longest range that is copied is worth a request of its own."""
+        """Return whether the storage can put the plan together, and the longest range that is copied is worth a request of its own."""
         capabilities = self._storage.capabilities
         longest = max((segment.nbytes for segment in plan.segments if isinstance(segment, CopiedRange)), default=0)
         return capabilities.compose and longest >= capabilities.copy_pays_nbytes
@@ -112,7 +112,7 @@ class _Windows:
         self._spare = max(0, highest - lowest - sum(copy.nbytes for copy in copies))
 
     def end(self, at: int) -> int:
-        """Where the window that begins with the segment ``at`` ends: before the first copy that does not fit."""
+        """Return where the window that begins with the segment ``at`` ends: before the first copy that does not fit."""
         held = 0
         for i in range(at, len(self._segments)):
             segment = self._segments[i]
@@ -123,7 +123,7 @@ class _Windows:
         return len(self._segments)
 
     def reads(self, copies: Sequence[CopiedRange]) -> CoalescedReads:
-        """What is read for the copies of one window."""
+        """Return what is read for the copies of one window."""
         wanted = [ByteRange(copy.offset, copy.offset + copy.nbytes) for copy in copies]
         useful = sum(copy.nbytes for copy in copies)
         for gap_bytes in (self._nbytes, _GAP_BYTES):

@@ -1,4 +1,4 @@
-"""What a transaction holds back: values by presented key, in memory up to a bound and in a temporary file past it."""
+"""The overlay of a transaction, which holds back values by presented key, in memory up to a bound and in a temporary file past it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ERASED = Erased()
 
 @dataclass(frozen=True, slots=True)
 class HeldKeys:
-    """What a transaction decided at one moment: the size of each key's value, ``None`` where it is erased, and erased prefixes."""
+    """The decisions of a transaction at one moment: the size of each key's value, ``None`` where it is erased, and erased prefixes."""
 
     sizes: dict[str, int | None]
     erased_prefixes: tuple[str, ...]
@@ -100,7 +100,7 @@ class Overlay:
             self._in_memory -= len(value)
 
     def decides(self, key: str) -> bool:
-        """Whether the transaction says what the key's value is."""
+        """Return whether the transaction says what the key's value is."""
         return key in self._values or self.erased_below(key)
 
     def erased_below(self, key: str) -> bool:
@@ -118,11 +118,11 @@ class Overlay:
         return self._file.read(value.nbytes)
 
     def instead(self, key: str) -> SetValue | None:
-        """What is carried out at the commit instead of setting the value that clients see."""
+        """Return what is carried out at the commit instead of setting the value that clients see."""
         return self._instead.get(key)
 
     def action(self, key: str) -> SetValue | SetIfMissing | EraseValue:
-        """What the transaction does to a key, for the commit."""
+        """Return what the transaction does to a key, for the commit."""
         if (instead := self._instead.get(key)) is not None:
             return instead
         data = self.get(key)

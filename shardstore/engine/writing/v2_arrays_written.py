@@ -52,7 +52,7 @@ class WrittenV2Arrays:
         warnings.warn(f"{what}, and is stored without shards: {remedy}. Others of this store are not reported", UserWarning, stacklevel=2)
 
     def _would_be_sharded(self, path: str, data: bytes) -> bool:
-        """As far as it can be told; a tuple is meant for all arrays."""
+        """Return whether the array would be sharded, as far as that can be told; a tuple is meant for all arrays."""
         policy = self._options.chunks_per_shard
         try:
             written = loads_object(data)

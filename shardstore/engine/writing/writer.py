@@ -32,7 +32,7 @@ class _Submission:
 
 @dataclass(slots=True)
 class _ShardQueue:
-    """What waits for the next commit of one shard."""
+    """The queue of updates for the next commit of one shard."""
 
     shard: Shard
     waiting: list[_Submission] = field(default_factory=list)

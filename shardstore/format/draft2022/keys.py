@@ -32,7 +32,7 @@ META_ROOT = "meta/root"
 DATA_ROOT = "data/root/"
 
 VERBATIM = ".draft2022/"
-"""Where stored keys are as they are stored: no node or foreign key has this name."""
+"""The prefix of keys that are shown as they are stored: no node or foreign key has this name."""
 
 _CANONICAL_NAME = "zarr.json"
 _VERBATIM_END = "~"  # so that none looks like a document's or a chunk's
@@ -186,7 +186,7 @@ def unwritable_name(path: str) -> str | None:
 
 
 def _resembles_chunk(key: str) -> bool:
-    """Whether a key that is no chunk key on its own side is one on the other, or nearly one on either."""
+    """Return whether a key that is no chunk key on its own side is one on the other, or nearly one on either."""
     return _STORED_CHUNK.fullmatch(key) is not None or _RESEMBLES_CHUNK.fullmatch(key) is not None
 
 

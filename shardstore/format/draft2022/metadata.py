@@ -83,7 +83,7 @@ def entry_point() -> JsonObject:
 
 
 def is_entry_point(document: Any) -> bool:
-    """Whether this is the entry point of a draft hierarchy, of either spelling of its URI."""
+    """Return whether this is the entry point of a draft hierarchy, of either spelling of its URI."""
     version = document.get("zarr_format") if isinstance(document, dict) else None
     return isinstance(version, str) and _CORE_URI.fullmatch(version) is not None
 
@@ -149,7 +149,8 @@ def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 
 def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
-    """What to store of an array whose document a client has ``given`` as one of the draft: that, with the storage transformers, and what is
+    """Return what to store of an array whose document a client has ``given`` as one of the draft: that, with the storage transformers, and
+    what is
     kept among the attributes, of the canonical document that was made of it.
 
     Raises:
@@ -167,7 +168,7 @@ def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
 
 
 def given_group(canonical: JsonObject, given: JsonObject) -> JsonObject:
-    """As ``given_array``, of a group."""
+    """Like ``given_array``, of a group."""
     return _with_kept(canonical, given)
 
 
@@ -375,7 +376,7 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
 
 
 def _kept_array(canonical: JsonObject, previous: JsonObject, shown: JsonObject) -> JsonObject:
-    """What of the previous document stays: all that is not shown, and all that is shown and unchanged."""
+    """Return what of the previous document stays: all that is not shown, and all that is shown and unchanged."""
     document = _hidden(previous)
     if 0 in previous["chunk_grid"]["chunk_shape"] and 0 not in canonical["shape"]:
         document["chunk_grid"] = previous["chunk_grid"] | {"chunk_shape": shown["chunk_grid"]["configuration"]["chunk_shape"]}

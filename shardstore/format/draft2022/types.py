@@ -57,7 +57,7 @@ class DataType:
 
     @property
     def is_sized(self) -> bool:
-        """Whether there are elements of this size."""
+        """Return whether there are elements of this size."""
         return self.nbytes in _SIZES.get(self.kind, (self.nbytes,)) and self.nbytes % (4 if self.kind == "U" else 1) == 0
 
     @property
@@ -69,7 +69,7 @@ class DataType:
         return _V3_KINDS[self.kind] + ("" if self.kind == "b" else str(8 * self.nbytes))
 
     def draft_name(self, endian: str) -> Any:
-        """As zarr-python 2.18 writes it."""
+        """Return the name of the type as zarr-python 2.18 writes it."""
         if self.kind == "b":
             return "bool"
         order = ("<" if endian == "little" else ">") if self.has_endian else "|" if self.kind == "S" else ""

@@ -50,7 +50,7 @@ def _shift(nbytes: int) -> Words:
 
 
 def _tables(images: Words) -> Words:
-    """Of a map that is given by the images of the 32 bits."""
+    """Return the tables of a map that is given by the images of the 32 bits."""
     tables = np.zeros((4, 256), dtype=np.uint32)
     values = np.arange(256, dtype=np.uint32)
     for bit in range(32):
@@ -132,7 +132,7 @@ def first_checked_end(data: npt.NDArray[np.uint8], register: int = BEGUN) -> tup
 
 
 def single_corrections(nbytes: int, difference: int) -> list[tuple[int, int]]:
-    """Which one byte of ``nbytes`` can be wrong where the checksum differs by ``difference``: ``(position, bits to flip in it)``.
+    """Return which one byte of ``nbytes`` can be wrong where the checksum differs by ``difference``: ``(position, bits to flip in it)``.
 
     Beside these, the checksum itself may be what is wrong.
     """

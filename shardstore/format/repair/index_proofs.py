@@ -1,4 +1,4 @@
-"""What a shard's index must have said, where that can be proved from what is left of it.
+"""Prove what a damaged shard index must have said from what is left of it.
 
 Each function gives an index or ``None``; none of them guesses:
 
@@ -28,13 +28,15 @@ _ENOUGH_CHECKSUM_BYTES = 3  # that agree: another index has them with a probabil
 
 
 def without_checksum(index_format: IndexFormat, encoded: bytes) -> ShardIndex:
-    """What the bytes of an index say, whatever its checksum says of them."""
+    """Return what the bytes of an index say, whatever its checksum says of them."""
     unchecked = replace(index_format, codecs=replace(index_format.codecs, checksum=False))
     return unchecked.decode(encoded[: unchecked.nbytes])
 
 
 def is_sound(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> bool:
-    """Whether every entry fits the object, and none overlaps another or the index: as every writer leaves it that shares no bytes."""
+    """Return whether every entry fits the object, and none overlaps another or the index: as every writer leaves it that shares no
+    bytes.
+    """
     if index.invalid(object_nbytes).any():
         return False
     starts, ends = _ranges(index)
@@ -173,7 +175,7 @@ def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:
 
 
 def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_start: int) -> bool:
-    """Whether ``damaged``, at ``index_start`` at the end of an object, is a whole index that followed on ``older``, which ends at
+    """Return whether ``damaged``, at ``index_start`` at the end of an object, is a whole index that followed on ``older``, which ends at
     ``older_end``; and not the bytes of an append that was never finished.
 
     Then chunks were kept, whose entries stand in the same slots of both, or all of them were replaced by chunks that fill all that lies

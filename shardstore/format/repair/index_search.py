@@ -45,7 +45,7 @@ def last_index(index_format: IndexFormat, data: BytesLike, at: int) -> tuple[int
 
 
 def _plausible(index_format: IndexFormat, data: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.intp]:
-    """Where an index may begin, judged by its first and its last entry."""
+    """Return where an index may begin, judged by its first and its last entry."""
     starts = np.arange(len(data) - index_format.nbytes + 1)
     words = _words(data, index_format.codecs.dtype)
     last = index_format.nbytes - CRC32C_NBYTES - ENTRY_NBYTES

@@ -19,7 +19,7 @@ def dumps(document: Any) -> bytes:
 
 
 def same_text(one: Any, other: Any) -> bool:
-    """Whether two parsed documents are the same but for the order of members: ``0``, ``0.0`` and ``false`` differ."""
+    """Return whether two parsed documents are the same but for the order of members: ``0``, ``0.0`` and ``false`` differ."""
     return _text(one, indent=None) == _text(other, indent=None)
 
 

@@ -1,4 +1,4 @@
-"""What a v2 document says that a v3 one cannot, kept in an attribute of the v3 document that the v2 view hides.
+"""Members of v2 documents that v3 cannot express, kept in an attribute of the v3 document that the v2 view hides.
 
 ::
 
@@ -39,7 +39,7 @@ class Kept:
     implicit: bool = False
 
     def __bool__(self) -> bool:
-        """Whether it changes the document; ``no_attributes`` only matters beside what does."""
+        """Return whether it changes the document; ``no_attributes`` only matters beside what does."""
         return bool(self.members or self.absent or self.implicit)
 
     def only(self, names: Iterable[str]) -> Kept:
@@ -51,7 +51,7 @@ class Kept:
 
 
 def difference(original: JsonObject, regenerated: JsonObject) -> Kept:
-    """What has to be applied to ``regenerated`` for ``original``, down to the spelling of numbers."""
+    """Return what has to be applied to ``regenerated`` for ``original``, down to the spelling of numbers."""
     members = {k: v for k, v in original.items() if k not in regenerated or not same_text(v, regenerated[k])}
     return Kept(members, tuple(k for k in regenerated if k not in original))
 
@@ -116,7 +116,7 @@ def hide_kept(document: JsonObject) -> JsonObject:
 
 
 def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
-    """What a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it replaces.
+    """Return what a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it replaces.
 
     ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata;
     for those that it lacks the copies in ``previous`` are taken. What is kept but no longer applies does no harm: the v2

@@ -31,7 +31,7 @@ DOCUMENT_NAMES = (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME)
 
 @dataclass(frozen=True, slots=True)
 class V2DocumentKey:
-    """Which document of v2 a key names: that of the node at ``path`` (``""`` is the root) called ``name``."""
+    """The v2 document that a key names: that of the node at ``path`` (``""`` is the root) called ``name``."""
 
     path: str
     name: str
@@ -51,7 +51,7 @@ def document_key(key: str) -> V2DocumentKey | None:
 
 
 def is_path(path: str) -> bool:
-    """Whether a node other than the root can have this path: no segment is empty, ``.`` or ``..``."""
+    """Return whether a node other than the root can have this path: no segment is empty, ``.`` or ``..``."""
     return all(segment not in ("", ".", "..") for segment in path.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""Which chunks of a store exist: counted, kept in a small file, and drawn.
+"""The census of a store: its existing chunks, counted, kept in a small file, and drawn.
 
 Other rooms import ``run`` to take a census and ``file`` to read one. Begin with ``run.py``.
 """

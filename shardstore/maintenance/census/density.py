@@ -1,4 +1,4 @@
-"""From a census to a picture of few cells: how much of what lies behind each cell exists. Pure numbers; others draw."""
+"""Reduce a census to a picture of few cells: how much of what lies behind each cell exists. Pure numbers; others draw."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Density:
     """An array's grid of chunks, seen along all but two axes."""
 
     axes: tuple[int | None, int | None]
-    """Of the array, down and across; ``None`` where it has too few."""
+    """The axes of the array that go down and across; ``None`` where it has too few."""
     chunks: tuple[int, int]
     """Down and across, in the array's grid."""
     cells: npt.NDArray[np.float64]
@@ -71,14 +71,14 @@ def _chosen(grid: tuple[int, ...], axes: tuple[int, int] | None) -> tuple[int | 
 
 
 def _cell(chunk: npt.NDArray[np.int64], size: int, cells: int) -> npt.NDArray[np.int64]:
-    """Which of ``cells`` cells each chunk of ``size`` falls into."""
+    """Return which of ``cells`` cells each chunk of ``size`` falls into."""
     if size < 2**31:
         return chunk * cells // size
     return np.minimum(cells - 1, (chunk / size * cells).astype(np.int64))  # the product would wrap; a cell more or less is not seen
 
 
 def _widths(size: int, cells: int) -> npt.NDArray[np.float64]:
-    """How many chunks fall into each cell."""
+    """Return how many chunks fall into each cell."""
     if size < 2**31:
         edges = -(-np.arange(cells + 1, dtype=np.int64) * size // cells)
         return np.diff(edges).astype(np.float64)

@@ -44,12 +44,12 @@ _MOST_BYTES = 2**36  # a larger body comes from a damaged header
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayCensus:
-    """Which chunks of one array exist. Objects are in C order of ``coords``."""
+    """The existing chunks of one array. Objects are in C order of ``coords``."""
 
     path: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
-    """In elements, as presented."""
+    """The presented chunk shape, in elements."""
     chunks_per_object: tuple[int, ...]
     is_sharded: bool
     coords: npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Which chunks exist in a store, per array, in the order of their paths."""
+    """The existing chunks of a store, per array, in the order of their paths."""
 
     arrays: tuple[ArrayCensus, ...]
     of_contents: bool = False

@@ -27,7 +27,7 @@ NO_DIGEST = bytes(DIGEST_NBYTES)
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """What a census has of one object."""
+    """The entry of one object in a census."""
 
     nbytes: int
     digest: bytes
@@ -48,7 +48,7 @@ class CensusTask:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What came of a task. What has been erased since it was listed is left out."""
+    """The result of a task. Objects that were erased since they were listed are left out."""
 
     entries: tuple[tuple[ChunkCoords, ObjectEntry], ...]
     damaged: tuple[str, ...]
@@ -56,7 +56,7 @@ class Counted:
 
 
 def digest_of(data: BytesLike) -> bytes:
-    """Of an encoded index, or of an object."""
+    """Return the digest of an encoded index, or of an object."""
     return hashlib.blake2b(data, digest_size=DIGEST_NBYTES).digest()
 
 
@@ -127,7 +127,9 @@ def _of_chunks(task: CensusTask) -> Counted:
 
 
 def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
-    """Of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced meanwhile."""
+    """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced
+    meanwhile.
+    """
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
     for start in range(0, nbytes, window_bytes):
         piece = ByteRange(start, min(nbytes, start + window_bytes))

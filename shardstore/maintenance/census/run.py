@@ -30,7 +30,8 @@ def take_census(
     progress: Progress | None = None,
     shown: str | None = None,
 ) -> Census:
-    """Of everything at and below ``path``, or the share of it that ``execution`` is for. Not to be called on the IO loop.
+    """Take the census of everything at and below ``path``, or of the share of it that ``execution`` is for. Not to be called on the IO
+    loop.
 
     With ``of_contents`` every object is read whole, and its digest recorded. ``progress`` is called with the number of objects that have
     been looked at, of their bytes, and of how many objects (``None`` while they are listed). What others write meanwhile is in it or not,
@@ -49,7 +50,7 @@ def _halves(task: CensusTask) -> list[CensusTask]:
 
 @dataclass
 class _Rows:
-    """Of one array, as they come."""
+    """The rows of one array, in the order in which they come."""
 
     coords: list[tuple[int, ...]] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Which keys of the target a run is about to write: what a driver that died has left there, and nobody has recorded, is known by it.
+"""The keys of the target that a run is about to write, announced before: so the unrecorded objects of a driver that died are known.
 
 ::
 
@@ -23,7 +23,7 @@ from shardstore.model.chunks import ChunkCoords
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """How the objects of an array are grouped to units."""
+    """The grouping of the objects of an array to units."""
 
     encoding: ChunkKeyEncoding
     group: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What cannot be in the target under the keys that it would get: found before anything is written, all of it at once.
+"""Collisions of keys in the target: all of them are found before anything is written.
 
 Objects that belong to no array go over under their own keys. Chunks get those of the target's encoding, and documents are called
 ``zarr.json``: so a key that meant nothing in the source may be that of a shard, or of a document, in the target.
@@ -24,7 +24,7 @@ _PERIODS = re.compile(r"(?:.*/)?\.+(?:/.*)?", re.DOTALL)
 
 
 class Names:
-    """Which names a target can hold. ``inside`` is the prefix of the record, where that lies in the target."""
+    """The names that a target can hold. ``inside`` is the prefix of the record, where that lies in the target."""
 
     def __init__(self, *, as_files: bool, as_draft: bool, inside: str | None) -> None:
         self._as_files = as_files

@@ -1,4 +1,4 @@
-"""What a run would take, before it is begun."""
+"""Estimate the requests of a run before it begins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def estimated_nbytes(units: ArrayUnits) -> int:
 
 
 def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_documents: int, documents: int) -> Requests:
-    """Of a run from nothing. Each object of the source is read by one request; of shards also the index, and long ones in pieces."""
+    """Return the requests of a run that begins from nothing. Each object of the source is read by one request; of shards also the index,
+    and long ones in pieces.
+    """
     gets, puts = others + read_documents, others + documents
     for units in arrays:
         job = units.job

@@ -1,4 +1,4 @@
-"""Which recorded units are still what was recorded: made from what is in the source now, and at the target as they were made."""
+"""Find the recorded units that are still valid: made from what is in the source now, and at the target as they were made."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TargetObjects:
     unknown: list[str] = field(default_factory=list)
 
     def has(self, made: Made) -> bool:
-        """Whether all these objects are there, of their sizes and, where those are known, versions."""
+        """Return whether all these objects are there, of their sizes and, where those are known, versions."""
         if not len(made):
             return True
         hashes = made.hashes()

@@ -1,4 +1,4 @@
-"""What is at the target and has to go: what runs have made of chunks, arrays and other objects that the source has no more.
+"""Objects of the target that have to go: those that runs have made of chunks, arrays and other objects that the source has no more.
 
 Nothing else is touched. An object goes if the record says that a run has made it, or was about to, and it still is that version. Where
 an object of somebody else is in the way, so that the target would not show what the source is, that is an error which names it.
@@ -32,7 +32,7 @@ Candidates = Mapping[str, Sequence[MadeObject]]
 
 @dataclass(slots=True)
 class Leaving:
-    """What has to go, documents first, and what is in the way."""
+    """The objects that have to go, documents first, and those that are in the way."""
 
     objects: list[ObjectInfo] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
 
 
 def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:
-    """Whether readers of the target take it for a chunk, or a shard."""
+    """Return whether readers of the target take it for a chunk, or a shard."""
     for path, rest in ancestors(key):
         array = arrays.get(path)
         if array is not None:

@@ -50,9 +50,9 @@ class SourceArray:
 
     path: str
     document: JsonObject
-    """As Zarr v3, presented: its chunks are what is moved."""
+    """The presented document, as Zarr v3: its chunks are moved."""
     stored: JsonObject
-    """As Zarr v3, as it is stored: sharded, or the same."""
+    """The stored document, as Zarr v3: sharded, or the same."""
     layout: ObjectLayout
     table: ObjectTable = field(default_factory=ObjectTable)
     outside: int = 0
@@ -71,7 +71,7 @@ class OtherObject(NamedTuple):
 
 @dataclass(slots=True)
 class SourceNodes:
-    """What one listing has found."""
+    """The nodes that one listing has found."""
 
     arrays: dict[str, SourceArray] = field(default_factory=dict)
     passed: dict[str, tuple[JsonObject, str]] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class _Listing:
         return bool(new)
 
     def _candidate(self, key: str) -> str | None:
-        """Where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""
+        """Return where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""
         match = _DEFAULT_KEY.fullmatch(key)
         if match is None:
             return None
@@ -196,7 +196,7 @@ class _Listing:
             await self._learn_sizes(self._of_unknown_size[start : start + _SIZES_AT_ONCE])
 
     async def _learn_sizes(self, objects: list[tuple[SourceArray, int]]) -> None:
-        """Of objects of which the listing did not tell it; what is listed last counts."""
+        """Learn the sizes of objects for which the listing did not tell them; what is listed last counts."""
         found = await asyncio.gather(*(self._storage.stat(join(array.path, array.layout.key(number))) for array, number in objects))
         for (array, number), info in zip(objects, found, strict=True):
             if info is not None:
@@ -249,7 +249,8 @@ class _Listing:
         return others
 
     def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:
-        """Of which array objects are in a directory. With a number: that of the first, if the name of each is its last coordinate, or
+        """Return the array whose objects are in a directory. With a number: that of the first, if the name of each is its last coordinate,
+        or
         -1 where all are outside of the grid; without, the name tells all coordinates.
         """
         path, inside = directory, ""

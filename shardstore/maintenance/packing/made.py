@@ -25,7 +25,7 @@ class Made:
     """Objects by key, relative to the target."""
 
     prefix: str = ""
-    """What all keys start with; ``names`` has the rest, joined."""
+    """The common beginning of all keys; ``names`` has the rest of them, joined."""
     names: str = ""
     numbers: bytes = b""
     """``(2, n)``, uint64: the sizes, then the versions."""
@@ -56,7 +56,7 @@ class Made:
 
     @property
     def tells_versions(self) -> bool:
-        """Whether the storage has told the version of each."""
+        """Return whether the storage has told the version of each."""
         return bool(self.versions.all())
 
     def relative(self) -> list[str]:

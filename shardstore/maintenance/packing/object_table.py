@@ -21,7 +21,7 @@ _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
 
 @dataclass(frozen=True)
 class ObjectLayout:
-    """Which chunks of an array lie in which of its objects.
+    """The assignment of the chunks of an array to its objects.
 
     An object holds a block of ``chunks_per_object`` chunks, from the origin: all ones, and ``index_format`` ``None``, where each chunk is
     an object. An object's *number* is its position in ``object_grid``, in row-major (C) order.

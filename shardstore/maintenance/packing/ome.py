@@ -18,11 +18,11 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class OmeNodes:
-    """What is to be rewritten, by path."""
+    """The nodes that are to be rewritten, by path."""
 
     groups: Mapping[str, OmeAttributes]
     dimension_names: Mapping[str, list[str]]
-    """Of the arrays of images: 0.5 demands that they are the names of the axes."""
+    """The dimension names of the arrays of images: OME-Zarr 0.5 demands that they are the names of the axes."""
 
     @property
     def refused(self) -> dict[str, str]:
@@ -64,7 +64,7 @@ def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
 
 
 def ome_notice(found: OmeNodes) -> str | None:
-    """What to say of metadata that stay as they are."""
+    """Return what to say of metadata that stay as they are."""
     if not found.groups:
         return None
     paths = [path or "(root)" for path in found.groups]

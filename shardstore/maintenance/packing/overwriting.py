@@ -1,4 +1,4 @@
-"""What is at a target that is to be overwritten: it stays until it is replaced, object by object, or the new hierarchy is whole beside it.
+"""The objects of a target that is to be overwritten. Each stays until it is replaced, or the new hierarchy is whole beside it.
 
 So a run that fails, or reads nothing, has not lost the old one for it. What would misread new chunks, or lies where a directory will be,
 goes before anything is written, as in a target that is renewed. What is not replaced goes at the end.
@@ -29,7 +29,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """What is there, by the keys as they are stored, with the key that the new hierarchy would give the object, if it has any."""
+    """The existing objects, by the keys as they are stored, with the key that the new hierarchy would give the object, if it has any."""
 
     keys: dict[str, str | None] = field(default_factory=dict)
     nbytes: int = 0
@@ -73,7 +73,9 @@ class Overwritten:
 
 
 def _may_be_of_scalar(shown: str, kept: Collection[str]) -> bool:
-    """Whether an object of the draft may be the chunk of a 0-d array that was just written, which only the array's document tells."""
+    """Return whether an object of the draft may be the chunk of a 0-d array that was just written, which only the array's document
+    tells.
+    """
     return shown.endswith("c/0") and shown.removesuffix("/0") in kept
 
 

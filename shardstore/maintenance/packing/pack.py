@@ -30,7 +30,7 @@ class PackOptions:
     """Options of ``pack``, ``reshard`` and ``unpack``. Sizes in bytes."""
 
     stored: Literal["codec", "transformer"] = "codec"
-    """What the target is: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
+    """The format of the target: Zarr v3 with ``sharding_indexed``, or a hierarchy of the 2022 draft."""
     chunk_order: ChunkOrder = "C"
     """The order of the chunks in a shard."""
     index_location: IndexLocation = "end"
@@ -50,9 +50,9 @@ class PackOptions:
     know that the target is not what is read.
     """
     workers: int | None = None
-    """How many units are at work at once."""
+    """The number of units that are at work at once."""
     retries: int = 2
-    """How often a unit is tried again whose storage failed, or whose worker was lost."""
+    """The number of retries of a unit whose storage failed, or whose worker was lost."""
     part: str | Part = WHOLE
     """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. Whichever part ends last makes the result visible."""
     only_failed: bool = False
@@ -60,14 +60,16 @@ class PackOptions:
     max_memory: int = DEFAULT_MAX_MEMORY
     """Bytes that are held at once in each process, whatever the size of shards."""
     record: Any = None
-    """Where is kept what is done: a URL, path or storage. By default beside the target, with ``.pack`` behind its name."""
+    """The place of the record of what is done: a URL, path or storage. By default it lies beside the target, with ``.pack`` behind its
+    name.
+    """
     prices: Mapping[str, float] | None = None
-    """For 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
+    """The prices of 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
-    """Of the target's filesystem: by default those of the source where both are of the same protocol."""
+    """The storage options of the target. By default they are those of the source where both have the same protocol."""
     check_space: bool = True
     """Refuse to begin where a local target has not as much room as is needed. Quotas are not known before they are used up."""
     fsync: bool = True
@@ -174,7 +176,7 @@ def reshard(
     progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """As ``pack``, of what is sharded already: into other shards, the inner chunks unchanged. Arrays that are not sharded stay so."""
+    """Like ``pack``, of what is sharded already: into other shards, the inner chunks unchanged. Arrays that are not sharded stay so."""
     return _run("reshard", source, target, chunks_per_shard, executor, progress, options)
 
 

@@ -1,4 +1,4 @@
-"""Where a run reads, writes and keeps its record."""
+"""The places where a run reads, writes and keeps its record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Places:
     source: Place
     target: Place
     stored_target: Storage
-    """With the keys that are there."""
+    """The target as a storage, with the keys that are stored there."""
     record: Record
     record_inside: str | None
     """The prefix of the record, where it lies in the target."""

@@ -27,11 +27,13 @@ class PlannedKeys:
         return next((array.path for array, rest in self._owners(key) if _is_chunk(array.layout, rest, anywhere)), None)
 
     def __contains__(self, key: object) -> bool:
-        """Whether the target will have, or may have, an object of the plan there."""
+        """Return whether the target will have, or may have, an object of the plan there."""
         return key in self._objects or (isinstance(key, str) and self.chunk(key) is not None)
 
     def in_the_way(self, key: str, *, anywhere: bool = False) -> str | None:
-        """What of the plan could not be stored beside ``key`` in a file system: where one of two keys would have to be a directory."""
+        """Return what of the plan could not be stored beside ``key`` in a file system: where one of two keys would have to be a
+        directory.
+        """
         if key in self._directories:
             return repr(self._directories[key])
         for above in _above(key):

@@ -1,4 +1,4 @@
-"""What a run has finished, kept beside the target: so that the next one goes on there, and knows a source that has changed.
+"""The record of a run, kept beside the target: the next run goes on from it, and knows a source that has changed.
 
 ::
 
@@ -40,7 +40,7 @@ FORMAT = 2
 SUFFIX = ".pack"
 """Behind the name of the target."""
 INSIDE = ".shardstore-pack/"
-"""In a target that has no name: a bucket, the root of an archive."""
+"""The name of the record in a target that has no name itself: a bucket, the root of an archive."""
 
 _JOB = "job.json"
 _UNITS = "units-"
@@ -66,7 +66,7 @@ class Finished:
     fingerprint: str
     contents: str
     run: int
-    """By which run it was done, of those that knew of each other: parts at the same time have the same number."""
+    """The number of the run that did it, among runs that knew of each other. Parts that ran at the same time have the same number."""
     made: Made
 
 
@@ -77,9 +77,9 @@ class Recorded:
     units: dict[UnitName, Finished] = field(default_factory=dict)
     """Each as it was done last."""
     older: list[Finished] = field(default_factory=list)
-    """What earlier runs have made of units that were done again since."""
+    """The objects that earlier runs have made of units that were done again since."""
     announced: Announced = field(default_factory=Announced)
-    """What runs were about to write that have not ended, or not told so."""
+    """The objects that runs were about to write which have not ended, as far as the record says."""
 
     def __bool__(self) -> bool:
         return bool(self.units or self.announced)
@@ -104,13 +104,13 @@ class Record:
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """Return where it is, for people."""
         return f"{self._storage.url.rstrip('/')}/{self._prefix}".rstrip("/")
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     async def settings(self) -> dict[str, Any] | None:
-        """What was to be done by whoever began, or ``None`` where nobody has.
+        """Return what was to be done by whoever began, or ``None`` where nobody has.
 
         Raises:
             Corruption: there is something else.
@@ -181,7 +181,7 @@ class Record:
     # -- units ---------------------------------------------------------------------------------------------------------
 
     async def recorded(self) -> Recorded:
-        """What any driver has written down."""
+        """Return what any driver has written down."""
         found = Recorded()
         for key, line in await self._lines(_UNITS):
             try:
@@ -242,7 +242,7 @@ class Record:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has come together to be written down."""
+        """Return whether enough has come together to be written down."""
         return len(self._new) >= _UNITS_A_SEGMENT or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:
@@ -276,7 +276,7 @@ class Record:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     async def note_failed(self, part: Part, failed: Sequence[FailedUnit]) -> None:
-        """What this run of a part could not do, instead of what the one before could not."""
+        """Note what this run of a part could not do, in place of the notes of the run before."""
         key = f"{self._prefix}{_FAILED}{part.number}-of-{part.of}.jsonl"
         if not failed:
             await self._storage.delete(key, UNCONDITIONAL)
@@ -284,7 +284,7 @@ class Record:
         await self._write_lines(key, [json.dumps([unit.path, unit.name, unit.error]) for unit in failed])
 
     async def failed(self) -> set[UnitName]:
-        """What the last runs could not do."""
+        """Return what the last runs could not do."""
         names: set[UnitName] = set()
         for key, line in await self._lines(_FAILED):
             try:

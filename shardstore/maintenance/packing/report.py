@@ -1,4 +1,4 @@
-"""What came of a run, or would come of it."""
+"""The report of a run, or of a dry run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ArrayReport:
     path: str
     chunk_shape: tuple[int, ...]
     chunks_per_shard: tuple[int, ...] | None
-    """Of the target; ``None`` where each chunk is an object."""
+    """The chunks per shard of the target; ``None`` where each chunk is an object."""
     units: int
     objects_before: int
     objects_after: int
@@ -62,7 +62,7 @@ class PackReport:
     source: str
     target: str
     record: str
-    """Where it is kept what is done; the same call goes on from there. Safe to remove when nothing is to be packed again."""
+    """The place of the record; the same call goes on from there. Safe to remove when nothing is to be packed again."""
     part: str
     dry_run: bool
     arrays: tuple[ArrayReport, ...]
@@ -73,7 +73,7 @@ class PackReport:
     nbytes_before: int
     nbytes_after: int
     units: int
-    """Of all parts."""
+    """The units of all parts together."""
     done: int
     """Units that this run has done."""
     skipped: int
@@ -84,7 +84,7 @@ class PackReport:
     chunk_nbytes: int
     failed: tuple[FailedUnit, ...]
     complete: bool
-    """Whether everything is there, documents included: only then can the target be opened."""
+    """True where everything is there, documents included: only then can the target be opened."""
     missing: int
     """Units that are still to be done, by other parts or because they failed."""
     requests: Requests
@@ -100,7 +100,7 @@ class PackReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     phase: str
     """``"listing"``, ``"checking"``, ``"packing"`` or ``"finishing"``."""

@@ -1,4 +1,4 @@
-"""Whether what a run has to write fits into the target's file system: compared before anything is written.
+"""Compare the bytes that a run has to write with the room in the target's file system, before anything is written.
 
 Chunks are moved as they are, so what they need is known. It is nearly exact: files fill up their last blocks, directories and the record
 are not counted, and the dead bytes of a sharded source count as chunks. A file system that compresses or shares blocks needs less.

@@ -176,7 +176,7 @@ class PackingRun:
             yield OthersUnit(job, number, tuple(held))
 
     def _included_others(self) -> Iterator[OtherObject]:
-        """What is no chunk goes with the node that it lies in."""
+        """Return what is no chunk goes with the node that it lies in."""
         left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
         for found in self._nodes.others:
             path = found.key
@@ -266,7 +266,7 @@ class PackingRun:
             self._check_settings(await self._places.record.settings())
 
     async def _look_at_target(self) -> bool:
-        """Whether an earlier run of the same has begun; writes nothing.
+        """Return whether an earlier run of the same has begun; writes nothing.
 
         Raises:
             Conflict: there is something else at the target, or another run with other settings.
@@ -318,7 +318,7 @@ class PackingRun:
         return False
 
     def _is_mine(self, unit: AnyUnit) -> bool:
-        """Whether the unit belongs to this part, and is asked for."""
+        """Return whether the unit belongs to this part, and is asked for."""
         is_mine = self._execution.part.has(unit.path or "", unit.number)
         return is_mine and (self._only is None or name_of(unit) in self._only)
 
@@ -327,7 +327,7 @@ class PackingRun:
         return (unit for unit in self._units() if self._is_mine(unit) and name_of(unit) not in self._intact)
 
     def _to_do(self) -> Iterator[AnyUnit]:
-        """As ``_left``; the others are counted."""
+        """Like ``_left``; the others are counted."""
         for unit in filter(self._is_mine, self._units()):
             if name_of(unit) in self._intact:
                 self._skipped += 1
@@ -336,7 +336,7 @@ class PackingRun:
                 yield unit
 
     def _is_missing(self, unit: AnyUnit, earlier: Recorded, recorded: Recorded) -> bool:
-        """Whether the unit is still to be done: neither intact at the beginning, nor done since, by this part or another."""
+        """Return whether the unit is still to be done: neither intact at the beginning, nor done since, by this part or another."""
         name = name_of(unit)
         entry = recorded.units.get(name)
         if entry is None or entry.fingerprint != unit.fingerprint:
@@ -361,7 +361,7 @@ class PackingRun:
         return PlannedKeys(self._target, (found.key for found in self._found_others))
 
     async def _clear_the_way(self, earlier: Recorded, there: TargetObjects) -> None:
-        """What would misread new chunks, or lies where a directory will be, goes before anything is written."""
+        """Remove what would misread new chunks, or lies where a directory will be, before anything is written."""
         if not earlier:
             return
         storage = self._places.target.storage
@@ -372,7 +372,7 @@ class PackingRun:
         await remove(storage, leaving)
 
     def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
-        """What this run has yet to write."""
+        """Return what this run has yet to write."""
 
         left = {name_of(unit) for unit in self._left()}
         documents = [dumps(document) for document in self._target.documents.values()]
@@ -467,7 +467,7 @@ class PackingRun:
         return names | {(None, unit.name) for unit in self._others}
 
     def report(self, *, dry_run: bool, prices: Mapping[str, float] | None) -> PackReport:
-        """What has come of it, or would."""
+        """Return what has come of it, or would."""
         arrays = tuple(self._array_report(units) for units in self._arrays)
         passed = tuple(ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in self._target.reasons.items())
         others = sum(len(unit.objects) for unit in self._others)

@@ -69,7 +69,7 @@ class Chunks:
         return len(self.nbytes)
 
     def without_shared(self) -> tuple[Chunks, npt.NDArray[np.int64]]:
-        """What has to be moved of these chunks, bytes that several of them share once, and where each begins in that, ``(n,)``."""
+        """Return what has to be moved of these chunks, bytes that several of them share once, and where each begins in that, ``(n,)``."""
         if len(self.objects) > _MOST_OBJECTS or any(found.nbytes >= _STRIDE for found in self.objects):
             pieces = None
         else:  # the bytes of all objects are numbered together
@@ -114,24 +114,24 @@ def windows(chunks: Chunks, window_bytes: int) -> Iterator[Window]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """What to read for one window, in one round."""
+    """The reads for one window, in one round."""
 
     window: Window
     reads: tuple[Read, ...]
     numbers: tuple[int, ...]
-    """Of which of the source's objects each read is."""
+    """The number of the source's object that each read is of."""
     coalesced: tuple[CoalescedReads, ...]
-    """Of each read, unless it is of a whole object."""
+    """The coalesced ranges of each read, unless it is of a whole object."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetching:
-    """What to read for ``chunks``, and what came of it."""
+    """Plans reads of ``chunks``, and cuts the chunks out of the answers."""
 
     chunks: Chunks
     limits: ReadLimits
     url: str
-    """Of the source, for messages."""
+    """The URL of the source, for messages."""
 
     def fetch(self, window: Window) -> Fetch:
         mine = slice(window.first, window.last)
@@ -215,7 +215,7 @@ class ChunkStream:
 
 
 def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[Window, list[memoryview]]]:
-    """As ``ChunkStream``, of files, in the calling thread and one window after the other."""
+    """Like ``ChunkStream``, of files, in the calling thread and one window after the other."""
     for window in windows(fetching.chunks, min(window_bytes, _LOCAL_WINDOW_BYTES)):
         check_running(run)
         fetch = fetching.fetch(window)
@@ -223,7 +223,7 @@ def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, ru
 
 
 def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
-    """What was read, if it is of the version that was listed.
+    """Return what was read, if it is of the version that was listed.
 
     Raises:
         SourceChanged: it is not, or the object is gone.

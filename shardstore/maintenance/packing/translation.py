@@ -34,7 +34,7 @@ _CHECKSUM = {"name": "crc32c"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the target is to be."""
+    """The wanted properties of the target."""
 
     mode: Mode = "pack"
     """``"reshard"`` leaves arrays alone that are not sharded; ``"unpack"`` makes every chunk an object."""
@@ -64,11 +64,11 @@ class Wanted:
             raise InvalidInput("OME-Zarr 0.5 is of final Zarr v3: leave ome out, or pack into that")
 
     def includes(self, path: str) -> bool:
-        """Whether the node at ``path`` is to be in the target."""
+        """Return whether the node at ``path`` is to be in the target."""
         return (not self.include or _matches(path, self.include)) and not self.excludes(path)
 
     def excludes(self, key: str) -> bool:
-        """Whether the node or object at ``key`` is left out, by its own name or that of a node above it."""
+        """Return whether the node or object at ``key`` is left out, by its own name or that of a node above it."""
         return _matches(key, self.exclude)
 
 

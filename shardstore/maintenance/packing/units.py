@@ -1,4 +1,4 @@
-"""What is done at once: a *unit* makes one shard of the target, or a group of its chunks that are objects each.
+"""Units of work: a *unit* makes one shard of the target, or a group of its chunks that are objects each.
 
 A unit knows by numbers from which objects of the source it is made. Numbers mean other places when an array is resized, so nothing is
 remembered by them: a unit is *named* by the key of its shard, or that of its first chunk and the shape of the group, ``c/0/16*4x16``.
@@ -27,7 +27,7 @@ _CHUNKS_A_GROUP = 256  # of a unit whose chunks become objects each, where they 
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """What the units of one array have in common; it travels with each of them, so there are no attributes in it."""
+    """The facts that the units of one array have in common; they travel with each of them, so there are no attributes in it."""
 
     run: str
     source: Place
@@ -42,7 +42,7 @@ class ArrayJob:
 
     @cached_property
     def unit_chunks(self) -> tuple[int, ...]:
-        """How many chunks a unit has along each dimension."""
+        """Return how many chunks a unit has along each dimension."""
         if self.target_layout.index_format is not None:
             return self.target_layout.chunks_per_object
         if self.source_layout.index_format is not None:
@@ -55,18 +55,18 @@ class ArrayJob:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of all that decides, beside the source's objects and the array's extent, what the units' bytes are."""
+        """A digest of everything that decides the units' bytes, beside the source's objects and the array's extent."""
         layouts = [(layout.key_encoding, layout.index_format) for layout in (self.source_layout, self.target_layout)]
         said = (self.path, layouts, self.unit_chunks, self.adds_checksums, self.order)
         return hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=16).digest()
 
     @property
     def group(self) -> tuple[int, ...]:
-        """How many objects of the target a unit makes along each dimension, at most."""
+        """Return how many objects of the target a unit makes along each dimension, at most."""
         return self.unit_chunks if self.target_layout.index_format is None else (1,) * self.target_layout.ndim
 
     def names(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """What the units ``numbers`` are called: the same for the same keys, whatever extent the array has."""
+        """Return what the units ``numbers`` are called: the same for the same keys, whatever extent the array has."""
         if self.target_layout.index_format is not None:
             return self.target_layout.keys(numbers)
         shape = "*" + "x".join(map(str, self.unit_chunks))
@@ -77,7 +77,7 @@ class ArrayJob:
         return [key + shape for key in encoding.encode_all([axis.tolist() for axis in axes])]
 
     def extent(self, number: int) -> tuple[int, ...]:
-        """How many chunks of the unit lie in the array's grid, along each dimension."""
+        """Return how many chunks of the unit lie in the array's grid, along each dimension."""
         at = np.unravel_index(number, self.unit_grid) if self.unit_grid else ()
         return tuple(min(n, g - int(a) * n) for a, n, g in zip(at, self.unit_chunks, self.source_layout.chunk_grid, strict=True))
 
@@ -120,12 +120,12 @@ class Unit:
 
     @property
     def is_versioned(self) -> bool:
-        """Whether each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
+        """Return whether each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
         return bool(self.rows["version"].all())
 
     @property
     def nbytes(self) -> int:
-        """Of the source's objects; one that is needed for several units counts for each."""
+        """The bytes of the source's objects; one that several units need counts for each."""
         return int(self.rows["nbytes"].sum())
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class ArrayUnits:
     def __init__(self, job: ArrayJob, rows: Rows) -> None:
         self.job = job
         self.distinct_nbytes = int(rows["nbytes"].sum())
-        """Of the source's objects, each counted once."""
+        """The bytes of the source's objects, each object counted once."""
         self._rows, self._of_unit = _by_unit(job, rows)
         self.numbers, starts = np.unique(self._of_unit, return_index=True)
         self._bounds = np.append(starts, len(self._of_unit))
@@ -152,7 +152,7 @@ class ArrayUnits:
 
     @property
     def is_versioned(self) -> bool:
-        """Whether all their objects have versions."""
+        """Return whether all their objects have versions."""
         return bool(self._rows["version"].all())
 
     def counts(self) -> npt.NDArray[np.int64]:
@@ -166,7 +166,7 @@ class ArrayUnits:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the units, in their order."""
+        """The names of the units, in their order."""
         return self.job.names(self.numbers)
 
     def __iter__(self) -> Iterator[Unit]:

@@ -44,14 +44,14 @@ _OF_WRITERS = 0.6  # the share of the memory that is granted to what is being wr
 
 @dataclass(frozen=True, slots=True)
 class UnitDone:
-    """What has become of a unit."""
+    """The result of a unit."""
 
     fingerprint: str
     made: Made
     """The objects that were written, and their versions."""
     chunks: int
     chunk_nbytes: int
-    """Of the chunks as they were read."""
+    """The bytes of the chunks as they were read."""
     contents: str = ""
     """``digest_of_contents`` of what was written, where the target does not tell all versions."""
 
@@ -84,7 +84,7 @@ class OthersUnit:
 
     @property
     def is_versioned(self) -> bool:
-        """As of ``Unit``."""
+        """Like ``Unit.is_versioned``."""
         return all(found.version for found in self.objects)
 
     @property
@@ -131,7 +131,7 @@ def _done(unit: Unit | OthersUnit) -> UnitDone:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What all units of this process that share a limit hold: being written, and read for it."""
+    """The memory of all units of this process that share a limit: being written, and read for it."""
 
     writers: MemoryBudget
     windows: MemoryBudget
@@ -167,11 +167,11 @@ class _Shard:
 
     key: str
     before: tuple[bytes, ...]
-    """What comes before the chunks, and ``after`` them: the index is one of both."""
+    """The bytes before the chunks, as ``after`` has those behind them. The index is one of the two."""
     after: tuple[bytes, ...]
     nbytes: int
     moved: Chunks
-    """What lies between: the chunks, or what they have together where some share their bytes."""
+    """The chunks in between; where some share bytes, those bytes once."""
 
     @classmethod
     def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
@@ -420,7 +420,7 @@ def _chunks_of_shards(
 
 
 def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Which slots of a shard of the source hold chunks of this unit that lie in the array's grid, and their slots in the unit."""
+    """Return which slots of a shard of the source hold chunks of this unit that lie in the array's grid, and their slots in the unit."""
     present = np.flatnonzero(index.present())
     if not job.unit_chunks:
         return present, np.zeros(len(present), dtype=np.int64)

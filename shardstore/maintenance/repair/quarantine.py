@@ -1,4 +1,4 @@
-"""Where the bytes of damaged objects are kept before anything takes their place: beside the store, each with a note.
+"""The quarantine, where the bytes of damaged objects are kept before anything takes their place: beside the store, each with a note.
 
 ``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` what was wrong with it and what was done. The token is made from the
 version of the object, so that it does not matter how often it is put there.

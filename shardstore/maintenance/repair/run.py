@@ -50,9 +50,9 @@ class Finding:
     """A damaged shard, and what was done about it, or would be."""
 
     path: str
-    """Of the array."""
+    """The path of the array."""
     key: str
-    """Of the shard's object."""
+    """The key of the shard's object."""
     what: str
     remedy: Remedy
     how: str
@@ -71,12 +71,12 @@ class Finding:
     checksum proves that it is a chunk, not which."""
     uncertain_count: int
     quarantined: str | None
-    """Where the object is kept as it was, from the root of the quarantine; ``None``: nothing of it was left out."""
+    """The key of the object as it was, in the quarantine; ``None``: nothing of it was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a run did, or with ``is_dry_run`` would have done."""
+    """The result of a run, or with ``is_dry_run`` what it would be."""
 
     url: str
     path: str
@@ -87,7 +87,7 @@ class RepairReport:
     """That were looked at."""
     findings: Listed[Finding]
     damaged_count: int
-    """Of the findings, those that are no mere empty shards."""
+    """The number of findings that are more than an empty shard."""
     lost_count: int
     """Chunks that could not be saved, of all findings."""
     reverted_count: int
@@ -95,7 +95,7 @@ class RepairReport:
     uncertain_count: int
     """Chunks whose place, or absence, is not proved, of all findings."""
     left_count: int
-    """Of the findings, damaged shards that stay as they are, since what could be done was not allowed."""
+    """The number of damaged shards that stay as they are, because their repair was not allowed."""
     leftovers: Leftovers
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What is wrong with one shard, and the plan that mends it: from what can be proved, the rest left out.
+"""Diagnose one shard, and plan its repair: from what can be proved, the rest left out.
 
 Runs in a thread of its own, which searches and computes; only requests run on the IO loop. Nothing is written here.
 """
@@ -44,7 +44,7 @@ _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then i
 _LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
 
 Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
-"""What mends a shard:
+"""The repair of a shard:
 
 - ``cut``: the bytes behind its last valid index are taken off. Its chunks are what they were under that index: reverted, unless the
   newest index is the same. Only where that was allowed.
@@ -59,7 +59,7 @@ Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied",
 
 @dataclass(frozen=True, slots=True)
 class InnerCodecs:
-    """What the codecs of an array's chunks prove."""
+    """The proofs that the codecs of an array's chunks allow."""
 
     ends_with_checksum: bool
     """Each chunk ends with the ``crc32c`` of its other bytes."""
@@ -69,7 +69,7 @@ class InnerCodecs:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with a version of a shard, and what to put in its place."""
+    """The damage of one version of a shard, and its repair."""
 
     what: str
     remedy: Remedy
@@ -85,7 +85,7 @@ class Diagnosis:
     uncertain: tuple[int, ...] = ()
     """Slots of which it is not proved that the chunk which they have afterwards, or that they have none, is right."""
     last_index_end: int | None = None
-    """Where the last valid index of the object ends, to which the shard is cut, or could be."""
+    """The end of the last valid index of the object, to which the shard is cut, or could be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +180,7 @@ class Diagnosing:
         return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
 
     def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
-        """Of a shard with a valid index before the end: an append that was finished and is damaged, or one that never was.
+        """Diagnose a shard with a valid index before the end: an append that was finished and is damaged, or one that never was.
 
         The bytes do not tell the two apart: what a dying writer leaves is the beginning of what a finished one leaves. (Where the
         storage knows that an append was not finished, it shows the shard as it was before, and nothing is damaged.)
@@ -253,7 +253,7 @@ class Diagnosing:
         return None
 
     def _chunks_from(self, start: int, *, is_in_place: bool) -> _Chain:
-        """Where chunks lie behind each other from ``start`` on, as far as their lengths or their checksums tell.
+        """Return where chunks lie behind each other from ``start`` on, as far as their lengths or their checksums tell.
 
         ``is_in_place``: as a local file is appended to, where no chunk but a longer one by a byte ends with a page.
         """

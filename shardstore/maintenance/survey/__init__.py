@@ -1,4 +1,4 @@
-"""What lies in a store: nodes, how they are stored, how many of their chunks exist, and what is damaged.
+"""The survey of a store: its nodes, how they are stored, how many of their chunks exist, and what is damaged.
 
 The commands ``info`` and ``advise`` import ``run``. Begin with ``run.py``.
 """

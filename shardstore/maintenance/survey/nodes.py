@@ -33,7 +33,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """What an array's document says, in words where it is for people."""
+    """The facts of an array's document, in words where they are for people."""
 
     shape: tuple[int, ...] | None = None
     data_type: str = ""
@@ -53,7 +53,7 @@ class NodeRecord:
     digest: bytes
     """Equal for array documents that say the same."""
     consolidated: dict[str, bytes] | None = None
-    """Of a group with consolidated metadata: the digests of the arrays in it, by path relative to the group."""
+    """The digests of the arrays in the consolidated metadata of a group, by path relative to the group."""
     tally: ShardTally = field(default_factory=ShardTally)
 
     @property
@@ -79,7 +79,7 @@ class NodeRecord:
         return prod(-(-g // p) for g, p in zip(self.grid, self.node.layout.grid.chunks_per_shard, strict=True))
 
     def holds(self, coords: ChunkCoords) -> bool:
-        """Whether a chunk lies in the array's shape."""
+        """Return whether a chunk lies in the array's shape."""
         return self.grid is not None and all(c < g for c, g in zip(coords, self.grid, strict=True))
 
 
@@ -131,7 +131,7 @@ class SurveyedNodes:
         return {path: self._records.get(path) for path in asked}
 
     async def owners(self, keys: Sequence[str]) -> list[Owner]:
-        """Which array each stored key belongs to, as the engine sees it: the outermost one that has such a chunk."""
+        """Return which array each stored key belongs to, as the engine sees it: the outermost one that has such a chunk."""
         found: list[Owner] = [(None, None)] * len(keys)
         waiting: list[tuple[int, Iterator[tuple[str, str]]]] = []
         documents: list[str] = []
@@ -178,7 +178,7 @@ class SurveyedNodes:
 
 
 def _may_be_chunk(relative: str) -> bool:
-    """Whether some array further inside could own the key."""
+    """Return whether some array further inside could own the key."""
     return any(looks_like_chunk_key(rest) for _, rest in ancestors(relative))
 
 

@@ -1,4 +1,4 @@
-"""What lies in a store: its arrays, how they are stored, how many of their chunks exist, and what is damaged.
+"""The survey of a store: its arrays, how they are stored, how many of their chunks exist, and what is damaged.
 
 One listing of the storage, one request for each metadata document, and one for the index of each shard. Neither keys nor
 indices are kept: memory grows with the number of nodes, not of chunks.
@@ -30,7 +30,7 @@ _DEPTH_WITHOUT_NODES = 3  # directories that are no nodes, above the hierarchies
 
 
 V2_DOCUMENTS = (".zgroup", ".zarray")
-"""What makes a directory a node of Zarr v2, which passes through as it is."""
+"""The documents that make a directory a node of Zarr v2, which passes through as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Usage:
     objects: int
     """Stored objects that hold chunks of the array."""
     possible_objects: int | None
-    """As many as its shape asks for; ``None`` where its chunks cannot be told."""
+    """The number of objects that its shape has room for; ``None`` where its chunks cannot be told."""
     objects_outside: int
     """Others, at places outside the array's shape: a resize leaves them."""
     stored_nbytes: int
-    """Of all these objects."""
+    """The bytes of all these objects together."""
     chunks: int
     """That exist, inside the array's shape."""
     possible_chunks: int | None
@@ -75,7 +75,7 @@ class ArraySurvey:
     item_nbytes: int | None
     chunk_shape: tuple[int, ...] | None
     codecs: tuple[str, ...]
-    """As presented."""
+    """The presented codecs."""
     stored_shape: tuple[int, ...] | None
     """The shape of what one object holds: the shard's, or the chunk's."""
     stored_codecs: tuple[str, ...]
@@ -285,7 +285,7 @@ class _Surveyor:
 
 
 def _within(shards: list[SurveyedShard], most_nbytes: int) -> int:
-    """How many of the first shards have indices of at most this many bytes together; at least one."""
+    """Return how many of the first shards have indices of at most this many bytes together; at least one."""
     nbytes = 0
     for number, shard in enumerate(shards[:SHARDS_AT_ONCE]):
         nbytes += shard.layout.index_format.nbytes

@@ -1,4 +1,4 @@
-"""What one shard's index says about its object: chunks, their bytes, and bytes that nothing refers to."""
+"""Facts that a shard's index tells about its object: chunks, their bytes, and bytes that nothing refers to."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Damage:
     """A shard whose index cannot be read, or has entries that cannot be right."""
 
     path: str
-    """Of the array."""
+    """The path of the array."""
     key: str
-    """Of the shard's object."""
+    """The key of the shard's object."""
     what: str
 
 

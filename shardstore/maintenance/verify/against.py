@@ -46,12 +46,12 @@ class CompareTask:
     cut: tuple[int, int]
     """Bytes at the end of each chunk that are not compared, here and there."""
     window_bytes: int
-    """Of chunks of both copies at once in memory; one chunk of each at least."""
+    """The bytes of chunks of both copies that are in memory at once; at least one chunk of each is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What came of a task."""
+    """The result of a task."""
 
     findings: tuple[Finding, ...]
     nbytes_read: int
@@ -218,7 +218,7 @@ def _chunk_key(task: CompareTask, chunk: ChunkCoords) -> str:
 
 
 def _there(task: CompareTask, chunks: Sequence[ChunkCoords]) -> tuple[Mapping[ChunkCoords, StoredChunk], dict[ChunkCoords, Corruption]]:
-    """Where chunks lie in the copy, and what is wrong with those of its objects that are damaged."""
+    """Return where chunks lie in the copy, and what is wrong with those of its objects that are damaged."""
     objects = list(dict.fromkeys(object_of(task.plan_there, chunk) for chunk in chunks))
     try:
         return stored_chunks(task.there.storage, task.plan_there, objects), {}

@@ -21,7 +21,7 @@ _TELLING_CHUNKS = 2  # of sizes that vary: an index of so many is taken for a sh
 
 
 class CensusComparison:
-    """What the census has, and which of it has been seen."""
+    """The objects of a census, and which of them have been seen."""
 
     def __init__(self, census: Census, path: str, execution: Execution) -> None:
         inside = path + "/" if path else ""
@@ -31,7 +31,7 @@ class CensusComparison:
         self.of_contents = census.of_contents
 
     def expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
-        """What the census has of an object, which is seen by this."""
+        """Return what the census has of an object, which is seen by this."""
         array = self._arrays.get(plan.path)
         return array.see(coords) if array is not None and array.fits(plan) else None
 
@@ -63,7 +63,7 @@ class CensusComparison:
                     yield plan, coords
 
     def change(self, plan: ArrayPlan, listed: ListedObject, digest: bytes) -> Finding:
-        """What to say of an object that is not what the census has."""
+        """Return what to say of an object that is not what the census has."""
         key = plan.key(listed.coords)
         assert listed.expected is not None
         chunks = int(np.unpackbits(np.frombuffer(listed.expected.bitmap, np.uint8)).sum())
@@ -77,7 +77,7 @@ class CensusComparison:
         return Finding("changed", plan.path, key, "it is not what the census has")
 
     def _index(self) -> dict[bytes, list[tuple[str, int]]]:
-        """Where the census has each digest; made when something is out of place."""
+        """Return where the census has each digest; made when something is out of place."""
         if self._places is None:
             self._places = {}
             for path, array in self._arrays.items():

@@ -29,12 +29,12 @@ Raises ``Unsupported`` where a codec or data type is not installed.
 """
 
 WINDOW_BYTES = UPKEEP_LIMITS.request_bytes
-"""Of chunks at once in memory, a task, at most; one chunk that is longer is read alone."""
+"""The most bytes of chunks that a task has in memory at once; one chunk that is longer is read alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
-    """Where the bytes of one chunk lie, and what messages call it."""
+    """The place of the bytes of one chunk, and its name in messages."""
 
     name: str
     bytes: ByteRange
@@ -42,7 +42,7 @@ class ChunkBytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLook:
-    """How to look at the chunks of one array."""
+    """The checks of the chunks of one array."""
 
     coding: ChunkCoding
     decode: Decode | None = None
@@ -50,11 +50,11 @@ class ChunkLook:
 
     @property
     def reads_all(self) -> bool:
-        """Whether every byte of every chunk is read."""
+        """Return whether every byte of every chunk is read."""
         return self.coding.has_checksum or self.decode is not None
 
     def fault(self, name: str, data: memoryview) -> Fault | None:
-        """What is wrong with a whole chunk."""
+        """Return what is wrong with a whole chunk."""
         if self.coding.has_checksum and (what := checksum_fault(data)) is not None:
             return Fault("chunk-checksum", f"{name}: {what}")
         if (what := header_fault(self.coding, data, len(data))) is not None:
@@ -71,7 +71,7 @@ class ChunkLook:
 
 
 def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequence[ChunkBytes], look: ChunkLook) -> tuple[list[Fault], int]:
-    """What is wrong with these chunks of one version of an object, and how many bytes were read.
+    """Return what is wrong with these chunks of one version of an object, and how many bytes were read.
 
     Raises:
         Moved: the object was replaced or erased meanwhile.
@@ -102,7 +102,7 @@ def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
 
 
 def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, ChunkBytes]], look: ChunkLook) -> tuple[list[Fault | None], int]:
-    """What is wrong with the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
+    """Return what is wrong with the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
 
     What an object that has changed meanwhile would say is not said.
 

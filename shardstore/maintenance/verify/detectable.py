@@ -1,4 +1,6 @@
-"""What verification can and cannot detect in an array: that depends on its codecs, on its index, and on what it is compared with."""
+"""The faults that verification can and cannot detect in an array: that depends on its codecs, on its index, and on what it is compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 
 @dataclass(frozen=True, slots=True)
 class VerifyLevel:
-    """What a run looks at beyond indexes, headers, checksums and metadata."""
+    """The checks of a run beyond indexes, headers, checksums and metadata."""
 
     deep: bool = False
     against: bool = False
@@ -20,14 +22,14 @@ class VerifyLevel:
 
 @dataclass(frozen=True, slots=True)
 class Detectable:
-    """In sentences: what is found in an array for certain, and what is not."""
+    """The faults of an array that are found for certain, and those that are not, in sentences."""
 
     found: tuple[str, ...]
     missed: tuple[str, ...]
 
 
 def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
-    """Of the objects of one array."""
+    """Return what is detectable in the objects of one array."""
     found: list[str] = []
     missed: list[str] = []
     if plan.layout is not None:

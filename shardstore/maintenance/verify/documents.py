@@ -1,4 +1,4 @@
-"""What verification has to say of metadata: of each document by itself, and of those that repeat or enclose others."""
+"""Verification of metadata: of each document by itself, and of those that repeat or enclose others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DOCUMENTS_AT_ONCE = 256
 
 
 def document_faults(node: Node, document: JsonObject | None) -> list[Fault]:
-    """Of a document of Zarr v3."""
+    """Return the faults of a document of Zarr v3."""
     if document is None:
         return [Fault("not-json", node.reason)]
     return [Fault(fault.kind, fault.what) for fault in metadata_faults(document)]
@@ -50,7 +50,7 @@ class DocumentCheck:
         self._v2_keys += keys
 
     async def findings(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
-        """What is wrong at and below ``path``, still, now that ``nodes`` have been read.
+        """Return what is wrong at and below ``path``, still, now that ``nodes`` have been read.
 
         Raises:
             StorageError: a request failed.
@@ -104,7 +104,7 @@ def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
 
 
 def v2_faults(read: V2Document) -> list[Fault]:
-    """What is wrong with one document by itself."""
+    """Return what is wrong with one document by itself."""
     if read.document is None:
         return [Fault("not-json", read.reason)]
     if read.name == GROUP_NAME and read.document.get("zarr_format") != 2:

@@ -1,4 +1,4 @@
-"""What verification finds: errors, and notes about what is valid, or harms no reader."""
+"""The findings of verification: errors, and notes about what is valid, or harms no reader."""
 
 from __future__ import annotations
 

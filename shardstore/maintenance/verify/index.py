@@ -1,4 +1,4 @@
-"""What one index says that cannot be right, and what it says that is odd and valid. Pure: of the index and its object's size."""
+"""Check one index: contradictions, and oddities that are valid. Pure: it needs the index and its object's size."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardstore.model.chunks import ChunkCoords
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexCheck:
-    """What is wrong or odd, and ``(nslots,)`` the slots whose bytes can be looked at."""
+    """The faults and oddities of an index, and ``(nslots,)`` the slots whose bytes can be looked at."""
 
     faults: tuple[Fault, ...]
     readable: npt.NDArray[np.bool_]
 
 
 def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, index: ShardIndex) -> IndexCheck:
-    """Of the shard at ``coords`` of the shard grid."""
+    """Check the index of the shard at ``coords`` of the shard grid."""
     present, wrong = index.present(), replace(index, chunk_nbytes=None).invalid(object_nbytes)
     used = present & ~wrong
     flat = index.flat

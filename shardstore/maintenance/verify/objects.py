@@ -45,7 +45,7 @@ class ListedObject:
     coords: ChunkCoords
     nbytes: int
     expected: ObjectEntry | None = None
-    """What a census has of it."""
+    """The entry that a census has of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class VerifyTask:
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
     of_contents: bool = False
-    """What the census has are digests of whole objects."""
+    """True where the census has digests of whole objects."""
     window_bytes: int = WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of a task."""
+    """The result of a task."""
 
     findings: tuple[Finding, ...]
     objects: int
@@ -90,15 +90,15 @@ class Look:
     faults: list[Fault] = field(default_factory=list)
     error: ShardStoreError | None = None
     digest: bytes | None = None
-    """Where it is not the one that is expected."""
+    """The digest, where it is not the one that is expected."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it has to be looked at once more."""
+        """Return whether it has to be looked at once more."""
         return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
 
     def confirms(self, before: Look) -> bool:
-        """Whether this version was looked at before, and was no better."""
+        """Return whether this version was looked at before, and was no better."""
         return self.generation is not None and self.generation == before.generation and not self.has_moved and self.error is None
 
 
@@ -151,7 +151,7 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
 
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
-    """What the array's document says now; ``None`` where there is none, or it does not say where its objects are.
+    """Return what the array's document says now; ``None`` where there is none, or it does not say where its objects are.
 
     Raises:
         StorageError: a request failed.

@@ -68,7 +68,7 @@ class ArrayVerified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at, and what was found."""
+    """The counts of what was looked at, and the findings."""
 
     url: str
     path: str
@@ -76,12 +76,12 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     """At most 1,000 errors, and as many notes; errors first, then in the order of paths and keys."""
     counts: dict[str, int]
-    """How many of each kind there are."""
+    """The number of each kind."""
     objects: int
     """That were listed; those of other parts too."""
     nbytes_read: int
     unread: tuple[Unread, ...]
-    """What could not be read: nothing is known of it. At most 100,000."""
+    """The objects that could not be read: nothing is known of them. At most 100,000."""
 
     @property
     def errors(self) -> int:
@@ -93,7 +93,7 @@ class VerifyReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything could be looked at, and no error was found."""
+        """Return whether everything could be looked at, and no error was found."""
         return not self.errors and not self.unread
 
 
@@ -125,7 +125,7 @@ def _halves(task: VerifyTask) -> list[VerifyTask]:
 
 
 class _Sums:
-    """Of one array."""
+    """The sums of one array."""
 
     __slots__ = ("chunks", "errors", "nbytes_read", "notes", "objects")
 
@@ -217,7 +217,7 @@ class _Verification:
         return None if self._census is None else self._census.expected(plan, coords)
 
     def _is_to_verify(self, located: Located) -> bool:
-        """Whether it is an object of an array, of this part; others are remembered as what they are."""
+        """Return whether it is an object of an array, of this part; others are remembered as what they are."""
         self._objects += 1
         key = located.info.key
         if located.plan is not None:
@@ -258,7 +258,7 @@ class _Verification:
                 self._unread.setdefault(one.key, one)
 
     async def _compare_with(self, census: CensusComparison) -> None:
-        """What the census has, and is not there; looked for once more, since the listing is some time ago."""
+        """Report the objects of the census that are not there; looked for once more, since the listing is some time ago."""
         plans = self._walk.plans()
         for finding in census.layout_findings(plans):
             if self._is_mine(finding.key):

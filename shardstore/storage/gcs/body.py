@@ -60,7 +60,7 @@ class _UnclosedFile(io.FileIO):
 
 
 class _Envelope:
-    """What is around the bytes in the request."""
+    """The envelope of the bytes in a multipart request."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.checksum = Checksum()
@@ -72,7 +72,7 @@ class _Envelope:
         return {"Content-Type": f'multipart/related; boundary="{self._boundary}"'}
 
     def _head(self) -> bytes:
-        """Of the same length whatever the checksum."""
+        """Return the head of the request, which has the same length whatever the checksum."""
         document = json.dumps({**self._document, "crc32c": str(self.checksum)})
         return (
             f"--{self._boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{document}\r\n"

@@ -25,13 +25,13 @@ def encoding_of(headers: Any) -> str | None:
 
 @dataclass(slots=True)
 class Allowed:
-    """What a request for bytes of the object ``key`` may be answered with: ``request`` of it; all of it, up to ``most_nbytes``."""
+    """The answers that are allowed for a request for bytes of the object ``key``: ``request`` of it; all of it, up to ``most_nbytes``."""
 
     request: ByteRequest
     most_nbytes: int | None
     key: str
     part: tuple[memoryview, int] | None = None
-    """What is wanted of a whole object that came where less was asked for, and its size. The body is empty then."""
+    """The wanted part of a whole object that came where less was asked for, and the size of the object. The body is empty then."""
 
 
 class _Answer:

@@ -25,7 +25,7 @@ OBJECT = "b/{}/o/{}"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server answered; the names of headers are found in any case."""
+    """The answer of a server; the names of headers are found in any case."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,7 +43,7 @@ class Answer:
 
 
 def head_of(resource: Mapping[str, Any], key: str) -> Head:
-    """What an object resource of the JSON API tells."""
+    """Return what an object resource of the JSON API tells."""
     generation, nbytes = resource.get("generation"), resource.get("size")
     if not generation or nbytes is None:
         raise StorageError(f"the server's answer for {key!r} lacks generation or size: versions cannot be told apart there")
@@ -51,7 +51,7 @@ def head_of(resource: Mapping[str, Any], key: str) -> Head:
 
 
 def can_match(generation: Generation) -> bool:
-    """Whether an object in GCS can have this generation: a number above 0, which stands for no object."""
+    """Return whether an object in GCS can have this generation: a number above 0, which stands for no object."""
     return generation.token.isdecimal() and generation.token != "0"
 
 
@@ -88,12 +88,12 @@ class GCSClient:
 
     @property
     def endpoint(self) -> str:
-        """Which server this talks to."""
+        """Return which server this talks to."""
         return str(self.fs._location)
 
     @property
     def is_google(self) -> bool:
-        """Whether the server is Google's own, whose manual can be believed."""
+        """Return whether the server is Google's own, whose manual can be believed."""
         return bool(getattr(self.fs, "on_google", False))
 
     def full_key(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""What a server that speaks the JSON API of GCS honours, found out once an endpoint, bucket and process.
+"""Probe what a server that speaks the JSON API of GCS honours, once an endpoint, bucket and process.
 
 An emulator may answer 200 to conditions that it does not know, so the questions are such that the right answer is 412.
 """
@@ -24,13 +24,13 @@ CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_mac
 
 @dataclass
 class ServerFacts:
-    """What is known of one endpoint and bucket, shared by all storages of this process."""
+    """The facts about one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
     resumable_conditions: bool | None = None
-    """Whether the end of a resumable upload honours the condition that it was started with: fake-gcs-server's does not."""
+    """True where the end of a resumable upload honours the condition that it was started with: fake-gcs-server's does not."""
     tells_generation: bool = True
-    """Whether an answer with an object's bytes tells its generation: gcp-storage-emulator's does not."""
+    """True where an answer with an object's bytes tells its generation: gcp-storage-emulator's does not."""
     warned: bool = False
 
 
@@ -56,7 +56,7 @@ async def _upload(client: GCSClient, key: str, **condition: str) -> None:
 
 
 async def _is_refused(request: Any) -> bool:
-    """Whether the server refuses the condition of a request that it should."""
+    """Return whether the server refuses the condition of a request that it should."""
     try:
         await request
     except RequestFailed as exc:
@@ -97,7 +97,9 @@ async def probe_server(client: GCSClient) -> Capabilities:
 
 
 async def probe_resumable(client: GCSClient) -> bool:
-    """Whether a resumable upload honours its condition when it ends, not only when it starts. Leaves nothing, whatever the answer."""
+    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves nothing, whatever the
+    answer.
+    """
     key = _probe_key()
     what = "probing resumable uploads"
     document = resource(client.full_key(key), {})

@@ -23,7 +23,7 @@ from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
 logger = logging.getLogger(__name__)
 
 PART_BYTES = 16 << 20
-"""Of a resumable upload, which holds two of them in memory. A multiple of 256 KiB, as GCS asks for."""
+"""The bytes of one part of a resumable upload, which holds two parts in memory. A multiple of 256 KiB, as GCS asks for."""
 
 _MAX_SPOOLED_BYTES = 5 << 30
 _ABORT_SECONDS = 5.0

@@ -55,7 +55,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How an object is looked at when it is read.
+    """The way to look at an object when it is read.
 
     ``nbytes`` is its size as it is known, if it is. ``first`` asks for a look before it is read, ``afterwards`` for one behind that.
     Objects of more than ``most_nbytes`` are not read.
@@ -90,7 +90,7 @@ class Calls(Protocol):
         ...
 
     async def info(self, path: str) -> Info:
-        """What is known of the object now. Raises ``IsADirectoryError`` where it is a directory."""
+        """Return what is known of the object now. Raises ``IsADirectoryError`` where it is a directory."""
         ...
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
@@ -179,7 +179,9 @@ class _InThreads:
         self._has_cat = type(fs).cat_file is not AbstractFileSystem.cat_file and not self._is_cache
 
     def _lock(self, path: str) -> AbstractContextManager[object]:
-        """Of filesystems that cannot take two calls at once. A simple cache cannot for one path: what it is storing looks stored."""
+        """Return the lock of a filesystem that cannot take two calls at once. A simple cache cannot for one path: what it is storing looks
+        stored.
+        """
         if not self._is_serial and not self._is_cache:
             return nullcontext()
         with _locks_lock:
@@ -251,7 +253,7 @@ class _InThreads:
             return _read_ranges(file, wanted)
 
     def _read_cached(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
-        """Of the copy that the cache has: its size, and bytes, need not be those of the object by now."""
+        """Read the copy that the cache has: its size and bytes need not be those of the object by now."""
         try:
             file = self._fs.open(path, "rb")
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What exceptions of any fsspec filesystem mean."""
+"""Translate the exceptions of any fsspec filesystem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardstore.storage.redaction import redacted
 from shardstore.storage.room import FULL_ERRNOS
 
 ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""What filesystems raise at the path of an object that does not exist."""
+"""The exceptions that filesystems raise at the path of an object that does not exist."""
 
 _READ_ONLY_WORDS = ("read-only", "read only", "readonly", "not both", "not writable")
 

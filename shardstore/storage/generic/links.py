@@ -1,4 +1,4 @@
-"""What kinds of filesystems an fsspec filesystem is made of, which decides how it may be used."""
+"""The filesystems that an fsspec filesystem reads through, which decide how it may be used."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def links_of(fs: AbstractFileSystem) -> Iterator[AbstractFileSystem]:
 
 
 def is_any(fs: AbstractFileSystem, protocols: frozenset[str]) -> bool:
-    """Whether ``fs``, or a filesystem that it reads through, is one of these."""
+    """Return whether ``fs``, or a filesystem that it reads through, is one of these."""
     return any(not protocols.isdisjoint(protocols_of(link)) for link in links_of(fs))
 
 
 def is_one(fs: AbstractFileSystem, protocols: frozenset[str]) -> bool:
-    """Whether ``fs`` itself is one of these."""
+    """Return whether ``fs`` itself is one of these."""
     return not protocols.isdisjoint(protocols_of(fs))
 
 
@@ -61,7 +61,7 @@ def without_dirs(fs: AbstractFileSystem, path: str) -> tuple[AbstractFileSystem,
 
 
 def has_inherited_find(fs: AbstractFileSystem) -> bool:
-    """Whether ``fs`` finds files by fsspec's own walk, and not by one that was made for it."""
+    """Return whether ``fs`` finds files by fsspec's own walk, and not by one that was made for it."""
     cls = type(object.__getattribute__(fs, "__dict__")["fs"] if is_one(fs, CACHES) else fs)
     if cls.find is not AbstractFileSystem.find or cls.walk is not AbstractFileSystem.walk:
         return False
@@ -73,7 +73,8 @@ _REVISION = {"git": "ref", "github": "root", "gist": "sha"}  # protocol: attribu
 
 
 def is_static(fs: AbstractFileSystem) -> bool:
-    """Whether nothing that ``fs`` shows changes while it is open: it is an archive, a set of references, or one revision by its hash.
+    """Return whether nothing that ``fs`` shows changes while it is open: it is an archive, a set of references, or one revision by its
+    hash.
 
     A branch or a tag is none, since it can be moved; nor is a cache, but of one of these.
     """

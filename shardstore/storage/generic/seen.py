@@ -1,4 +1,4 @@
-"""What was last seen of each object of a filesystem that shows no versions with what it reads."""
+"""The last look at each object of a filesystem that shows no versions with what it reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Seen:
         return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes)
 
     def may_be(self, generation: Generation) -> bool:
-        """Whether nothing contradicts that it was this version."""
+        """Return whether nothing contradicts that it was this version."""
         return self.nbytes is None or agrees(generation, self.version(self.nbytes))
 
     def of_size(self, nbytes: int) -> Seen:

@@ -89,7 +89,7 @@ class GenericStorage:
         self._is_read_only = is_any(fs, READ_ONLY)
         self._is_cache = is_one(fs, CACHES)
         self.static = is_static(fs) if static is None else static
-        """Whether nothing changes while it is open."""
+        """True where nothing changes while it is open."""
         self._seen = Memory()
 
     def with_static(self, static: bool) -> GenericStorage:
@@ -119,7 +119,7 @@ class GenericStorage:
 
     @property
     def identity(self) -> str:
-        """What tells this place from others, which ``url`` does not: with what the filesystem was made of. Not to be shown."""
+        """Return what tells this place from others, which ``url`` does not: with what the filesystem was made of. Not to be shown."""
         own_store = id(self.fs) if isinstance(self.fs, MemoryFileSystem) else None
         place = f"{tokenize(type(self.fs), own_store, *self.fs.storage_args, **self.fs.storage_options)}/{self._base}"
         return f"static {place}" if self.static else place
@@ -233,7 +233,7 @@ class GenericStorage:
         return Found(read.generation or found, nbytes, tuple(memoryview(buffer) for buffer in content.buffers))
 
     async def _look(self, key: str, action: str = "looking up") -> Info | None:
-        """What is known of the object, ``None`` where there is none."""
+        """Return what is known of the object, ``None`` where there is none."""
         try:
             info = await self._calls.info(self._full(key))
         except ABSENT_ERRORS:

@@ -1,4 +1,4 @@
-"""What an answer of an HTTP server says: which version it speaks of, and which bytes it holds."""
+"""Interpret an answer of an HTTP server: which version it speaks of, and which bytes it holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
 
 
 def is_strong(generation: Generation) -> bool:
-    """Whether it is an ETag that promises equal bytes."""
+    """Return whether it is an ETag that promises equal bytes."""
     return generation.token.startswith('"')
 
 
@@ -54,7 +54,7 @@ def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
 
 
 def is_encoded(headers: Mapping[str, str]) -> bool:
-    """Whether the server compressed the body although it was asked not to; sizes and ranges are of the compressed bytes then."""
+    """Return whether the server compressed the body although it was asked not to; sizes and ranges are of the compressed bytes then."""
     return headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
 
 
@@ -65,7 +65,7 @@ def total_of(headers: Mapping[str, str]) -> int | None:
 
 
 async def take_head(response: Any) -> Answer:
-    """Of an answer without a body."""
+    """Take the head of an answer without a body."""
     headers = response.headers
     length = headers.get("Content-Length", "").strip()
     known = length.isdecimal() and not is_encoded(headers)
@@ -73,7 +73,8 @@ async def take_head(response: Any) -> Answer:
 
 
 async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
-    """Of an answer to GET: of a whole object only what is ``wanted`` is kept. ``what`` begins messages about the object ``key``.
+    """Take the body of an answer to GET: only what is ``wanted`` of a whole object is kept. ``what`` begins messages about the object
+    ``key``.
 
     Raises ``TooMuch`` where more comes than was asked for, or a whole object of more than ``most_nbytes``.
     """

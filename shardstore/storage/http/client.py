@@ -30,7 +30,7 @@ _OWN_HEADERS = frozenset({"accept-encoding", "if-match", "if-none-match", "if-ra
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often a request is made that got no answer, or one that promises a better one later.
+    """The retries of a request that got no answer, or one that promises a better one later.
 
     The n-th pause is a random part of ``first_seconds * 2**n``, at most ``longest_seconds``; at least as long as the server's
     ``Retry-After`` asks for, as far as that is not longer than ``longest_seconds``.
@@ -61,7 +61,7 @@ class _Broken(Exception):
 
 
 def _is_of_connection(exc: BaseException) -> bool:
-    """Whether ``exc`` says that there is no whole answer, as opposed to one that makes no sense."""
+    """Return whether ``exc`` says that there is no whole answer, as opposed to one that makes no sense."""
     if isinstance(exc, OSError | TimeoutError | asyncio.IncompleteReadError):
         return True
     names = {base.__name__ for base in type(exc).__mro__ if base.__module__.partition(".")[0] == "aiohttp"}
@@ -99,7 +99,7 @@ class HTTPClient:
         return redacted(self.root)
 
     def url_of(self, key: str) -> str:
-        """Where ``key`` is, or the page of a directory, whose ``key`` is ``""`` or ends with ``/``.
+        """Return where ``key`` is, or the page of a directory, whose ``key`` is ``""`` or ends with ``/``.
 
         Each character stands for itself, so ``%`` and ``?`` are quoted.
         """
@@ -141,7 +141,7 @@ class HTTPClient:
         take: Callable[[Any], Awaitable[T]],
         accept: tuple[int, ...] = (),
     ) -> T:
-        """What ``take`` makes of the answer, which is one of success or of the statuses ``accept``.
+        """Return what ``take`` makes of the answer, which is one of success or of the statuses ``accept``.
 
         Asked again where there was no whole answer, or one that says so. ``what`` completes "… failed" in messages.
 

@@ -1,4 +1,4 @@
-"""What is known of HTTP servers, learned from their answers, shared by all storages of this process."""
+"""The facts about HTTP servers, learned from their answers, shared by all storages of this process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass
 class ServerFacts:
-    """What one server has been seen to do; ``None``: not seen yet. An answer that contradicts corrects it."""
+    """The facts about one server; ``None``: not seen yet. An answer that contradicts corrects it."""
 
     ranges: bool | None = None
-    """Whether it sends ranges of objects, and not all of the object instead."""
+    """True where it sends ranges of objects, and not all of the object instead."""
     suffixes: bool | None = None
-    """Whether it understands ranges that count from the end."""
+    """True where it understands ranges that count from the end."""
     head: bool | None = None
-    """Whether HEAD tells the size."""
+    """True where HEAD tells the size."""
     if_match: bool = True
-    """Whether it matches the ETags that it gives."""
+    """True where it matches the ETags that it gives."""
     warned: bool = False
 
     def ignored_a_range(self, origin: str) -> None:

@@ -73,7 +73,7 @@ class HTTPStorage:
 
     @property
     def identity(self) -> str:
-        """What tells this place from others, which ``url`` does not: with the user and the query. Not to be shown."""
+        """Return what tells this place from others, which ``url`` does not: with the user and the query. Not to be shown."""
         return self._client.root
 
     @property

@@ -129,7 +129,9 @@ def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
 
 
 def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """As many as a call takes at once. None but the last ends where a view ends: a chunk that is a shard itself has an index there."""
+    """Yield as many views as a call takes at once. None but the last ends where a view ends: a chunk that is a shard itself has an index
+    there.
+    """
     held: list[memoryview] = []
     for start in range(0, len(views), _VIEWS_A_CALL - 1):
         some = [*held, *views[start : start + _VIEWS_A_CALL - 1]]

@@ -1,4 +1,4 @@
-"""What tells that bytes are being put behind those of a file, and that they were.
+"""The record in a file which tells that bytes are being appended to it, and that they were.
 
 ::
 
@@ -137,6 +137,8 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
 
 
 def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
-    """Whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing else."""
+    """Return whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing
+    else.
+    """
     record = pread(fd, RECORD_NBYTES, version.nbytes)
     return (_decode(fd, record, after, version.nbytes) or version_before(fd, after)) == version

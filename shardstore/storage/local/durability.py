@@ -24,18 +24,20 @@ Look = Callable[[str], os.stat_result | None]
 
 
 class KeptNames:
-    """What one process knows to survive."""
+    """The names that one process knows to be kept."""
 
     def __init__(self) -> None:
         self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
         self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
 
     def keeps_object(self, path: str, status: os.stat_result) -> bool:
-        """Whether the object, whose status is given, is what this process stored there: its name, and those above, were flushed then."""
+        """Return whether the object, whose status is given, is what this process stored there: its name, and those above, were flushed
+        then.
+        """
         return self._objects.get(path) == _version(status)
 
     def keeps_directory(self, directory: str, look: Look) -> bool:
-        """Whether the name of a directory, and those above, were flushed, and it is the same one since."""
+        """Return whether the name of a directory, and those above, were flushed, and it is the same one since."""
         path = directory
         while (below := self._below.get(path)) is not None:
             path = below
@@ -86,4 +88,4 @@ def _version(status: os.stat_result) -> int:
 
 
 kept_names = KeptNames()
-"""What this process knows."""
+"""The names that this process knows to be kept."""

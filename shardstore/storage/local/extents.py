@@ -1,4 +1,4 @@
-"""Where a file holds data and where it has holes, so that a copy of a sparse file is as sparse."""
+"""Find data and holes of a file, so that a copy of a sparse file is as sparse."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
 
 
 def _why_sticky(number: int | None, path: object) -> str:
-    """What to add where a file cannot be replaced or removed because of its directory's sticky bit."""
+    """Return what to add where a file cannot be replaced or removed because of its directory's sticky bit."""
     if number == errno.EPERM and isinstance(path, str):
         with suppress(OSError):
             directory, file = os.stat(os.path.dirname(path)), os.lstat(path)
@@ -64,7 +64,7 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
-    """Whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""
+    """Return whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""
     if before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
         return False
     return before.st_ctime_ns == after.st_ctime_ns or before.st_nlink != after.st_nlink
@@ -84,7 +84,7 @@ def stat_file(path: str) -> os.stat_result | None:
 
 
 def fresh_status(path: str) -> os.stat_result | None:
-    """As ``stat_file``, by opening the file: a network file system asks its server then, where ``stat`` may answer from a cache."""
+    """Like ``stat_file``, by opening the file: a network file system asks its server then, where ``stat`` may answer from a cache."""
     try:
         fd = os.open(path, READ_FLAGS)
     except (FileNotFoundError, NotADirectoryError):

@@ -172,7 +172,7 @@ class ReadableFiles:
         self._umask_hides = True  # until a file has shown otherwise
 
     def create(self, name: str) -> int:
-        """As ``create_lock_file``; the caller hands what it gets to ``check``."""
+        """Like ``create_lock_file``; the caller hands what it gets to ``check``."""
         return create_lock_file(name, self._grant) if self._umask_hides else open_to_lock(name, _CREATE_FLAGS)
 
     def check(self, fd: int, status: os.stat_result) -> None:

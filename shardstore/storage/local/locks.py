@@ -46,7 +46,7 @@ _readable = ReadableFiles()
 
 
 def bears(fd: int, name: str) -> bool:
-    """Whether the open file ``fd`` is the one called ``name`` now."""
+    """Return whether the open file ``fd`` is the one called ``name`` now."""
     return _is_called(os.fstat(fd), name)
 
 
@@ -78,7 +78,7 @@ if sys.platform == "win32":
 
     @contextmanager
     def locked(path: str) -> Iterator[None]:
-        """As below, but lock files stay: an open file cannot be removed there."""
+        """Lock as below, but lock files stay: an open file cannot be removed there."""
         name = lock_path(path)
         os.stat(os.path.dirname(name))  # FileLock would make the directory
         with FileLock(name):

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, and whether other machines may have it mounted too."""
+"""Find the file system that a path lies on, and whether other machines may have it mounted too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines may write there too, without this one's locks being theirs."""
+        """Return whether other machines may write there too, without this one's locks being theirs."""
         kind, _, below = self.kind.partition(".")
         if kind == "fuse":
             return below not in _LOCAL_FUSE

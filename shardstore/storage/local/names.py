@@ -19,7 +19,7 @@ _REMOVED_WHILE_OPEN = re.compile(r"\.(nfs|fuse_hidden)[0-9a-f]{8,}")
 
 
 def is_reserved(name: str) -> bool:
-    """Whether ``name`` is that of a lock or temporary file, or of one that is removed already: never an object."""
+    """Return whether ``name`` is that of a lock or temporary file, or of one that is removed already: never an object."""
     return name.startswith(".") and (name.endswith((LOCK_SUFFIX, TEMP_SUFFIX)) or _REMOVED_WHILE_OPEN.fullmatch(name) is not None)
 
 

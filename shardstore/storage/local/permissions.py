@@ -1,4 +1,4 @@
-"""Who may read and write a local file: owner, group, permission bits, and on Linux the access control list.
+"""The access rights of a local file: owner, group, permission bits, and on Linux the access control list.
 
 A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first byte
 is in it, as if the old one had been written to. What this user may not give, it gives to nobody: where the group cannot be kept, the new
@@ -38,7 +38,7 @@ class Permissions:
 
     @property
     def owner_writes(self) -> bool:
-        """Whether a version can have them while it is being written."""
+        """Return whether a version can have them while it is being written."""
         return self.mode & _OWNER_WRITES == _OWNER_WRITES
 
     @property
@@ -55,7 +55,7 @@ def permissions_at(path: str, status: os.stat_result) -> Permissions:
 
 
 def are_those_of(permissions: Permissions | None, status: os.stat_result) -> bool:
-    """Whether they were looked up of this very file, and it has not changed."""
+    """Return whether they were looked up of this very file, and it has not changed."""
     return permissions is not None and permissions.seen == _seen(status)
 
 
@@ -152,7 +152,7 @@ def _access_list(file: int | str) -> bytes | None:
 
 
 def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: bool) -> bool:
-    """Whether the file has this list now, or none. One that came from the directory may stay where the bits are ``is_narrow``."""
+    """Return whether the file has this list now, or none. One that came from the directory may stay where the bits are ``is_narrow``."""
     if sys.platform == "linux":
         try:
             if access_list is not None:

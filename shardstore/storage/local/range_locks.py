@@ -117,7 +117,7 @@ if sys.platform == "linux":
         raise StorageError(f"the lock file {name} comes and goes: this file system cannot be shared by writers")
 
     def _still_bears(fd: int, name: str) -> bool:
-        """Whether ``fd`` is the file called ``name``, by opening it: a cached answer to ``stat`` may be old."""
+        """Return whether ``fd`` is the file called ``name``, by opening it: a cached answer to ``stat`` may be old."""
         try:
             other = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:

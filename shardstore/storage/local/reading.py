@@ -24,7 +24,7 @@ from shardstore.storage.requests.answer_bodies import too_long
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 
 Pread = Callable[[int, int, int], bytes | memoryview]
-"""Of a descriptor, so many bytes from an offset on, or fewer where the file ends."""
+"""A function that reads so many bytes of a descriptor from an offset on, or fewer where the file ends."""
 
 _READ_ATTEMPTS = 3
 
@@ -64,7 +64,9 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
 
 
 def read_cached(path: str, read: Read) -> Found | None:
-    """As ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try again."""
+    """Like ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try
+    again.
+    """
     try:
         outcome = _read_once(path, read, _cached_pread)
     except (OSError, StorageError):  # not in memory, or an error that the other way words

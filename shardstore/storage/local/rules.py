@@ -1,4 +1,4 @@
-"""How the objects below one root are replaced and removed: locked, checked, and made durable."""
+"""The rules by which objects below one root are replaced and removed: locked, checked, and made durable."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def check_locks(locks: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WriteRules:
-    """What every change below ``root`` keeps to."""
+    """The rules that every change below ``root`` keeps to."""
 
     root: str
     fsync: bool
-    """What was acknowledged survives the loss of power."""
+    """True where acknowledged writes survive the loss of power."""
     is_network: bool
     """The root lies on a file system that other machines may have mounted; its caches are not to be believed."""
     is_cluster: bool
@@ -148,7 +148,7 @@ class WriteRules:
 
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
-    """Whether the object is this version; it may have been left with a tail that is none of it."""
+    """Return whether the object is this version; it may have been left with a tail that is none of it."""
     if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
         return True
     wait_to_settle(generation, status)

@@ -166,7 +166,7 @@ class LocalStorage:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str | None:
-        """Where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
+        """Return where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
         # Most keys have nothing that would have to be looked at segment by segment.
         if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
             return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
@@ -176,7 +176,7 @@ class LocalStorage:
         return os.path.join(self.root, *segments)
 
     def _paths(self, keys: Sequence[str]) -> list[str | None]:
-        """As ``_path``, of many keys, which are looked at all together first."""
+        """Like ``_path``, of many keys, which are looked at all together first."""
         if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
             return [f"{self.root}/{key}" for key in keys]
         return [self._path(key) for key in keys]
@@ -277,7 +277,7 @@ class LocalStorage:
     # -- for callers that have a thread of their own -------------------------------------------------------------------
 
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """As ``read``, in the calling thread, whichever it is."""
+        """Like ``read``, in the calling thread, whichever it is."""
         return self._read_some(reads)
 
     def concatenate_here(
@@ -314,7 +314,7 @@ class LocalStorage:
             raise translated(exc, key, "writing") from exc
 
     def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
-        """As ``write``, in the calling thread, of pieces that come in groups."""
+        """Like ``write``, in the calling thread, of pieces that come in groups."""
         path = self._path_to_write(key)
         try:
             with closing(TemporaryFile(path, key, self._rules)) as file:
@@ -488,7 +488,7 @@ class LocalStorage:
         return ObjectInfo(key, status.st_size, listed_generation(status, path))
 
     def _is_prefix(self, prefix: str) -> bool:
-        """Whether keys can start with ``prefix``: steps out of the root are none of this storage's."""
+        """Return whether keys can start with ``prefix``: steps out of the root are none of this storage's."""
         above = prefix.rpartition("/")[0]
         return not above or ("\0" not in above and all(segment not in ("", ".", "..") for segment in above.split("/")))
 

@@ -55,7 +55,9 @@ def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_c
 
 
 def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
-    """What dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; nothing is removed, and no lock is kept."""
+    """Return what dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; nothing is removed, and no lock is
+    kept.
+    """
     found: list[Leftover] = []
     for directory, _, names in os.walk(os.path.join(root, prefix)):
         for name in sorted(names):

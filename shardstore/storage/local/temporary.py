@@ -215,12 +215,14 @@ class TemporaryFile:
                 raise
 
     def _arrived(self) -> bool:
-        """Whether this file has its name after all: a network file system may carry out a request twice, and answer for the second time."""
+        """Return whether this file has its name after all: a network file system may carry out a request twice, and answer for the second
+        time.
+        """
         status = self._rules.status(self._path)
         return status is not None and (status.st_dev, status.st_ino) == self._identity
 
     def _is_kept(self, replaced: os.stat_result | None) -> bool:
-        """Whether the directory's name, and those above, survive the loss of power; before anything is replaced that shows it."""
+        """Return whether the directory's name, and those above, survive the loss of power; before anything is replaced that shows it."""
         if replaced is not None and kept_names.keeps_object(self._path, replaced):
             return True
         return kept_names.keeps_directory(self._parent, self._rules.status)

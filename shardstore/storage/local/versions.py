@@ -1,4 +1,4 @@
-"""What names one version of a local file, whatever its file system keeps of times.
+"""The versions of local files, whatever their file system keeps of times.
 
 ::
 
@@ -85,7 +85,7 @@ class FileGeneration(Generation):
 
 
 class Unsettled(FileGeneration):
-    """What was seen of a file at one look, while another version could still get the same times; equal to no other."""
+    """The status of a file at one look, while another version could still get the same times; equal to no other."""
 
     __slots__ = ()
 
@@ -99,7 +99,8 @@ class Unsettled(FileGeneration):
 
 
 def may_be_same_bytes(token: str, other: str) -> bool:
-    """Whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be all
+    """Return whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be
+    all
     that has changed in between.
     """
     if token == other:
@@ -121,7 +122,7 @@ def generation_of(status: os.stat_result, file: int | str) -> Generation:
 
 
 def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
-    """As ``generation_of``, of the five numbers that are taken from a status."""
+    """Like ``generation_of``, of the five numbers that are taken from a status."""
     # Of files that were just written on a file system that keeps nanoseconds, where both are one time, this is one in 10^6.
     if numbers[3] % _MILLISECOND_NS or numbers[4] % _MICROSECOND_NS:
         return FileGeneration(numbers)
@@ -134,20 +135,20 @@ def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
 
 
 def listed_generation(status: os.stat_result, file: int | str) -> Generation | None:
-    """As ``generation_of``; ``None`` where nobody could come back with it."""
+    """Like ``generation_of``; ``None`` where nobody could come back with it."""
     generation = generation_of(status, file)
     return None if isinstance(generation, Unsettled) else generation
 
 
 def _left_ns(numbers: Numbers) -> int:
-    """How long another version can still get these times; 0 where none can. Some systems round times up, others down."""
+    """Return how long another version can still get these times; 0 where none can. Some systems round times up, others down."""
     now = time_ns()
     ages = (now - numbers[3], now - numbers[4])
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
 
 
 def _is_of_a_look_at(asked: Generation, numbers: Numbers) -> bool:
-    """Whether ``asked`` is of one look at a file of these five numbers; by its token, which may have travelled alone."""
+    """Return whether ``asked`` is of one look at a file of these five numbers; by its token, which may have travelled alone."""
     return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")
 
 
@@ -160,7 +161,7 @@ def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:
 
 
 def shows_the_same(asked: Generation, found: Generation) -> bool:
-    """Whether two names differ in nothing but that one is of one look only: for who knows that nobody else writes there."""
+    """Return whether two names differ in nothing but that one is of one look only: for who knows that nobody else writes there."""
     if asked == found:
         return True
     if not isinstance(found, FileGeneration):
@@ -225,7 +226,8 @@ def _mark_of(file: int | str) -> int | None:
 
 
 def names_versions(directory: str) -> bool:
-    """Whether each version of a file gets a name of its own at once in ``directory``, which need not exist: by its times, or by a mark.
+    """Return whether each version of a file gets a name of its own at once in ``directory``, which need not exist: by its times, or by a
+    mark.
 
     Looks, and changes nothing: at the times of the directory and, where these are whole milliseconds, of those above it on the same device.
     """

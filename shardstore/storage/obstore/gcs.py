@@ -30,13 +30,13 @@ _PAYER = "x-goog-user-project"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a bucket is opened with; equal ones open equal buckets."""
+    """The settings that a bucket is opened with; equal settings open equal buckets."""
 
     endpoint: str
     bearer: str | None
     """``None``: anonymous."""
     headers: tuple[tuple[str, str], ...]
-    """What else goes with every request: which project pays."""
+    """Headers that go with every request: the project that pays."""
 
     def __repr__(self) -> str:  # shown in tracebacks: no secrets
         return f"Settings({self.endpoint!r})"
@@ -56,7 +56,7 @@ def _no(what: str) -> Unsupported:
 
 
 def current_settings(client: GCSClient) -> Settings:
-    """What gcsfs works with now. It renews credentials that are about to expire, as before its own requests."""
+    """Return what gcsfs works with now. It renews credentials that are about to expire, as before its own requests."""
     fs = client.fs
     headers: dict[str, str] = {}
     fs.credentials.apply(headers)

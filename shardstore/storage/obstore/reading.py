@@ -54,7 +54,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         self._has_found = False
         self._has_told = False
         self.asked_below = 0
-        """How many reads the storage below answered, although obstore was asked first."""
+        """The number of reads that the storage below answered, although obstore was asked first."""
 
     def __reduce__(self) -> tuple[type[ObstoreStorage[Below]], tuple[Below]]:
         return type(self), (self.inner,)
@@ -81,7 +81,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         raise NotImplementedError
 
     def is_left_out(self) -> bool:
-        """Whether obstore is of no use: in a forked process, or where it has been given up."""
+        """Return whether obstore is of no use: in a forked process, or where it has been given up."""
         return self._is_given_up or not obstore_requests.can_run()
 
     def leave_out(self, reason: Exception) -> None:
@@ -108,7 +108,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
             logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
-        """Whether a refusal says that there is no object, by a server that is known to find those that there are.
+        """Return whether a refusal says that there is no object, by a server that is known to find those that there are.
 
         One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """

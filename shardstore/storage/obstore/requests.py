@@ -71,7 +71,7 @@ _has_told = False
 
 
 def can_run() -> bool:
-    """Whether obstore works in this process: not in one that was forked after obstore had been imported."""
+    """Return whether obstore works in this process: not in one that was forked after obstore had been imported."""
     global _has_told
     if _is_forked and not _has_told:
         _has_told = True
@@ -81,18 +81,20 @@ def can_run() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was read: ``data`` of an object of ``nbytes`` bytes, and what tells its version."""
+    """The answer to a read: ``data`` of an object of ``nbytes`` bytes, and what tells its version."""
 
     etag: str
     version: str | None
     nbytes: int
     is_encoded: bool
-    """Whether the bytes are the value compressed, by their Content-Encoding."""
+    """True where the bytes are the value compressed, by their Content-Encoding."""
     data: memoryview
 
 
 def _range(request: ByteRequest) -> Any:
-    """As obstore has it. A whole object is asked for as a range too: only the answer to a range is compared with what was asked for."""
+    """Return the range as obstore has it. A whole object is asked for as a range too: only the answer to a range is compared with what was
+    asked for.
+    """
     match request:
         case ByteRange(start, end):
             return start, end
@@ -158,7 +160,7 @@ def _errors(what: str) -> Iterator[None]:
 
 
 def failed(exc: Exception, what: str) -> RequestFailed:
-    """What a request's exception says."""
+    """Return what a request's exception says."""
     text = str(exc).partition("\n\nDebug source")[0]
     error = RequestFailed(f"{what} failed: {redacted(text)}")
     matched = _STATUS.search(text)
@@ -178,7 +180,7 @@ def failed(exc: Exception, what: str) -> RequestFailed:
 
 
 def client_options(endpoint: str, connect_timeout: float | None, read_timeout: float | None) -> ClientConfig:
-    """What concerns the connections to a server; where these are given, obstore reads none of it from the environment."""
+    """Return what concerns the connections to a server; where these are given, obstore reads none of it from the environment."""
     options: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "allow_invalid_certificates": False,

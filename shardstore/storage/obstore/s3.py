@@ -146,7 +146,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         return full.removesuffix("/") if not full or full.endswith("/") else None
 
     def _infos(self, page: Iterable[obstore.ObjectMeta]) -> Sequence[ObjectInfo] | None:
-        """What a page shows; ``None`` where that may be more than objects, or does not tell their versions."""
+        """Return what a page shows; ``None`` where that may be more than objects, or does not tell their versions."""
         own = self.inner.client.own_key
         infos: list[ObjectInfo] = []
         for meta in page:

@@ -1,4 +1,4 @@
-"""What an s3fs instance is configured with, in obstore's words; what has none there is refused.
+"""Translate the configuration of an s3fs instance for obstore; what obstore has no setting for is refused.
 
 Endpoint, region and credentials are not read from the options again, by rules that could differ, but taken from the client that s3fs
 has made of them: so profiles, environments, roles and sessions of the caller's mean the same. obstore reads settings of its own from the
@@ -72,13 +72,13 @@ def _is_unsigned(signature: object) -> bool:
 
 
 def writes_can_go(client: S3Client) -> bool:
-    """Whether a write needs nothing that only s3fs sends along, such as encryption, tags and access rights."""
+    """Return whether a write needs nothing that only s3fs sends along, such as encryption, tags and access rights."""
     return not client.fs.s3_additional_kwargs
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a bucket is opened with; equal ones open equal buckets."""
+    """The settings that a bucket is opened with; equal settings open equal buckets."""
 
     endpoint: str
     region: str
@@ -87,7 +87,7 @@ class Settings:
     connect_timeout: float | None
     read_timeout: float | None
     proxies: tuple[tuple[str, str], ...]
-    """By the scheme of what is asked for. Where there are none, those of the environment, as for s3fs."""
+    """The proxies by the scheme of the URL. Where there are none, those of the environment count, as for s3fs."""
     verify: str | bool | None
     credential: tuple[str, str, str | None] | None
     """Key, secret and token; ``None``: anonymous."""
@@ -97,7 +97,7 @@ class Settings:
 
 
 async def current_settings(client: S3Client) -> Settings | None:
-    """What s3fs works with now; ``None`` where it has found no credentials, which it tells better itself."""
+    """Return what s3fs works with now; ``None`` where it has found no credentials, which it tells better itself."""
     fs = client.fs
     await fs.set_session()
     boto = await fs.get_s3(client.bucket)

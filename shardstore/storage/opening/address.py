@@ -18,7 +18,7 @@ _ABSOLUTE = _LOCAL | {""}
 
 
 def has_host(protocol: str) -> bool:
-    """Whether paths of the protocol begin with a bucket, container or host."""
+    """Return whether paths of the protocol begin with a bucket, container or host."""
     kind = kind_of_protocol(protocol)
     return protocol not in _WITHOUT_HOST if kind is None else kind.has_host
 
@@ -68,7 +68,7 @@ class Address:
 
     @property
     def is_absolute(self) -> bool:
-        """Whether the path begins at the root directory of a machine."""
+        """Return whether the path begins at the root directory of a machine."""
         return self.protocol in _ABSOLUTE
 
     def at(self, depth: int) -> str:
@@ -88,7 +88,7 @@ class Address:
         return "/".join(self.segments[depth:])
 
     def shown(self, depth: int) -> str:
-        """As ``at``, for people: without user, password and query."""
+        """Like ``at``, for people: without user, password and query."""
         return redacted(self.at(depth))
 
     def shown_below(self, depth: int, path: str) -> str:

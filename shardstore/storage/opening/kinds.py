@@ -32,7 +32,7 @@ _HALF_A_MIB = 512 * 2**10
 
 @dataclass(frozen=True, kw_only=True)
 class StorageKind:
-    """What tells one kind of storage from others before it is open, and how it is read best. Sizes in bytes."""
+    """A kind of storage: its protocols and options, how it is opened, and how it is read best. Sizes in bytes."""
 
     name: str
     """``Storage.kind``."""
@@ -47,17 +47,17 @@ class StorageKind:
 
     ``None``: ``storage(fs, path)`` does."""
     takes: Callable[[Any], bool] = lambda fs: True
-    """Whether a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
+    """True where a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
     extra: str | None = None
     """The extra of this package with what the filesystem needs."""
     is_probed: bool = False
-    """What the server can do is known when it has been asked, and not before."""
+    """True where the abilities of the server are known only when it has been asked."""
     has_host: bool = True
     """Paths begin with a host or bucket, which is no part of a key."""
     gap_bytes: int = _HALF_A_MIB
     """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
     first_bytes: int = 0
-    """What is asked for with the index of a small shard: no more than takes less than a request."""
+    """The bytes that are asked for with the index of a small shard: as many as take less than a request."""
     plain_options: Mapping[str, object] | None = None
     """Storage options that may be given, with these values, where a URL needs no filesystem; ``None``: it always needs one."""
     swallows_options: bool = True

@@ -1,4 +1,4 @@
-"""Where a storage's objects really lie, through every layer: chains, caches, directories, archives, references, mappings, links.
+"""Find where a storage's objects really lie, through every layer: chains, caches, directories, archives, references, mappings, links.
 
 Whoever erases or replaces has to know that he does not do it to what he reads. Two storages may be the same place by different names, one
 may lie in the other, and one may read from files that lie in the other: an archive, or what a set of references refers to.
@@ -31,7 +31,7 @@ from shardstore.storage.wrappers.base import innermost
 _SERVERS = frozenset(
     {"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "az", "abfs", "adl", "oss", "oci"}
 )
-"""Of which a host, or an account, and a path tell the place."""
+"""Protocols whose places are told by a host, or an account, and a path."""
 _OWN_BYTES = frozenset({"data"})
 _HOSTS = ("host", "endpoint_url", "base_url", "account_name", "org", "repo")
 
@@ -44,7 +44,7 @@ class Location:
     is_known: bool = True
 
     def overlaps(self, other: Location) -> bool:
-        """Whether a place of one is a place of the other, or lies in it, as far as the places are known."""
+        """Return whether a place of one is a place of the other, or lies in it, as far as the places are known."""
         if _has_within(self.places, other.places) or _has_within(other.places, self.places):
             return True
         ones, others = _directories(self.places), _directories(other.places)
@@ -80,13 +80,14 @@ def _directories(places: Iterable[str]) -> set[_Identity]:
 
 
 def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> bool:
-    """Whether one of the places is one of the directories, or lies in it."""
+    """Return whether one of the places is one of the directories, or lies in it."""
     above = {path for place in places if place.startswith("/") and directories for path in _and_above(place)}
     return any(_identity(path) in directories for path in above)
 
 
 def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
-    """Where ``path`` in a storage is, whatever root that has. ``links``: with what links at any depth of a local directory lead to, from
+    """Return where ``path`` in a storage is, whatever root that has. ``links``: with what links at any depth of a local directory lead to,
+    from
     where its objects are read too.
     """
     storage = innermost(storage)
@@ -174,7 +175,7 @@ def _of_open_file(file: object) -> Location:
 
 
 def _of_set(fs: AbstractFileSystem) -> Location:
-    """Where a set of references itself is read from."""
+    """Return where a set of references itself is read from."""
     options = fs.storage_options
     fo = fs.storage_args[0] if fs.storage_args else options.get("fo")
     if isinstance(fo, Mapping):
@@ -186,7 +187,7 @@ def _of_set(fs: AbstractFileSystem) -> Location:
 
 
 def _of_references(fs: Any) -> Iterator[Location]:
-    """Of everything that a set refers to; of each directory once."""
+    """Return the locations of everything that a set refers to, each directory once."""
     if not isinstance(fs.references, dict):
         yield Location(frozenset(), is_known=False)
         return

@@ -1,4 +1,4 @@
-"""From what a user calls a target to a storage."""
+"""Open the storage that a user's target names."""
 
 from __future__ import annotations
 

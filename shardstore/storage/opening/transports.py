@@ -1,4 +1,6 @@
-"""Which client library carries the requests to an object store: the user's fsspec filesystem, or obstore with that one's settings."""
+"""The transport, the client library that carries the requests to an object store: the user's fsspec filesystem, or obstore with that one's
+settings.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Renderer = Callable[[Mapping[str, Any]], str]
 
 
 def is_generated(document: object) -> bool:
-    """Whether a set, as parsed from JSON, has keys that only its generators name."""
+    """Return whether a set, as parsed from JSON, has keys that only its generators name."""
     return isinstance(document, Mapping) and document.get("version") is not None and bool(document.get("gen"))
 
 
@@ -135,7 +135,7 @@ class _Templates:
         return found
 
     def renderer(self, text: str, variables: Sequence[str], what: str, *, with_templates: bool = True) -> Renderer:
-        """What fills ``variables`` into ``text``, and the templates."""
+        """Return what fills ``variables`` into ``text``, and the templates."""
         constants = self._constants if with_templates else {}
         literals, names = _PLAIN.split(text)[::2], _PLAIN.findall(text)
         if not any(mark in literal for literal in literals for mark in _MARKS):

@@ -64,7 +64,7 @@ def is_parquet_set(
     ref_storage_args: Mapping[str, Any] | None = None,
     **_options: Any,
 ) -> bool:
-    """Whether these arguments of ``ReferenceFileSystem`` name such a set; by what it is, not by its name."""
+    """Return whether these arguments of ``ReferenceFileSystem`` name such a set; by what it is, not by its name."""
     if not isinstance(fo, str) or fo.endswith(".json"):
         return False
     fs, root = _place_of(fo, target_protocol, target_options, ref_storage_args)

@@ -11,7 +11,7 @@ from shardstore.storage.base import ConditionFailed
 
 
 def honours(condition: Condition, capabilities: Capabilities) -> bool:
-    """Whether a write on ``condition`` is atomic in a storage of these capabilities."""
+    """Return whether a write on ``condition`` is atomic in a storage of these capabilities."""
     match condition:
         case IfAbsent():
             return capabilities.create_if_absent
@@ -22,7 +22,7 @@ def honours(condition: Condition, capabilities: Capabilities) -> bool:
 
 
 def holds(condition: Condition, found: Generation | None) -> bool:
-    """Whether ``condition`` holds for the version that was ``found``; ``None``: no object."""
+    """Return whether ``condition`` holds for the version that was ``found``; ``None``: no object."""
     match condition:
         case IfAbsent():
             return found is None

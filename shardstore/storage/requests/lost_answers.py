@@ -1,4 +1,4 @@
-"""What became of a request that changes an object, where the answer was lost or is a refusal: one rule for all object stores.
+"""Find out the outcome of a request that changes an object, where the answer was lost or is a refusal: one rule for all object stores.
 
 A proxy, or a client's own retry, can send a conditional write a second time after the server carried out the first; it then
 fails against its own success. So every write carries an id in the object's user metadata, and after any refusal or lost answer
@@ -36,7 +36,7 @@ Look = Callable[[str], Awaitable[Head | None]]
 
 
 class Failure(enum.Enum):
-    """What a failed request says."""
+    """The meaning of a failed request."""
 
     REFUSED = "the condition does not hold"
     BUSY = "not now: another request was under way, or there were too many"
@@ -60,21 +60,21 @@ class ObjectWrite:
         self._sends = 1
 
     def failure(self, exc: RequestFailed) -> Failure:
-        """What the status and code of a failed request say on this kind of server."""
+        """Return what the status and code of a failed request say on this kind of server."""
         raise NotImplementedError
 
     def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
-        """Whether there is another way to write the condition, which the next request uses."""
+        """Return whether there is another way to write the condition, which the next request uses."""
         return False
 
     @property
     def is_wording_proved(self) -> bool:
-        """Whether the server is known to match versions as this client writes them."""
+        """Return whether the server is known to match versions as this client writes them."""
         return False
 
     @property
     def versions_come_again(self) -> bool:
-        """Whether an object that is changed, and changed back to equal bytes, is of its old version again."""
+        """Return whether an object that is changed, and changed back to equal bytes, is of its old version again."""
         return False
 
     def busy_error(self, exc: RequestFailed) -> StorageError:

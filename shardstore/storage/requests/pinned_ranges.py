@@ -44,7 +44,7 @@ class RangeSource(Protocol):
 
 
 async def read_all(source: RangeSource, reads: Sequence[Read]) -> list[ReadOutcome]:
-    """What ``Storage.read`` promises."""
+    """Read as ``Storage.read`` promises."""
     return await asyncio.gather(*(_read_one(source, read) for read in reads))
 
 

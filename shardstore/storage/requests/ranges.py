@@ -13,7 +13,7 @@ _SENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
 
 
 def is_empty(request: ByteRequest) -> bool:
-    """Whether ``request`` asks for nothing, which HTTP cannot express."""
+    """Return whether ``request`` asks for nothing, which HTTP cannot express."""
     match request:
         case ByteRange(start, end):
             return start == end
@@ -37,7 +37,7 @@ def range_header(request: ByteRequest) -> str | None:
 
 
 def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
-    """How many bytes the body of an answer with a range (206) has at most, if it is an answer to ``request``.
+    """Return how many bytes the body of an answer with a range (206) has at most, if it is an answer to ``request``.
 
     Raises ``TooMuch`` where what it announces is more than was asked for, or more than ``most_nbytes`` of what was asked for to its end,
     so that nothing of it need be read.

@@ -28,7 +28,7 @@ def canonical_etag(etag: str) -> str:
 
 
 def head_of(response: Mapping[str, Any], key: str) -> Head:
-    """What the answer to a HEAD says."""
+    """Return what the answer to a HEAD says."""
     return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
 
 
@@ -41,7 +41,7 @@ def generation_of(response: Mapping[str, Any], key: str) -> Generation:
 
 
 def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:
-    """What an answer has to say for the work to go on."""
+    """Return what an answer has to say for the work to go on."""
     value: str | None = response.get(name)
     if not value:
         raise StorageError(f"{action} {key!r}: the server's answer has no {name}")
@@ -111,12 +111,12 @@ class S3Client:
 
     @property
     def endpoint(self) -> str:
-        """Which server this talks to, as far as its abilities go."""
+        """Return which server this talks to, as far as its abilities go."""
         return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or "aws")
 
     @property
     def is_aws(self) -> bool:
-        """Whether the server is Amazon's own, whose manual can be believed; after ``connect``, or a request, it is known for sure.
+        """Return whether the server is Amazon's own, whose manual can be believed; after ``connect``, or a request, it is known for sure.
 
         The environment and the configuration files can name another one too, of which s3fs does not know.
         """

@@ -45,7 +45,7 @@ class Composed(Protocol):
 async def compose(
     client: S3Client, storage: Composed, key: str, source: Generation, segments: Sequence[Segment], condition: Condition
 ) -> Generation:
-    """As ``Storage.compose``. What has no range that is worth a copy is read and written.
+    """Like ``Storage.compose``. What has no range that is worth a copy is read and written.
 
     Raises:
         ConditionFailed: the condition does not hold, or ``source`` is gone.

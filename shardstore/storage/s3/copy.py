@@ -52,7 +52,7 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
 
 
 def copy_source(client: S3Client, key: str) -> dict[str, str]:
-    """How a copying request names the object to copy from."""
+    """Return how a copying request names the object to copy from."""
     return {"Bucket": client.bucket, "Key": client.full_key(key)}
 
 

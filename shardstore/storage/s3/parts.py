@@ -1,4 +1,4 @@
-"""Which parts of a multipart upload put an object together from ranges of its old version and new bytes.
+"""Plan the parts of a multipart upload that put an object together from ranges of its old version and new bytes.
 
 S3 takes parts of 5 MiB to 5 GiB, the last one of any size, at most 10,000. A long range of the old version is copied by the server.
 What lies between two such ranges is sent; where that is less than 5 MiB, the range behind it lends the bytes that are missing,
@@ -31,7 +31,7 @@ class CopiedPart:
 
 @dataclass(frozen=True, slots=True)
 class SentPart:
-    """What is sent: new bytes, and short ranges of the old version that are read before."""
+    """A part that is sent: new bytes, and short ranges of the old version that are read before."""
 
     segments: tuple[Segment, ...]
 

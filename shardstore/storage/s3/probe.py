@@ -1,4 +1,4 @@
-"""What a server that speaks S3 honours, found out once an endpoint, bucket and process; nothing is left behind.
+"""Probe what a server that speaks S3 honours, once an endpoint, bucket and process; nothing is left behind.
 
 A server that does not know conditional writes may answer 200 to them and overwrite: success alone proves nothing, so the
 question is asked such that the right answer is a refusal.
@@ -28,21 +28,21 @@ CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_mac
 
 @dataclass
 class ServerFacts:
-    """What is known of one endpoint and bucket, shared by all storages of this process."""
+    """The facts about one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
-    """Whether CompleteMultipartUpload honours conditions: moto and Ceph do not."""
+    """True where CompleteMultipartUpload honours conditions: moto and Ceph do not."""
     copies_parts: bool | None = None
-    """Whether UploadPartCopy is known, and copies the range that it is asked for."""
+    """True where UploadPartCopy is known, and copies the range that it is asked for."""
     copies_on_condition: bool | None = None
-    """Whether UploadPartCopy honours conditions on the source: moto and Ceph do not."""
+    """True where UploadPartCopy honours conditions on the source: moto and Ceph do not."""
     refused_wrongly: bool = False
-    """Whether it has refused to copy the version that was there, and not copied any since."""
+    """True where it has refused to copy the version that was there, and not copied any since."""
     etag_unquoted: bool = False
-    """Whether ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
+    """True where ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
-    """Whether a PUT on condition of an ETag has succeeded in that wording."""
+    """True where a PUT on condition of an ETag has succeeded in that wording."""
     warned: bool = False
 
     def if_match(self, generation: Generation) -> str:
@@ -71,7 +71,7 @@ def _probe_key() -> str:
 
 
 async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:
-    """Whether the server refuses a request that it should; ``None`` where it does not know such requests."""
+    """Return whether the server refuses a request that it should; ``None`` where it does not know such requests."""
     try:
         await client.call(method, "probing conditional writes with", key, **parameters)
     except RequestFailed as exc:
@@ -115,7 +115,7 @@ async def probe_server(client: S3Client) -> Capabilities:
 
 
 async def _probe_object(client: S3Client, key: str) -> tuple[bool | None, bool | None, bool | None]:
-    """Whether the server refuses to replace what is not there, to create what is, and to delete another version of it."""
+    """Return whether the server refuses to replace what is not there, to create what is, and to delete another version of it."""
     try:
         swap = await _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag())
         if await _is_refused(client, "put_object", key, Body=b"") is not False:
@@ -137,7 +137,7 @@ async def _remove(client: S3Client, key: str) -> None:
 
 
 async def probe_multipart(client: S3Client) -> bool:
-    """Whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
+    """Return whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
     key = _probe_key()
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
     upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
@@ -157,7 +157,7 @@ async def probe_multipart(client: S3Client) -> bool:
 
 
 async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
-    """Whether the server has copied parts, by number, that are as many bytes long as was asked for.
+    """Return whether the server has copied parts, by number, that are as many bytes long as was asked for.
 
     Servers may not know ranges of what is copied, and copy all of it; the answer to a copy does not tell.
     """
@@ -173,7 +173,7 @@ async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied:
 
 
 async def probe_copies_on_condition(client: S3Client, key: str, upload_id: str, number: int) -> bool:
-    """Whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
+    """Return whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
     try:
         await client.call(
             "upload_part_copy",

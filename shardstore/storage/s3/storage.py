@@ -104,7 +104,7 @@ class S3Storage:
 
     @property
     def endpoint(self) -> str:
-        """Which server the bucket is on: its name alone does not say."""
+        """Return which server the bucket is on: its name alone does not say."""
         return self._client.endpoint
 
     @property
@@ -289,7 +289,7 @@ class S3Storage:
         ]
 
     async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
-        """As the protocol has it; of the keys behind ``after`` only, where that is given."""
+        """List as the protocol says; only keys behind ``after``, where that is given."""
         start = {} if after is None else {"StartAfter": self._client.full_key(after)}
         async for page in self._pages(prefix, **start):
             for info in self._infos(page):

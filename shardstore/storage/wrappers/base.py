@@ -1,4 +1,4 @@
-"""What every wrapper of a storage forwards unchanged."""
+"""The base of wrappers of a storage, which forward everything unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StorageWrapper:
         return await self.inner.probe()
 
     async def cut_links(self, prefix: str) -> None:
-        """What ``LocalStorage`` does before it erases; nothing elsewhere."""
+        """Do what ``LocalStorage`` does before it erases; elsewhere do nothing."""
         if (cut := getattr(self.inner, "cut_links", None)) is not None:
             await cut(prefix)
 

@@ -1,4 +1,4 @@
-"""What the engine relies on, whatever the storage below it does.
+"""The checks of a storage that the engine relies on, whatever the storage below does.
 
 Three things that a storage, or a client library, a proxy or a server behind it, can do wrong would otherwise become wrong data:
 

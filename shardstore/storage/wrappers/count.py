@@ -13,7 +13,7 @@ from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
 
 class RequestCounters(Protocol):
-    """Where requests and bytes are added up."""
+    """The counters to which requests and bytes are added."""
 
     def add(self, *, requests: int = 0, bytes_read: int = 0, bytes_written: int = 0) -> None:
         """Count so many more of each."""

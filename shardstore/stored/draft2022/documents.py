@@ -59,14 +59,14 @@ IMPLICIT_DOCUMENT = dumps(implicit_group())
 
 @dataclass(frozen=True, slots=True)
 class StoredDocuments:
-    """What is stored of one node, whole."""
+    """The stored documents of one node, whole."""
 
     array: Found | None
     group: Found | None
 
     @property
     def kind(self) -> Kind:
-        """Of the one that counts, where there is one."""
+        """The kind of the document that counts, where there is one."""
         return "group" if self.array is None else "array"
 
     @property
@@ -82,7 +82,7 @@ def document_key(kind: Kind, path: str) -> str:
 
 
 def document_reads(path: str, guard: Guard | None = None) -> tuple[Read, Read]:
-    """What has to be read to know the document of ``path``; ``shown_outcome`` takes the outcomes."""
+    """Return what has to be read to know the document of ``path``; ``shown_outcome`` takes the outcomes."""
     return (
         Read(group_document_key(path), (EVERYTHING,), None, guard, MOST_DOCUMENT_NBYTES),
         # Second: where a group becomes an array in between, the array is there by then.
@@ -130,7 +130,7 @@ class DraftDocuments:
         return dumps({"unreadable": canonical, "stored": document}) if is_array(document) or is_group(document) else data
 
     def is_scalar(self, path: str) -> bool | None:
-        """Whether the document of ``path`` was that of a 0-d array when it was last seen; ``None`` where none was."""
+        """Return whether the document of ``path`` was that of a 0-d array when it was last seen; ``None`` where none was."""
         return self._scalars.get(path)
 
     def forget(self, path: str) -> None:
@@ -145,7 +145,7 @@ class DraftDocuments:
         return _documents(path, *await self._inner.read(document_reads(path)))
 
     async def is_implicit(self, path: str) -> bool:
-        """Whether ``path``, which has no document, is a group nevertheless: a node is below it, or it is the root of a hierarchy."""
+        """Return whether ``path``, which has no document, is a group nevertheless: a node is below it, or it is the root of a hierarchy."""
         async for found in self._inner.list(f"{META_ROOT}/{path}/" if path else f"{META_ROOT}/"):
             if canonical_key(found.key) is not None:
                 return True
@@ -182,7 +182,7 @@ class DraftDocuments:
         return generation
 
     async def _look(self, path: str) -> tuple[StoredDocuments, bool]:
-        """What is stored of a node that is to be written, and whether there is an entry point. One round.
+        """Return what is stored of a node that is to be written, and whether there is an entry point. One round.
 
         Raises:
             InvalidInput, Unsupported: this is no hierarchy of the draft, or not one that is understood.

@@ -12,7 +12,7 @@ from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
-    """What a read of any version found, ``None`` where there is no object.
+    """Return what a read of any version found, ``None`` where there is no object.
 
     Raises:
         ShardStoreError: the read failed.
@@ -51,7 +51,7 @@ class EntryPoint:
         return None if found is None else self._error(found)
 
     async def is_sound(self) -> bool:
-        """Whether there is an entry point, of a hierarchy that can be shown."""
+        """Return whether there is an entry point, of a hierarchy that can be shown."""
         found = await self._read()
         return found is not None and self._error(found) is None
 
@@ -60,7 +60,7 @@ class EntryPoint:
         return sought(outcome, ENTRY_POINT_KEY)
 
     def check(self, found: Found | None) -> bool:
-        """Whether there is an entry point, as ``found`` just now.
+        """Return whether there is an entry point, as ``found`` just now.
 
         Raises:
             InvalidInput: something else is stored here.

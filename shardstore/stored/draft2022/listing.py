@@ -231,7 +231,8 @@ class _Directory:
         self._prefixes |= {p for p, holds in ((as_chunks, holds_chunks), (own, holds_others)) if holds and p in wanted}
 
     async def _look(self, directory: str, tail: str, for_chunks: bool, for_others: bool) -> tuple[bool, bool]:
-        """Whether chunks are in ``directory``, below one that is named like one of chunks, and whether other data is: what is shown below
+        """Return whether chunks are in ``directory``, below one that is named like one of chunks, and whether other data is: what is shown
+        below
         ``tail``, the name of that one.
         """
         listed = await self._inner.list_dir(directory)
@@ -273,7 +274,7 @@ def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tup
 
 
 def _has_rows(document: JsonObject | None) -> bool:
-    """Whether directories named like those of chunks are, in an array of this stored document."""
+    """Return whether directories named like those of chunks are, in an array of this stored document."""
     if document is None:
         return False
     shape, grid = document.get("shape"), document.get("chunk_grid")
@@ -301,7 +302,7 @@ def _row(directory: str) -> str | None:
 
 
 def _resembles_row(tail: str) -> bool:
-    """Whether what is below ``tail`` may be something else than the name says: of chunks, or without a canonical key."""
+    """Return whether what is below ``tail`` may be something else than the name says: of chunks, or without a canonical key."""
     return canonical_key(f"{DATA_ROOT}{tail}0") != f"{tail}0"
 
 

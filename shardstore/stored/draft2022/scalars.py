@@ -1,4 +1,4 @@
-"""Where the one chunk of a 0-d array lies: only the array's document tells that ``c0`` is not the chunk 0 of a 1-d array."""
+"""Find the one chunk of a 0-d array: only the array's document tells that ``c0`` is not the chunk 0 of a 1-d array."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _NO_OVERRIDE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What has to be read inside for one read: ``reads``, and what they are of."""
+    """The reads of the storage inside that one read needs: ``reads``, and what they are of."""
 
     reads: tuple[Read, ...]
     document: str | None = None
@@ -151,7 +151,9 @@ class DraftStorage(StorageWrapper):
         return _of_version(read, IMPLICIT, IMPLICIT_DOCUMENT) if is_implicit else ABSENT
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Of a document the size of the translation, which is read for it (in listings the size is that of the stored document)."""
+        """Look at an object. The size of a document is that of its translation, which is read for it; listings give that of the stored
+        document.
+        """
         path = document_path(key)
         if path is None and not _may_be_scalar(key):
             stored = _stored_key(key)
@@ -164,7 +166,7 @@ class DraftStorage(StorageWrapper):
     # -- where data lies -----------------------------------------------------------------------------------------------
 
     async def _located(self, key: str) -> _Located | None:
-        """Where data is, or where it would be written; ``None`` where the draft has no counterpart."""
+        """Return where data is, or where it would be written; ``None`` where the draft has no counterpart."""
         stored = _stored_key(key)
         if stored is None or verbatim_stored(key) is not None:
             return None if stored is None else _Located(stored)
@@ -184,7 +186,9 @@ class DraftStorage(StorageWrapper):
         return _Located(first, second if second in present else None)
 
     async def _is_scalar(self, path: str) -> bool:
-        """Whether a 0-d array is at ``path``, by what was last seen of its document: who writes has looked at it as lately as it has to."""
+        """Return whether a 0-d array is at ``path``, by what was last seen of its document: who writes has looked at it as lately as it
+        has to.
+        """
         known = self._documents.is_scalar(path)
         if known is not None:
             return known
@@ -316,7 +320,7 @@ def _of_version(read: Read, generation: Generation, data: bytes) -> ReadOutcome:
 
 
 def _may_be_scalar(key: str) -> bool:
-    """Whether a canonical key is that of a 0-d array's chunk, if there is such an array."""
+    """Return whether a canonical key is that of a 0-d array's chunk, if there is such an array."""
     return key == "c" or key.endswith("/c")
 
 

@@ -27,7 +27,7 @@ class ReadOnly(InvalidInput):
 
 
 class Conflict(ShardStoreError):
-    """Another writer was faster too many times in a row; nothing of this write was stored."""
+    """Others replaced the shard first too many times in a row; nothing of this write was stored."""
 
 
 class WriteOutcomeUnknown(ShardStoreError):

@@ -71,7 +71,7 @@ class EraseValue:
 class Revise:
     """The value becomes what ``compute`` makes of it; ``None`` stands for a value that does not exist.
 
-    Called again with a newer value where another client was faster, so it must not do anything else. What it raises, if it is a
+    Called again with a newer value after a lost race, so it must not do anything else. What it raises, if it is a
     ``ShardStoreError``, is the error of the update.
     """
 

@@ -153,7 +153,7 @@ class Turn:
             self._began = self._contention.clock()
 
     async def lost(self, what: str, cause: Exception) -> None:
-        """Another writer was faster: wait before the write is planned again.
+        """Another writer won the race: wait before the write is planned again.
 
         Raises:
             Conflict: it lost too many times in a row.

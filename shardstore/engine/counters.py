@@ -17,7 +17,7 @@ class Counters:
     chunks_written: int = 0
     commits: int = 0
     conflicts: int = 0
-    """Commits that were planned again because another writer was faster."""
+    """Commits that were planned again because another writer had replaced the shard first."""
     retried_reads: int = 0
     """Reads that were repeated because the shard changed in between."""
     index_hits: int = 0

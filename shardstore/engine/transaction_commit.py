@@ -61,7 +61,7 @@ class OverlayCommit:
             with self._hierarchy.pending(array.node for array in last):
                 await self._commit_values([key for key in keys if metadata_path(key) is None])
             await self._write(last)
-            self._committer.forget_unborn()
+            self._committer.forget_created_shards()
             await self._commit_wave([key for key in documents if key not in planned])
         except (Exception, asyncio.CancelledError) as exc:
             if left := await self._committer.rollback_created_shards():

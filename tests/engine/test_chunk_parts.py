@@ -366,7 +366,7 @@ def test_of_an_index_that_is_not_verified(array: Any) -> None:
     assert engine.known_parts(keys, 2) is not None
 
 
-def test_what_is_gone_is_gone(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_erased_by_another_writer_reads_as_fill_value(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(array[...], VALUES)
     writer = other(tmp_path)
     before_part(monkeypatch, 0, lambda: sync(writer.store.delete("a/c/0/0")))

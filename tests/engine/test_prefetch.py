@@ -60,7 +60,7 @@ def test_a_small_shard_comes_with_its_index(location: str) -> None:
 
 
 def test_chunks_that_do_not_come_with_the_index_are_a_second_request_and_soon_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_TIMES_IN_VAIN", 2)
+    monkeypatch.setattr(reader, "_MOST_USELESS", 2)
     storage = Server(fresh_memory())
     values = filled(storage, chunk=16_000)
     store, array = opened(storage)

@@ -305,7 +305,7 @@ def _transaction_by_zarr(store: shardstore.ShardedStore) -> None:
         sync(store.delete_dir("g"))
 
 
-def _erase_unborn(store: shardstore.ShardedStore) -> None:
+def _erase_uncommitted(store: shardstore.ShardedStore) -> None:
     for prefix in ("u/", "v/", "x/", "y/"):
         on_io_loop(store.engine.erase_prefix(prefix))
 
@@ -411,13 +411,13 @@ OPERATIONS = [
         "transaction",
         OnIOLoop(_transaction),
         _changed("x/c/0", "x/c/1", "x/c/2", "y/c/0", "y/c/1", A[1], A[2], A[6]) | _gone("notes", *B),
-        clean_up=_erase_unborn,
+        clean_up=_erase_uncommitted,
     ),
     Operation(
         "transaction_by_zarr",
         _transaction_by_zarr,
         _ASSIGNED | _gone(*B) | {f"{p}/c/{i}": bytes(range(4 * i, 4 * i + 4)) for p, n in (("u", 4), ("v", 2)) for i in range(n)},
-        clean_up=_erase_unborn,
+        clean_up=_erase_uncommitted,
     ),
 ]
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

@@ -123,7 +123,7 @@ def check_idle(engine: Engine) -> None:
         assert not batches._tasks
     assert engine._committer._plans._windows._used == 0
     assert not engine._committer._plans._windows._waiting
-    assert not engine._committer._unborn
+    assert not engine._committer._created
     assert engine._commit_ended.is_set()
     assert not engine.in_transaction
 

@@ -39,8 +39,8 @@ from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
 
 _PINNED_TRIES = 4
-_TIMES_IN_VAIN = 4
-_MOST_IN_VAIN = 10_000
+_MOST_USELESS = 4
+_REMEMBERED_ARRAYS = 10_000
 _MOST_FIRST_BYTES = 2**24  # of a batch
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
@@ -107,7 +107,7 @@ class Reader:
         self._limits = limits
         self._counters = counters
         self._versions = IndexVersions(storage)
-        self._in_vain: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
+        self._useless: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
         """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
@@ -366,12 +366,12 @@ class Reader:
 
     def _first(self, shard: ShardRead, outcome: ReadOutcome, guard: Guard | None) -> _First:
         index = None if isinstance(outcome, GuardChanged) else self.decode_index(shard, outcome)
-        is_sure = guard is not None or self._tells_of(shard, outcome)
+        is_sure = guard is not None or self._predates_check(shard, outcome)
         if is_sure and isinstance(index, CachedIndex):
             index = self._indices.verify(shard.key, index)
         return _First(shard, outcome, index, is_sure)
 
-    def _tells_of(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
+    def _predates_check(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
         """Return whether the document, as it was known before the read or seen since, tells what was read."""
         now = self._hierarchy.known(shard.node.path)
         renewed = (
@@ -464,7 +464,7 @@ class Reader:
         whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
         if whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
-        return limit if self._may_be_sure(shard) and self._in_vain.get(shard.node.path, 0) < _TIMES_IN_VAIN else 0
+        return limit if self._may_be_sure(shard) and self._useless.get(shard.node.path, 0) < _MOST_USELESS else 0
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Return where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
@@ -474,9 +474,9 @@ class Reader:
         if not len(offsets):
             return None
         holds_all = bool(((offsets >= start) & (offsets + nbytes <= stop)).all())
-        if len(self._in_vain) >= _MOST_IN_VAIN:
-            self._in_vain.clear()
-        self._in_vain[shard.node.path] = 0 if holds_all else self._in_vain.get(shard.node.path, 0) + 1
+        if len(self._useless) >= _REMEMBERED_ARRAYS:
+            self._useless.clear()
+        self._useless[shard.node.path] = 0 if holds_all else self._useless.get(shard.node.path, 0) + 1
         return start if holds_all else None
 
     async def _second_round(self, left: _Left, values: list[Value]) -> list[ShardRead]:

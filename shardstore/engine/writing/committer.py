@@ -1,4 +1,4 @@
-"""One commit of one shard: read what has to be known, plan, write on condition, and plan again when another was faster.
+"""One commit of one shard: read what has to be known, plan, write on condition, and plan again after a lost race.
 
 A commit is conditional on the version that it was planned from, except where it brings or erases every chunk of the
 shard. What survives a cancellation, at any await: the old shard or the new one, whole.
@@ -80,7 +80,7 @@ class Committer:
         self._counters = counters
         self._contention = contention
         self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
-        self._unborn: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
+        self._created: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
         self._warned = False
         self._versions = IndexVersions(storage)
@@ -120,7 +120,7 @@ class Committer:
     async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
         """Store another form of the same chunks, as ``decide`` plans it from the shard's index; whether anything was stored.
 
-        ``decide`` is asked again where another writer was faster, and may find that nothing is left to do.
+        ``decide`` is asked again after a lost race, and may find that nothing is left to do.
 
         Raises:
             StaleLayout: the array is laid out otherwise by now; nothing was written.
@@ -223,7 +223,7 @@ class Committer:
         )
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
-        """The index as it is now, verified; without one, the layout is confirmed where another writer was faster just now.
+        """The index as it is now, verified; without one, the layout is confirmed after a race that was lost just now.
 
         Raises:
             StaleLayout: the array is laid out otherwise.
@@ -366,10 +366,10 @@ class Committer:
         Returns what may be left: the keys, each with the reason. One of which it is not known whether it was written is left alone,
         even where the same bytes are there: they can be those of another client that creates the same array.
         """
-        unborn, self._unborn = self._unborn, {}
+        created, self._created = self._created, {}
         left = [f"{key!r} (whether it was written is not known)" for key in sorted(self._doubtful)]
         self._doubtful.clear()
-        for key, (shard, generation) in unborn.items():
+        for key, (shard, generation) in created.items():
             self._indices.drop(key)
             try:
                 await self._delete(shard, IfGeneration(generation))
@@ -377,12 +377,12 @@ class Committer:
                 continue  # somebody else's by now
             except ShardStoreError as exc:
                 left.append(f"{key!r} ({exc})")
-        self._unborn = {}  # an emptied shard is remembered as one that was written
+        self._created = {}  # an emptied shard is remembered as one that was written
         return left
 
-    def forget_unborn(self) -> None:
+    def forget_created_shards(self) -> None:
         """The arrays have been created: what was written of them stays."""
-        self._unborn = {}
+        self._created = {}
 
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, carried: Mapping[int, Generation]) -> CachedIndex:
         index_format = shard.layout.index_format
@@ -390,7 +390,7 @@ class Committer:
         index = CachedIndex(index_format, generation, plan.nbytes, plan.index, is_verified=True, carried_versions=carried)
         self._indices.put(shard.key, index)
         if shard.node.is_uncommitted:
-            self._unborn[shard.key] = shard, generation
+            self._created[shard.key] = shard, generation
         return index
 
     def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:

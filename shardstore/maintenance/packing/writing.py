@@ -191,7 +191,7 @@ class _Shard:
 
 
 def _nothing(unit: Unit) -> UnitDone:
-    """A shard without chunks is none."""
+    """An empty shard is not written."""
     return UnitDone(unit.fingerprint, NOTHING, 0, 0)
 
 

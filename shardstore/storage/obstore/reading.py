@@ -50,7 +50,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
     def __init__(self, inner: Below) -> None:
         super().__init__(inner)
         self._is_given_up = False
-        self._in_vain = 0
+        self._useless = 0
         self._has_found = False
         self._has_told = False
         self.asked_below = 0
@@ -97,8 +97,8 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         if refusal.status in _ELSEWHERE:
             reason = "it is not where the filesystem's endpoint and region say; give the region, client_kwargs={'region_name': …}"
         elif refusal.status is None and not self._has_found:
-            self._in_vain += 1
-            if self._in_vain < _FIRST_ANSWERS:
+            self._useless += 1
+            if self._useless < _FIRST_ANSWERS:
                 return
             reason = f"none of its first answers was of use: {refusal}"
         else:

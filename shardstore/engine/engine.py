@@ -164,6 +164,9 @@ class Engine(KeyedStore):
         self._commit_ended = asyncio.Event()
         self._commit_ended.set()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage.url!r})"
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:

@@ -79,6 +79,11 @@ class CompactReport:
     unreadable: tuple[str, ...]
     """Paths of nodes whose documents cannot be read; their shards were not looked at."""
 
+    def __repr__(self) -> str:
+        dry = "dry run, " if self.is_dry_run else ""
+        counts = f"{self.shards} shards, {self.rewritten} rewritten, {self.deleted} deleted, {self.failed.count} failed"
+        return f"<CompactReport of {self.url!r}: {dry}{counts}>"
+
     @property
     def nbytes_freed(self) -> int:
         return self.nbytes_before - self.nbytes_after

@@ -120,6 +120,9 @@ class View(KeyedStore):
         self.engine = engine
         self.flavour = flavour
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.engine.storage.url!r}, {self.flavour.name!r})"
+
     # -- what is the engine's own ------------------------------------------------------------------------------------
 
     @property

@@ -160,6 +160,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         """Return whether zarr hands whole selections and assignments to the engine."""
         return self._pipeline
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._root.handle.url!r})"
+
     def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
         """Return what JSON makes this instance anew from; as fsspec's, which knows no options that are ``None``."""
         options = {k: v for k, v in self.storage_options.items() if include_password or k != "password"}

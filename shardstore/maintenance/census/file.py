@@ -119,6 +119,11 @@ class Census:
     failed: tuple[Unread, ...] = ()
     """Objects that could not be read, and are not in it; not part of the file."""
 
+    def __repr__(self) -> str:
+        chunks = sum(array.chunks for array in self.arrays)
+        possible = sum(array.possible_chunks for array in self.arrays)
+        return f"<Census of {len(self.arrays)} arrays: {chunks} of {possible} chunks exist>"
+
     def array(self, path: str) -> ArrayCensus:
         """Raises ``NotFound`` where there is none."""
         for array in self.arrays:

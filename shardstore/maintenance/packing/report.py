@@ -93,6 +93,11 @@ class PackReport:
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        state = "dry run" if self.dry_run else "complete" if self.complete else f"{self.missing} units missing"
+        counts = f"{len(self.arrays)} arrays, {self.objects_before} objects to {self.objects_after}, {len(self.failed)} units failed"
+        return f"<PackReport of {self.mode} {self.source!r} to {self.target!r}: {state}, {counts}>"
+
     def to_json(self) -> dict[str, Any]:
         """For programs; ``failed`` can be fed back."""
         return asdict(self)

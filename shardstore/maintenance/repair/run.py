@@ -101,6 +101,11 @@ class RepairReport:
     unreadable: tuple[str, ...]
     """Paths of nodes whose documents cannot be read, and which are left as they are."""
 
+    def __repr__(self) -> str:
+        dry = "dry run, " if self.is_dry_run else ""
+        counts = f"{self.shards} shards, {self.damaged_count} damaged, {self.left_count} left as they are, {self.failed.count} failed"
+        return f"<RepairReport of {self.url!r}: {dry}{counts}>"
+
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,11 @@ class VerifyReport:
     unread: tuple[Unread, ...]
     """The objects that could not be read: nothing is known of them. At most 100,000."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<VerifyReport of {self.url!r}: {self.objects} objects, {self.errors} errors, {self.notes} notes, {len(self.unread)} unread>"
+        )
+
     @property
     def errors(self) -> int:
         return sum(count for kind, count in self.counts.items() if kind in ERRORS)

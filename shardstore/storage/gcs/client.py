@@ -16,7 +16,7 @@ from shardstore.model.generation import Generation
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.gcs.bounded import Allowed, bounded
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed
 
 OBJECT = "b/{}/o/{}"
@@ -72,19 +72,14 @@ def _status_of(exc: Exception) -> int | None:
     return None
 
 
-class GCSClient:
+class GCSClient(BucketClient):
     """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
 
-    def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
-        self.fs = fs
-        self.bucket = bucket
-        self.prefix = prefix
-        self.bound = Bound(concurrency)
-        self._bucket_seen = False
+    scheme = "gs"
 
-    @property
-    def url(self) -> str:
-        return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
+    def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
+        super().__init__(fs, bucket, prefix, concurrency)
+        self._bucket_seen = False
 
     @property
     def endpoint(self) -> str:
@@ -95,12 +90,6 @@ class GCSClient:
     def is_google(self) -> bool:
         """Return whether the server is Google's own, whose manual can be believed."""
         return bool(getattr(self.fs, "on_google", False))
-
-    def full_key(self, key: str) -> str:
-        return f"{self.prefix}/{key}" if self.prefix else key
-
-    def own_key(self, full_key: str) -> str:
-        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
 
     def translated(self, exc: Exception, what: str) -> ShardStoreError:
         """The error to raise, from ``exc``, where the request for ``what`` failed."""
@@ -209,7 +198,3 @@ class GCSClient:
             if exc.status == 404:
                 raise self.no_bucket() from exc
             raise
-
-    def forget_listing(self, key: str) -> None:
-        """gcsfs remembers listings, which do not see what is done past its own methods."""
-        self.fs.invalidate_cache(f"{self.bucket}/{self.full_key(key)}")

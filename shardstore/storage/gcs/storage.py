@@ -16,17 +16,15 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRequest, BytesLike, resolve
 from shardstore.model.segments import Segment
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.gcs.bounded import Allowed, encoding_of
 from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, head_of
 from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs.upload import put, put_large
-from shardstore.storage.requests import conditions
-from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
+from shardstore.storage.requests.pinned_ranges import Part, PartOutcome, past_the_end
 from shardstore.storage.requests.ranges import checked_part, range_header
 
 RESUMABLE_BYTES = 64 << 20
@@ -51,45 +49,17 @@ class _Media:
         return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
 
 
-class GCSStorage:
+class GCSStorage(BucketStorage[GCSClient]):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, a ``gcsfs.GCSFileSystem`` whose loop is fsspec's IO loop.
 
     Bodies above ``resumable_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
     """
 
+    kind = "gcs"
+    client_class = GCSClient
+
     def __init__(self, fs: Any, path: str, concurrency: int = 64, resumable_bytes: int = RESUMABLE_BYTES) -> None:
-        stripped = str(fs._strip_protocol(path)).strip("/")
-        bucket, prefix = split_bucket(stripped, "gs")
-        self.fs = fs
-        self.path = stripped
-        self.concurrency = concurrency
-        self.resumable_bytes = resumable_bytes
-        self._client = GCSClient(fs, bucket, prefix, concurrency)
-
-    def __reduce__(self) -> tuple[type[GCSStorage], tuple[Any, str, int, int]]:
-        return type(self), (self.fs, self.path, self.concurrency, self.resumable_bytes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GCSStorage) and (other.path, other.fs) == (self.path, self.fs)
-
-    def __hash__(self) -> int:
-        return hash((GCSStorage, self.path))
-
-    def __repr__(self) -> str:
-        return f"GCSStorage({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._client.url
-
-    @property
-    def client(self) -> GCSClient:
-        """The requests below, for another transport to the same place."""
-        return self._client
-
-    @property
-    def kind(self) -> str:
-        return "gcs"
+        super().__init__(fs, path, concurrency, resumable_bytes)
 
     @property
     def _facts(self) -> ServerFacts:
@@ -107,17 +77,6 @@ class GCSStorage:
         return facts.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await read_all(self, reads)
-
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
-        head = await self._client.head(key)
-        if head is None:
-            return ABSENT
-        if generation is not None and head.generation != generation:
-            return CHANGED
-        return Part(head.generation, head.nbytes, NOTHING)
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         if generation is not None and not can_match(generation):
@@ -191,19 +150,9 @@ class GCSStorage:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        if not isinstance(condition, Unconditional) and not conditions.honours(condition, await self.probe()):
-            if not self._facts.warned:
-                self._facts.warned = True
-                conditions.warn_not_honoured(self._client.endpoint, self.url)
-            head = await self._client.head(key)
-            conditions.check(condition, None if head is None else head.generation, key, self.url)
-            condition = Unconditional()
-        store = put if nbytes <= self.resumable_bytes else put_large
-        try:
-            return await store(self._client, key, body, nbytes, condition)
-        finally:
-            self._client.forget_listing(key)
+    async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        store = put if nbytes <= self.part_bytes else put_large
+        return await store(self._client, key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         raise Unsupported(
@@ -244,9 +193,6 @@ class GCSStorage:
             if not rewritten.get("rewriteToken"):
                 raise StorageError(f"{what}: the server neither ended it nor told how to go on")
             query["rewriteToken"] = rewritten["rewriteToken"]
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
         # Where the answer was lost and gcsfs sent the request again, there is none any more: ``False``, although it was ours.
@@ -292,13 +238,12 @@ class GCSStorage:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def stat(self, key: str) -> ObjectInfo | None:
-        head = await self._client.head(key)
-        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
-
-    async def _pages(self, prefix: str, options: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
+        assert after is None  # nobody asks for it here
         what = f"listing {self.url}"
-        query = options | {"prefix": self._client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
+        query = {"prefix": self._client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
+        if directory:
+            query["delimiter"] = "/"
         while True:
             try:
                 answer = await self._client.request("GET", "b/{}/o", self._client.bucket, what=what, query=query)
@@ -307,7 +252,7 @@ class GCSStorage:
                     raise self._client.no_bucket() from exc
                 raise
             page = answer.json(what)
-            yield page
+            yield DirListing(tuple(self._infos(page)), tuple(sorted(self._client.own_key(name) for name in page.get("prefixes") or ())))
             if not page.get("nextPageToken"):
                 return
             query["pageToken"] = page["nextPageToken"]
@@ -321,20 +266,3 @@ class GCSStorage:
             head = head_of(item, key)
             infos.append(ObjectInfo(key, head.nbytes, head.generation))
         return sorted(infos, key=lambda info: info.key)  # as it is already, but for emulators
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for page in self._pages(prefix, {}):
-            for info in self._infos(page):
-                yield info
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        check_directory(prefix)
-        objects: list[ObjectInfo] = []
-        prefixes: list[str] = []
-        async for page in self._pages(prefix, {"delimiter": "/"}):
-            objects += self._infos(page)
-            prefixes += [self._client.own_key(name) for name in page.get("prefixes") or ()]
-        return DirListing(tuple(objects), tuple(sorted(prefixes)))
-
-    async def close(self) -> None:
-        """The gcsfs instance is the user's, and stays open."""

@@ -68,7 +68,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
 
     async def write(self, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
         inner = self.inner
-        if nbytes > inner.multipart_bytes or not writes_can_go(inner.client) or await self.bucket() is None:
+        if nbytes > inner.part_bytes or not writes_can_go(inner.client) or await self.bucket() is None:
             return await inner.write(key, body, nbytes, condition)
         condition = await inner.checked(key, condition)
 

@@ -1,12 +1,28 @@
-"""The bucket that a path of S3 or GCS begins with."""
+"""The common part of the storages of buckets: S3, GCS, and whatever else keeps objects by key in a bucket.
+
+A kind brings a client, which makes requests, and says how its server reads a range, stores a body, deletes and lists.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
 from shardstore.errors import InvalidInput
+from shardstore.model.capabilities import Capabilities
+from shardstore.model.generation import Condition, Generation, Unconditional
+from shardstore.model.ranges import ByteRequest, BytesLike
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.requests import conditions
+from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import Head
+from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, read_all
 
 
 def split_bucket(path: str, scheme: str) -> tuple[str, str]:
-    """Bucket and prefix of ``bucket/prefix``, for a URL of ``scheme``.
+    """Return bucket and prefix of ``bucket/prefix``, for a URL of ``scheme``.
 
     Raises:
         InvalidInput: there is no bucket, or credentials are before its name; the message does not repeat them.
@@ -18,3 +34,177 @@ def split_bucket(path: str, scheme: str) -> tuple[str, str]:
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
         raise InvalidInput(f"a URL of {scheme}:// begins with the bucket: credentials go into storage_options, not into the URL")
     return bucket, prefix
+
+
+class BucketClient(ABC):
+    """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
+
+    scheme: ClassVar[str]
+    """The protocol in URLs."""
+
+    def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
+        self.fs = fs
+        self.bucket = bucket
+        self.prefix = prefix
+        self.bound = Bound(concurrency)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> str:
+        """Return which server this talks to."""
+
+    @abstractmethod
+    async def head(self, key: str) -> Head | None:
+        """Return version and size of the object, ``None`` where there is none."""
+
+    def full_key(self, key: str) -> str:
+        """Return the name of the object of ``key`` in the bucket."""
+        return f"{self.prefix}/{key}" if self.prefix else key
+
+    def own_key(self, full_key: str) -> str:
+        """Return the key of the object that has this name in the bucket."""
+        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
+
+    def forget_listing(self, key: str) -> None:
+        """Drop the listings that the filesystem remembers: they do not see what is done past its own methods."""
+        self.fs.invalidate_cache(f"{self.bucket}/{self.full_key(key)}")
+
+
+class BucketFacts(Protocol):
+    """The facts about one server and bucket, learned once a process."""
+
+    capabilities: Capabilities | None
+    warned: bool
+
+
+Client = TypeVar("Client", bound=BucketClient)
+
+
+class BucketStorage(ABC, Generic[Client]):
+    """Objects below ``path`` (``bucket/prefix``) of an fsspec filesystem whose loop is fsspec's IO loop.
+
+    Bodies above ``part_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
+    """
+
+    kind: ClassVar[str]
+    client_class: ClassVar[type[Any]]
+
+    def __init__(self, fs: Any, path: str, concurrency: int, part_bytes: int) -> None:
+        self.fs = fs
+        self.path = str(fs._strip_protocol(path)).strip("/")
+        self.concurrency = concurrency
+        self.part_bytes = part_bytes
+        bucket, prefix = split_bucket(self.path, self.client_class.scheme)
+        self._client: Client = self.client_class(fs, bucket, prefix, concurrency)
+
+    def __reduce__(self) -> tuple[type[BucketStorage[Client]], tuple[Any, str, int, int]]:
+        return type(self), (self.fs, self.path, self.concurrency, self.part_bytes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and (other.path, other.fs) == (self.path, self.fs)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.path))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    @property
+    def client(self) -> Client:
+        """The requests below, for another transport to the same place."""
+        return self._client
+
+    @property
+    def endpoint(self) -> str:
+        """Return which server the bucket is on: its name alone does not say."""
+        return self._client.endpoint
+
+    @property
+    @abstractmethod
+    def _facts(self) -> BucketFacts:
+        """Return the facts about the server and bucket."""
+
+    @abstractmethod
+    async def probe(self) -> Capabilities:
+        """Find out what the server honours; see ``Storage.probe``."""
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await read_all(self, reads)
+
+    @abstractmethod
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        """Read one range by one request; of ``generation`` only, where it is given."""
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        """Look at an object, without its bytes; see ``get``."""
+        head = await self._client.head(key)
+        if head is None:
+            return ABSENT
+        if generation is not None and head.generation != generation:
+            return CHANGED
+        return Part(head.generation, head.nbytes, NOTHING)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        condition = await self.checked(key, condition)
+        try:
+            return await self._put(key, body, nbytes, condition)
+        finally:
+            self._client.forget_listing(key)
+
+    @abstractmethod
+    async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        """Store a body, on a condition that the server honours."""
+
+    async def checked(self, key: str, condition: Condition) -> Condition:
+        """Return ``condition`` as the request of a write bears it: one that the server would ignore is checked now, and left out."""
+        if isinstance(condition, Unconditional) or conditions.honours(condition, await self.probe()):
+            return condition
+        if not self._facts.warned:
+            self._facts.warned = True
+            conditions.warn_not_honoured(self._client.endpoint, self.url)
+        head = await self._client.head(key)
+        conditions.check(condition, None if head is None else head.generation, key, self.url)
+        return Unconditional()
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return False
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        head = await self._client.head(key)
+        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
+
+    @abstractmethod
+    def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
+        """Yield the pages of a listing of what lies below ``prefix``; with ``directory``, of what lies directly below it."""
+
+    async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
+        """List as the protocol says; only keys behind ``after``, where that is given and the server can."""
+        async for page in self._pages(prefix, directory=False, after=after):
+            for info in page.objects:
+                yield info
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        check_directory(prefix)
+        objects: list[ObjectInfo] = []
+        prefixes: list[str] = []
+        async for page in self._pages(prefix, directory=True):
+            objects += page.objects
+            prefixes += page.prefixes
+        return DirListing(tuple(objects), tuple(sorted(prefixes)))
+
+    async def close(self) -> None:
+        """Leave the filesystem open: it is the user's."""

@@ -16,7 +16,7 @@ from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
 from shardstore.storage.redaction import unusable_options
-from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.bucket import BucketClient
 from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, server_times
 
 _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
@@ -96,18 +96,10 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
     return error
 
 
-class S3Client:
+class S3Client(BucketClient):
     """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
 
-    def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
-        self.fs = fs
-        self.bucket = bucket
-        self.prefix = prefix
-        self.bound = Bound(concurrency)
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+    scheme = "s3"
 
     @property
     def endpoint(self) -> str:
@@ -143,12 +135,6 @@ class S3Client:
         headers = response["ResponseMetadata"].get("HTTPHeaders", {})
         return server_times(headers.get("last-modified"), headers.get("date"))
 
-    def full_key(self, key: str) -> str:
-        return f"{self.prefix}/{key}" if self.prefix else key
-
-    def own_key(self, full_key: str) -> str:
-        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
-
     async def unbounded_call(self, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
         """One request, by a caller that holds a slot of ``bound``."""
         try:
@@ -179,7 +165,3 @@ class S3Client:
                 return None
             raise
         return head_of(response, key)
-
-    def forget_listing(self, key: str) -> None:
-        """s3fs remembers listings, which do not see what is done past its own methods."""
-        self.fs.invalidate_cache(f"{self.bucket}/{self.full_key(key)}")

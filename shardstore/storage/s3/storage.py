@@ -13,19 +13,18 @@ from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.generation import Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike
 from shardstore.model.segments import Segment
-from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.requests import conditions
 from shardstore.storage.requests.answer_bodies import check_most, cut, cut_unannounced, exactly
-from shardstore.storage.requests.bucket import split_bucket
+from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end, read_all
+from shardstore.storage.requests.pinned_ranges import Part, PartOutcome, past_the_end
 from shardstore.storage.requests.ranges import checked_part, most_of, range_header
 from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, translated
 from shardstore.storage.s3.compose import compose
@@ -62,50 +61,17 @@ async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most
     return part, nbytes
 
 
-class S3Storage:
+class S3Storage(BucketStorage[S3Client]):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, an ``s3fs.S3FileSystem`` whose loop is fsspec's IO loop.
 
     Bodies above ``multipart_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
     """
 
+    kind = "s3"
+    client_class = S3Client
+
     def __init__(self, fs: Any, path: str, concurrency: int = 64, multipart_bytes: int = MULTIPART_BYTES) -> None:
-        stripped = str(fs._strip_protocol(path)).strip("/")
-        bucket, prefix = split_bucket(stripped, "s3")
-        self.fs = fs
-        self.path = stripped
-        self.concurrency = concurrency
-        self.multipart_bytes = multipart_bytes
-        self._client = S3Client(fs, bucket, prefix, concurrency)
-
-    def __reduce__(self) -> tuple[type[S3Storage], tuple[Any, str, int, int]]:
-        return type(self), (self.fs, self.path, self.concurrency, self.multipart_bytes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, S3Storage) and (other.path, other.fs) == (self.path, self.fs)
-
-    def __hash__(self) -> int:
-        return hash((S3Storage, self.path))
-
-    def __repr__(self) -> str:
-        return f"S3Storage({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._client.url
-
-    @property
-    def client(self) -> S3Client:
-        """The requests below, for another transport to the same place."""
-        return self._client
-
-    @property
-    def kind(self) -> str:
-        return "s3"
-
-    @property
-    def endpoint(self) -> str:
-        """Return which server the bucket is on: its name alone does not say."""
-        return self._client.endpoint
+        super().__init__(fs, path, concurrency, multipart_bytes)
 
     @property
     def _facts(self) -> ServerFacts:
@@ -127,17 +93,6 @@ class S3Storage:
         return self.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await read_all(self, reads)
-
-    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
-        head = await self._client.head(key)
-        if head is None:
-            return ABSENT
-        if generation is not None and head.generation != generation:
-            return CHANGED
-        return Part(head.generation, head.nbytes, NOTHING)
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         """One range by one request; of ``generation`` only, where it is given."""
@@ -190,24 +145,9 @@ class S3Storage:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        condition = await self.checked(key, condition)
-        store = put if nbytes <= self.multipart_bytes else put_large
-        try:
-            return await store(self._client, key, body, nbytes, condition)
-        finally:
-            self._client.forget_listing(key)
-
-    async def checked(self, key: str, condition: Condition) -> Condition:
-        """``condition`` as the request of a write bears it: where the server would ignore it, it is checked now, and none is left."""
-        if isinstance(condition, Unconditional) or conditions.honours(condition, await self.probe()):
-            return condition
-        if not self._facts.warned:
-            self._facts.warned = True
-            conditions.warn_not_honoured(self._client.endpoint, self.url)
-        head = await self._client.head(key)
-        conditions.check(condition, None if head is None else head.generation, key, self.url)
-        return Unconditional()
+    async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        store = put if nbytes <= self.part_bytes else put_large
+        return await store(self._client, key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
@@ -222,9 +162,6 @@ class S3Storage:
             return await copy_object(self._client, source, target)
         finally:
             self._client.forget_listing(target)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
@@ -268,15 +205,14 @@ class S3Storage:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def stat(self, key: str) -> ObjectInfo | None:
-        head = await self._client.head(key)
-        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
-
-    async def _pages(self, prefix: str, **parameters: str) -> AsyncIterator[dict[str, Any]]:
-        full = self._client.full_key(prefix)
+    async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
+        parameters = {"Delimiter": "/"} if directory else {}
+        if after is not None:
+            parameters["StartAfter"] = self._client.full_key(after)
         while True:
-            page = await self._client.call_bucket("list_objects_v2", "listing", Prefix=full, **parameters)
-            yield page
+            page = await self._client.call_bucket("list_objects_v2", "listing", Prefix=self._client.full_key(prefix), **parameters)
+            prefixes = [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+            yield DirListing(tuple(self._infos(page)), tuple(prefixes))
             if not page.get("IsTruncated"):
                 return
             parameters["ContinuationToken"] = page["NextContinuationToken"]
@@ -287,22 +223,6 @@ class S3Storage:
             for entry in page.get("Contents", ())
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
-
-    async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
-        """List as the protocol says; only keys behind ``after``, where that is given."""
-        start = {} if after is None else {"StartAfter": self._client.full_key(after)}
-        async for page in self._pages(prefix, **start):
-            for info in self._infos(page):
-                yield info
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        check_directory(prefix)
-        objects: list[ObjectInfo] = []
-        prefixes: list[str] = []
-        async for page in self._pages(prefix, Delimiter="/"):
-            objects += self._infos(page)
-            prefixes += [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
-        return DirListing(tuple(objects), tuple(prefixes))
 
     # -- what was left -------------------------------------------------------------------------------------------------
 
@@ -320,6 +240,3 @@ class S3Storage:
             Leftover(found.key, "upload", f"a multipart upload {found.upload_id} that was begun at {found.begun} and not ended")
             async for found in self.unfinished_uploads(prefix)
         ]
-
-    async def close(self) -> None:
-        """The s3fs instance is the user's, and stays open."""

@@ -79,16 +79,18 @@ def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values:
 
 def slice_all(shard: ShardRead, wanted: WantedChunks, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]) -> int:
     """Return what is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
-    cut_short = 0
-    for at, (number, piece, start, end) in enumerate(
-        zip(wanted.numbers, coalesced.cut(buffers), wanted.starts.tolist(), wanted.ends.tolist(), strict=True)
-    ):
+    pieces = coalesced.cut(buffers)
+    for number, piece in zip(wanted.numbers, pieces, strict=True):
         values[number] = piece
+    if all(len(buffer) == request.end - request.start for buffer, request in zip(buffers, coalesced.requests, strict=True)):
+        return len(pieces)
+    cut_short = 0
+    for at, (piece, start, end) in enumerate(zip(pieces, wanted.starts.tolist(), wanted.ends.tolist(), strict=True)):
         if len(piece) != end - start:
             cut_short += 1
             what = f"bytes [{start}, {end}) were asked for, {len(piece)} came"
-            values[number] = _chunk_error(shard, wanted.slots[at], what, None)
-    return len(wanted.numbers) - cut_short
+            values[wanted.numbers[at]] = _chunk_error(shard, wanted.slots[at], what, None)
+    return len(pieces) - cut_short
 
 
 def chunk_location(shard: ShardRead, cached: CachedIndex, slot: int) -> ChunkLocation | Corruption | None:

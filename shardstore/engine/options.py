@@ -19,8 +19,7 @@ from shardstore.storage.opening.kinds import read_sizes
 
 Stored = Literal["auto", "codec", "transformer", "transformer-v3"]
 """The formats that can be stored: final Zarr v3 sharded by the codec ``sharding_indexed``; a hierarchy of the 2022 draft, sharded by its
-storage
-transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is there already, ``"codec"`` where there is nothing."""
+storage transformer; final Zarr v3 sharded by that transformer. ``"auto"``: what is there already, ``"codec"`` where there is nothing."""
 
 Present = Literal["v3", "v2", "draft"]
 """The flavours that clients can see: final Zarr v3, Zarr v2, or the 2022 draft."""
@@ -69,8 +68,7 @@ class EngineOptions:
     """Ranges are not merged into requests longer than this."""
     first_bytes: int | None = None
     """The bytes that are asked for with the index of a small shard, so that it comes whole by one request, where that saves a round;
-    ``None``: by kind
-    of storage."""
+    ``None``: by kind of storage."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16

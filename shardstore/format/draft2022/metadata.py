@@ -150,8 +150,7 @@ def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
     """Return what to store of an array whose document a client has ``given`` as one of the draft: that, with the storage transformers, and
-    what is
-    kept among the attributes, of the canonical document that was made of it.
+    what is kept among the attributes, of the canonical document that was made of it.
 
     Raises:
         InvalidInput: it would not be shown as ``canonical``.

@@ -250,8 +250,7 @@ class _Listing:
 
     def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:
         """Return the array whose objects are in a directory. With a number: that of the first, if the name of each is its last coordinate,
-        or
-        -1 where all are outside of the grid; without, the name tells all coordinates.
+        or -1 where all are outside of the grid; without, the name tells all coordinates.
         """
         path, inside = directory, ""
         while True:

@@ -100,8 +100,7 @@ class Unsettled(FileGeneration):
 
 def may_be_same_bytes(token: str, other: str) -> bool:
     """Return whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be
-    all
-    that has changed in between.
+    all that has changed in between.
     """
     if token == other:
         return True

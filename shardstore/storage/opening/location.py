@@ -87,8 +87,7 @@ def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> 
 
 def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
     """Return where ``path`` in a storage is, whatever root that has. ``links``: with what links at any depth of a local directory lead to,
-    from
-    where its objects are read too.
+    from where its objects are read too.
     """
     storage = innermost(storage)
     if isinstance(storage, LocalStorage):

@@ -232,8 +232,7 @@ class _Directory:
 
     async def _look(self, directory: str, tail: str, for_chunks: bool, for_others: bool) -> tuple[bool, bool]:
         """Return whether chunks are in ``directory``, below one that is named like one of chunks, and whether other data is: what is shown
-        below
-        ``tail``, the name of that one.
+        below ``tail``, the name of that one.
         """
         listed = await self._inner.list_dir(directory)
         keys = [key for found in listed.objects if (key := canonical_key(found.key)) is not None]

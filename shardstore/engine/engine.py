@@ -25,7 +25,7 @@ from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.keys import check_directory, check_erased, check_key, check_keys, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
-from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
+from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
 from shardstore.engine.options import EngineOptions
@@ -56,7 +56,7 @@ from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import innermost
 from shardstore.storage.wrappers.check import CheckedStorage
 from shardstore.storage.wrappers.count import CountingStorage
-from shardstore.stored.detect import DetectedStorage, is_draft
+from shardstore.stored.detect import DetectedStorage
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Engine(KeyedStore):
         shown = self.storage
         if below is not None and _may_have_levels(self.storage, self.options):
             shown = LevelledStorage(self.storage, self.options.present_level, _Above(self.options, below, weakref.ref(self)))
-            self.hierarchy = Hierarchy(shown, ttl, clock, shown.is_deep)
+            self.hierarchy = Hierarchy(shown, ttl, clock, shown.deep_arrays)
         else:
             self.hierarchy = Hierarchy(shown, ttl, clock)
         self._levelled = shown
@@ -154,8 +154,8 @@ class Engine(KeyedStore):
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
-        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._reader, self.counters)
-        self._part_reads = part_reads(storage, self.hierarchy, self._reader, limits, self.counters)
+        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._indices, self.counters)
+        self._part_reads = part_reads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -169,38 +169,45 @@ class Engine(KeyedStore):
 
     # -- values ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_draft(self) -> bool:
+        return isinstance(self.storage, DetectedStorage) and self.storage.is_draft
+
     def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
         """A value, or the part of it that is asked for, that needs not be waited for, in the calling thread, whichever it is.
 
         ``None`` says nothing: ``get`` has to be asked.
         """
-        if self._page_cache_read is None or self.held is not None or is_draft(self.storage):
+        if self._page_cache_read is None or self.held is not None or self._is_draft:
             return None
         return self._page_cache_read.get(key, request)
 
     @property
     def reads_parts(self) -> bool:
         """Return whether ``chunk_parts`` is worth asking; from any thread."""
-        return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not is_draft(self.storage)
+        return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
 
-    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
-        """Like ``chunk_parts``, where nothing has to be waited for, in the calling thread; ``None`` says nothing: ask that."""
+    def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
+        """Like ``chunk_parts``, where nothing has to be waited for, in the calling thread; else ask that, with the result."""
         if self._part_reads is None or not self.reads_parts:
             return None
         return self._part_reads.known(keys, threads)
 
-    async def chunk_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
+    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
         """Whole chunks in parts that so many threads read; ``None`` where ``get_many`` has to be asked for them."""
         if self._part_reads is None or not self.reads_parts:
             return None
         check_keys(keys)
-        return await self._part_reads.find(keys, threads)
+        return await self._part_reads.find(keys, threads, located)
 
-    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
-        """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
+    async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
+        """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read.
+
+        ``located`` are the chunks of the requests, where ``locate_chunks`` has found them.
+        """
         overlay = self.held
         if overlay is None:
-            return await self._values.get_many(requests)
+            return await self._values.get_many(requests, located)
         values: list[Value] = [None] * len(requests)
         below: list[int] = []
         for i, (key, request) in enumerate(requests):
@@ -507,11 +514,19 @@ class Engine(KeyedStore):
         within = await self._listing.array_prefix(check_prefix(path.strip("/") + "/"))
         return within is not None and bool(within.rest)
 
+    async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:
+        """Return where chunks of one array are, for ``get_many``; ``None`` where the keys are others, or a transaction holds values back.
+
+        Raises:
+            ShardStoreError: of an array's document.
+        """
+        return None if self.held is not None else await self.hierarchy.locate_together(keys, for_write=False)
+
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
         """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
         if self.held is not None:
             return [[i] for i in range(len(keys))]
-        if (together := await self.hierarchy.locate_together(keys, for_write=False)) is not None:
+        if (together := await self.locate_chunks(keys)) is not None:
             return [numbers.tolist() for numbers in together.numbers()]
         targets = await self.hierarchy.locate(keys, for_write=False)
         groups: dict[str, list[int]] = {}

@@ -61,10 +61,12 @@ class IndexCache:
         self._entries.move_to_end(shard_key)
         return entry
 
-    def peek(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
-        """Like ``get``, from any thread: the cache stays as it is, but that the entry counts as just used."""
+    def peek(self, shard_key: str, index_format: IndexFormat, *, unverified: bool) -> CachedIndex | None:
+        """Like ``get``, of a verified entry, or with ``unverified`` any, and from any thread: the cache stays as it is, but that the entry
+        counts as just used.
+        """
         entry = self._entries.get(shard_key)
-        if entry is None or entry.index_format != index_format:
+        if entry is None or entry.index_format != index_format or not (entry.is_verified or unverified):
             return None
         with suppress(KeyError):  # dropped meanwhile
             self._entries.move_to_end(shard_key)

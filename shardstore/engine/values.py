@@ -20,7 +20,16 @@ from shardstore.engine.actions import (
 from shardstore.engine.contention import Contention
 from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.metadata.documents import Documents
-from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, Node, PlainTarget, Target
+from shardstore.engine.metadata.hierarchy import (
+    ChunkTarget,
+    GoneTarget,
+    Hierarchy,
+    LocatedChunks,
+    MetadataTarget,
+    Node,
+    PlainTarget,
+    Target,
+)
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.reading.shard_read import group_by_shard, group_located
@@ -74,11 +83,11 @@ class Values:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+    async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         """The bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
         keys = [key for key, _ in requests]
         check_keys(keys)
-        if (together := await self._get_together(keys, requests)) is not None:
+        if (together := await self._get_together(keys, requests, located)) is not None:
             return together
         values: list[Value] = [None] * len(requests)
         strictly = False
@@ -93,10 +102,11 @@ class Values:
             values[i] = Conflict(f"the metadata that decides where {requests[i][0]!r} lies kept changing; try again")
         return values
 
-    async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest]) -> list[Value] | None:
+    async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest], located: LocatedChunks | None) -> list[Value] | None:
         """The values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
         try:
-            located = await self._hierarchy.locate_together(keys, for_write=False)
+            if located is None:
+                located = await self._hierarchy.locate_together(keys, for_write=False)
             if located is None or located.node.is_uncommitted:
                 return None
             return await self._reader.read(group_located(located, [request for _, request in requests]), len(keys))

@@ -18,7 +18,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.flavour import Flavour
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.keys import check_directory, check_erased, check_key, check_prefix, metadata_key
-from shardstore.engine.metadata.hierarchy import Hierarchy, Node
+from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
@@ -157,7 +157,7 @@ class View(KeyedStore):
     def known_parts(self, keys: Sequence[str], threads: int) -> None:
         return None
 
-    async def chunk_parts(self, keys: Sequence[str], threads: int) -> None:
+    async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> None:
         return None
 
     def get_from_page_cache(self, key: str, request: ByteRequest) -> None:
@@ -239,7 +239,11 @@ class View(KeyedStore):
 
     # -- values --------------------------------------------------------------------------------------------------------
 
-    async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
+    async def locate_chunks(self, keys: Sequence[str]) -> None:
+        """Return nothing: keys are found one by one, by what they mean."""
+        return
+
+    async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         meanings = await self.flavour.meanings(self, [check_key(key) for key, _ in requests], for_write=False)
         canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
         parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]

@@ -37,17 +37,14 @@ class DetectedStorage(StorageWrapper):
         self._draft = draft
         self._with_stored = with_stored
         self._found: Storage | None = None
+        self.is_draft = draft
+        """True where a draft hierarchy has been found, or asked for."""
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
         return partial(DetectedStorage, draft=self._draft, with_stored=self._with_stored), (self.inner, self.override)
 
     def __repr__(self) -> str:
         return f"DetectedStorage({self.inner!r})"
-
-    @property
-    def is_draft(self) -> bool:
-        """Return whether a draft hierarchy has been found, or asked for."""
-        return self._draft or (self._found is not None and self._found is not self.inner)
 
     async def settled(self) -> Storage:
         """The storage that everything goes to; ``inner`` for now where it could not be found out.
@@ -73,6 +70,7 @@ class DetectedStorage(StorageWrapper):
                 continue
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
                 self._found = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
+                self.is_draft = True
                 return
             # S3 without the right to list answers 403 to what does not exist.
             is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)

@@ -52,7 +52,7 @@ class Fetches:
         monkeypatch.setattr(zarr_pipeline, "_fetch", self.fetch)
         monkeypatch.setattr(zarr_pipeline, "scatter_chunks", self.scatter)
 
-    async def fetch(self, place: Any, keys: Sequence[str]) -> list[memoryview | None]:
+    async def fetch(self, place: Any, keys: Sequence[str], located: Any = None) -> list[memoryview | None]:
         with self._lock:
             self.asked += 1
             is_last = self.asked == SHARDS
@@ -60,7 +60,7 @@ class Fetches:
             self.most = max(self.most, self.under_way)
         if is_last and self.last_waits:
             assert await asyncio.to_thread(self.decoded.wait, PATIENCE_SECONDS)
-        return await self._fetch(place, keys)
+        return await self._fetch(place, keys, located)
 
     def scatter(self, codec: Any, infos: Sequence[Any], *arguments: Any) -> None:
         self._scatter(codec, infos, *arguments)

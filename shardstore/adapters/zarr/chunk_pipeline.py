@@ -27,6 +27,7 @@ from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pie
 from shardstore.adapters.zarr.place import Place, place_of
 from shardstore.adapters.zarr.scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, Part
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING
@@ -123,7 +124,9 @@ class ChunkPipeline(CodecPipeline):
         if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
-            parts = place.engine.known_parts(mine, threads) or await run_async(place.engine.chunk_parts(mine, threads))
+            parts = place.engine.known_parts(mine, threads)
+            if not isinstance(parts, ChunkParts):
+                parts = await run_async(place.engine.chunk_parts(mine, threads, parts))
             if parts is not None:
                 rest = await _scatter_parts(parts, sum(sizes), scatter)
                 if not rest:
@@ -131,7 +134,7 @@ class ChunkPipeline(CodecPipeline):
 
         async def wave(within: Sequence[int]) -> None:
             numbers = [rest[i] for i in within]
-            values = await _fetch(place, [keys[i] for i in numbers])
+            values = await _fetch(place, [keys[i] for i in numbers], None if located is None else located.subset(within))
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
@@ -142,7 +145,8 @@ class ChunkPipeline(CodecPipeline):
             await codec.pipeline.read(fetched, out, drop_axes)
 
         keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
-        await _in_waves(await _waves(place, keys_left, sizes_left, split_shards=True), sizes_left, _READ_BYTES, wave)
+        waves, located = await _waves(place, keys_left, sizes_left, split_shards=True)
+        await _in_waves(waves, sizes_left, _READ_BYTES, wave)
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -182,7 +186,8 @@ class ChunkPipeline(CodecPipeline):
                 if error is not None:
                     raise error
 
-        await _in_waves(await _waves(place, keys, sizes, split_shards=False), sizes, _WRITE_BYTES, wave)
+        waves, _ = await _waves(place, keys, sizes, split_shards=False)
+        await _in_waves(waves, sizes, _WRITE_BYTES, wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
@@ -258,12 +263,12 @@ def _sizes(infos: Sequence[Info]) -> list[int]:
     return sizes
 
 
-async def _fetch(place: Place, keys: Sequence[str]) -> list[memoryview | None]:
+async def _fetch(place: Place, keys: Sequence[str], located: LocatedChunks | None = None) -> list[memoryview | None]:
     if not keys:
         return []
     await place.ensure_open()
     values: list[memoryview | None] = []
-    for value in await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys])):
+    for value in await run_async(place.engine.get_many([(place.key(key), EVERYTHING) for key in keys], located)):
         if isinstance(value, ShardStoreError):
             raise value
         values.append(value)
@@ -334,17 +339,25 @@ class _PartsWork:
             self._scatter(part.numbers, values)
 
 
-async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool) -> list[Sequence[int]]:
-    """Numbers of chunks that are handled together: whole shards, as many as make a wave full.
+async def _waves(
+    place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool
+) -> tuple[list[Sequence[int]], LocatedChunks | None]:
+    """Return the numbers of chunks that are handled together: whole shards, as many as make a wave full; and where the chunks are.
 
     A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
     """
     full, large = min(_USUAL_WAVE_BYTES, _WAVE_BYTES), min(max(_USUAL_WAVE_BYTES, _LARGE_WAVE_BYTES), _WAVE_BYTES)
     if sum(sizes) <= full:
-        return [range(len(keys))]
+        return [range(len(keys))], None
+    mine = [place.key(key) for key in keys]
+    located = await run_async(place.engine.locate_chunks(mine))
+    if located is None:
+        groups = await run_async(place.engine.shard_groups(mine))
+    else:
+        groups = [numbers.tolist() for numbers in located.numbers()]
     waves: list[list[int]] = [[]]
     held = shards = 0
-    for group in await run_async(place.engine.shard_groups([place.key(key) for key in keys])):
+    for group in groups:
         nbytes = sum(sizes[i] for i in group)
         if split_shards and nbytes > _WAVE_BYTES:
             at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
@@ -356,7 +369,7 @@ async def _waves(place: Place, keys: Sequence[str], sizes: Sequence[int], *, spl
         waves[-1] += group
         held += nbytes
         shards += 1
-    return [wave for wave in waves if wave]
+    return [wave for wave in waves if wave], located
 
 
 async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:

@@ -29,7 +29,8 @@ class Place:
         return self.prefix + path
 
     async def ensure_open(self) -> None:
-        await self.store._ensure_open()
+        if not self.store._is_open:
+            await self.store._ensure_open()
 
     def check_writable(self) -> None:
         """Raises where the store, or what is behind it, may not be written."""

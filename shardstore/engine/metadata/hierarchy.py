@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -115,6 +116,12 @@ class LocatedChunks:
         order = np.argsort(self.of_shard, kind="stable")
         return np.split(order, np.searchsorted(self.of_shard[order], np.arange(1, len(self.shard_keys))))
 
+    def subset(self, numbers: Sequence[int]) -> LocatedChunks:
+        """Return the chunks of these numbers, in the order of the numbers."""
+        shards, of_shard = np.unique(self.of_shard[numbers], return_inverse=True)
+        coords, keys = [self.shard_coords[i] for i in shards], [self.shard_keys[i] for i in shards]
+        return LocatedChunks(self.node, self.layout, coords, keys, of_shard, self.slots[numbers])
+
 
 @dataclass(frozen=True, slots=True)
 class MetadataTarget:
@@ -203,11 +210,11 @@ class Hierarchy:
     """The nodes of one store, as far as they have been asked for. Used on one event loop only."""
 
     def __init__(
-        self, storage: Storage, ttl: float, clock: Callable[[], float], is_deep: Callable[[str], bool] = lambda path: False
+        self, storage: Storage, ttl: float, clock: Callable[[], float], deep_arrays: Mapping[str, object] = MappingProxyType({})
     ) -> None:
         self._storage = storage
-        self.is_deep = is_deep
-        """True where the shards of the array at a path are no stored objects (``LevelledStorage``); from any thread."""
+        self.deep_arrays = deep_arrays
+        """The paths of arrays whose shards are no stored objects, as ``LevelledStorage`` keeps them; to be looked at from any thread."""
         self._given_ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
@@ -309,7 +316,7 @@ class Hierarchy:
 
     def export(self) -> list[Node]:
         """Arrays and their generations, to travel with a pickle; at the other end they count as stale."""
-        arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and not self.is_deep(n.path))
+        arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and n.path not in self.deep_arrays)
         return [replace(n, validated_at=NEVER) for n in arrays]
 
     def restore(self, nodes: Iterable[Node]) -> None:
@@ -460,7 +467,7 @@ class Hierarchy:
         if owner is None:
             return None
         node, coords = owner
-        if node.layout is None or node.is_uncommitted or not self.is_fresh(node) or self.is_deep(node.path):
+        if node.layout is None or node.is_uncommitted or not self.is_fresh(node) or node.path in self.deep_arrays:
             return None
         return ChunkTarget.of(key, node, node.layout, coords)
 

@@ -54,7 +54,8 @@ class LevelledStorage(StorageWrapper):
         self._wanted: PresentLevel = wanted
         self._above = above
         self._storages = [inner]
-        self._deep: dict[str, int] = {}  # arrays with levels below, as their documents were last seen
+        self.deep_arrays: dict[str, int] = {}
+        """The levels below arrays whose shards are no stored objects, by path, as their documents were last seen."""
 
     def _is_active(self) -> bool:
         """Return whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
@@ -74,10 +75,6 @@ class LevelledStorage(StorageWrapper):
         await self.inner.probe()
         return self.capabilities
 
-    def is_deep(self, path: str) -> bool:
-        """Return whether the chunks of the array at ``path`` lie in objects that are not stored as such; from any thread."""
-        return path in self._deep
-
     def _storage_at(self, below: int) -> Storage:
         while len(self._storages) <= below:
             self._storages.append(self._above(self._storages[-1]))
@@ -85,7 +82,7 @@ class LevelledStorage(StorageWrapper):
 
     def _storage_of(self, key: str) -> Storage:
         """Return where the data at ``key`` is read and written; documents are in ``inner``."""
-        for path, below in self._deep.items():
+        for path, below in self.deep_arrays.items():
             if key.startswith(join(path, "")):
                 return self._storage_at(below)
         return self.inner
@@ -94,9 +91,9 @@ class LevelledStorage(StorageWrapper):
 
     def _note(self, path: str, below: int) -> None:
         if below:
-            self._deep[path] = below
+            self.deep_arrays[path] = below
         else:
-            self._deep.pop(path, None)
+            self.deep_arrays.pop(path, None)
 
     def _shown(self, path: str, outcome: ReadOutcome) -> ReadOutcome:
         """Return what the read of a whole stored document gives a client; where its data is from now on is remembered."""
@@ -153,7 +150,7 @@ class LevelledStorage(StorageWrapper):
             return await self.inner.write(key, body, nbytes, condition)
         data = await joined(body, nbytes, key)
         document = _parsed(data)
-        if path in self._deep:
+        if path in self.deep_arrays:
             return await self._replace(path, data, document, condition)
         if document is not None and is_group(document):
             data = await self._stored_group(path, data, document)
@@ -166,7 +163,7 @@ class LevelledStorage(StorageWrapper):
         self._shown(path, outcome)
         if isinstance(outcome, Failed):
             raise outcome.error
-        if not isinstance(outcome, Found) or not self.is_deep(path):
+        if not isinstance(outcome, Found) or path not in self.deep_arrays:
             return await self.inner.write(key, [data], len(data), condition)
         if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
             raise failed(key, self.url)
@@ -215,7 +212,7 @@ class LevelledStorage(StorageWrapper):
 
     async def copy(self, source: str, target: str) -> Generation | None:
         """Copy data as it is shown; whole nodes are copied as they are stored, beside this (``moving``)."""
-        if not self._deep or self._storage_of(source) is self._storage_of(target) is self.inner:
+        if not self.deep_arrays or self._storage_of(source) is self._storage_of(target) is self.inner:
             return await self.inner.copy(source, target)
         (outcome,) = await self.read([Read(source, (EVERYTHING,))])
         if isinstance(outcome, Failed):
@@ -224,7 +221,7 @@ class LevelledStorage(StorageWrapper):
         return None if unconditional is None else await self.write(target, unconditional, sum(map(len, unconditional)), UNCONDITIONAL)
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        if any(f"{path}/".startswith((f"{source}/", f"{target}/")) or f"{source}/".startswith(f"{path}/") for path in self._deep):
+        if any(f"{path}/".startswith((f"{source}/", f"{target}/")) or f"{source}/".startswith(f"{path}/") for path in self.deep_arrays):
             return False
         return await self.inner.rename_prefix(source, target)
 
@@ -260,7 +257,7 @@ class LevelledStorage(StorageWrapper):
         """Return where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
         paths = [path for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
         await self.read([document_read(metadata_key(path)) for path in paths])
-        return next((self._storage_at(self._deep[path]) for path in paths if path in self._deep), self.inner)
+        return next((self._storage_at(self.deep_arrays[path]) for path in paths if path in self.deep_arrays), self.inner)
 
     async def list_dir(self, prefix: str) -> DirListing:
         await self._settle()
@@ -286,7 +283,8 @@ class LevelledStorage(StorageWrapper):
             yield shown
         for path, array in deep.items():
             start = join(path, "")
-            async for info in self._storage_at(self._deep.get(path, 0)).list(start + array.key_encoding.prefix_of((), len(array.shape))):
+            below = self._storage_at(self.deep_arrays.get(path, 0))
+            async for info in below.list(start + array.key_encoding.prefix_of((), len(array.shape))):
                 if info.key.startswith(prefix) and array.key_encoding.decode(info.key[len(start) :], len(array.shape)) is not None:
                     yield info
 
@@ -299,7 +297,7 @@ class LevelledStorage(StorageWrapper):
         for info in page:
             owner = None if metadata_path(info.key) is not None else _owner(info.key, seen)
             array = None if owner is None else seen[owner]
-            if owner is not None and array is not None and owner in self._deep:
+            if owner is not None and array is not None and owner in self.deep_arrays:
                 deep[owner] = array
             else:
                 outside.append(info)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.counters import Counters
-from shardstore.engine.index_cache import CachedIndex
+from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_read import group_located
@@ -117,35 +117,43 @@ class _Indexed:
 class PartReads:
     """The batches of one store."""
 
-    def __init__(self, storage: ReadsInThreads, hierarchy: Hierarchy, reader: Reader, limits: ReadLimits, counters: Counters) -> None:
+    def __init__(
+        self, storage: ReadsInThreads, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
+    ) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
+        self._indices = indices
         self._reader = reader
         self._gap_bytes = limits.gap_bytes
         self._counters = counters
         self.is_of_use = True
         """Not where it was found out that the storage is better read otherwise."""
 
-    def known(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
-        """Like ``find``, where the array is fresh and all indices are remembered; from any thread."""
+    def known(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
+        """Like ``find``, where the array is fresh and all indices are remembered; from any thread.
+
+        Where only indices are missing, the result is where the chunks are, for ``find``.
+        """
         located = self._hierarchy.fresh_together(keys)
         if located is None:
             return None
         index_format = located.layout.index_format
+        trusts = self._hierarchy.never_checks
         indices: list[_Index] = []
         for key in located.shard_keys:
-            index = self._reader.remembered_index(key, index_format)
+            index = self._indices.peek(key, index_format, unverified=trusts)
             if index is None:
-                return None
+                return located
             indices.append((index, False))
         self._counters.add(index_hits=len(indices))
         return self._divided(located, indices, threads)
 
-    async def find(self, keys: Sequence[str], threads: int) -> ChunkParts | None:
-        """Whole chunks, for so many threads; ``None`` where the engine has to be asked for all."""
+    async def find(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
+        """Return whole chunks, for so many threads; ``None`` where the engine has to be asked for all. ``known`` found ``located``."""
         try:
-            located = await self._hierarchy.locate_together(keys, for_write=False)
-            if located is None or located.node.is_uncommitted or self._hierarchy.is_deep(located.node.path):
+            if located is None:
+                located = await self._hierarchy.locate_together(keys, for_write=False)
+            if located is None or located.node.is_uncommitted or located.node.path in self._hierarchy.deep_arrays:
                 return None
             indices = await self._reader.verified_indices(group_located(located, [EVERYTHING] * len(keys)))
         except ShardStoreError:  # the reader comes upon it too, and says more
@@ -221,6 +229,8 @@ def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -
     return kept
 
 
-def part_reads(storage: Storage, hierarchy: Hierarchy, reader: Reader, limits: ReadLimits, counters: Counters) -> PartReads | None:
+def part_reads(
+    storage: Storage, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
+) -> PartReads | None:
     """The batches of a storage that reads in any thread; ``None`` where it cannot."""
-    return PartReads(storage, hierarchy, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None
+    return PartReads(storage, hierarchy, indices, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None

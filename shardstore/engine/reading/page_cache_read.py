@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from shardstore.engine.counters import Counters
+from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy
-from shardstore.engine.reading.reader import Reader
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
 from shardstore.storage.base import Found, Read, Storage
@@ -29,10 +29,10 @@ class ReadsPageCache(Protocol):
 class PageCacheReader:
     """Single reads of one store."""
 
-    def __init__(self, storage: ReadsPageCache, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> None:
+    def __init__(self, storage: ReadsPageCache, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
         self._storage = storage
         self._hierarchy = hierarchy
-        self._reader = reader
+        self._indices = indices
         self._counters = counters
 
     def get(self, key: str, request: ByteRequest) -> memoryview | None:
@@ -40,7 +40,7 @@ class PageCacheReader:
         target = self._hierarchy.fresh_chunk(key)
         if target is None:
             return None
-        cached = self._reader.remembered_index(target.shard_key, target.layout.index_format)
+        cached = self._indices.peek(target.shard_key, target.layout.index_format, unverified=self._hierarchy.never_checks)
         if cached is None:
             return None
         try:
@@ -61,6 +61,6 @@ class PageCacheReader:
         return data
 
 
-def page_cache_read(storage: Storage, hierarchy: Hierarchy, reader: Reader, counters: Counters) -> PageCacheReader | None:
+def page_cache_read(storage: Storage, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> PageCacheReader | None:
     """The reads of a storage that can answer some at once; ``None`` where it cannot."""
-    return PageCacheReader(storage, hierarchy, reader, counters) if isinstance(storage, ReadsPageCache) else None
+    return PageCacheReader(storage, hierarchy, indices, counters) if isinstance(storage, ReadsPageCache) else None

@@ -31,7 +31,7 @@ from shardstore.engine.stale_layout import StaleLayout
 from shardstore.engine.versions import IndexVersions, parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
-from shardstore.format.shard_index import IndexFormat, Places
+from shardstore.format.shard_index import Places
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
@@ -157,7 +157,8 @@ class Reader:
         Raises:
             ShardStoreError: of an array's document.
         """
-        remembered = [self.remembered_index(shard.key, shard.layout.index_format) for shard in shards]
+        trusts = self._hierarchy.never_checks
+        remembered = [self._indices.peek(shard.key, shard.layout.index_format, unverified=trusts) for shard in shards]
         unknown = [shard for shard, index in zip(shards, remembered, strict=True) if index is None]
         self._counters.add(index_hits=len(shards) - len(unknown), index_misses=len(unknown))
         try:
@@ -169,11 +170,6 @@ class Reader:
             return None
         new = iter(loaded)
         return [(next(new), True) if index is None else (index, False) for index in remembered]
-
-    def remembered_index(self, key: str, index_format: IndexFormat) -> CachedIndex | None:
-        """The index of a shard, where one is remembered and verified; from any thread."""
-        cached = self._indices.peek(key, index_format)
-        return cached if cached is not None and self.is_sure(cached) else None
 
     def is_sure(self, index: CachedIndex) -> bool:
         """Return whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""

@@ -63,13 +63,6 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
     return b"".join(pieces)
 
 
-def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
-    """Return whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""
-    if before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
-        return False
-    return before.st_ctime_ns == after.st_ctime_ns or before.st_nlink != after.st_nlink
-
-
 def stat_file(path: str) -> os.stat_result | None:
     """The status of the object at ``path``, or ``None``: directories and devices are no objects."""
     try:

@@ -31,7 +31,7 @@ from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.append_record import version_of, was_appended_to
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, same_bytes, stat_file, translated
+from shardstore.storage.local.files import READ_FLAGS, stat_file, translated
 from shardstore.storage.local.mounts import mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
@@ -40,7 +40,7 @@ from shardstore.storage.local.rules import Locks, WriteRules, check_locks
 from shardstore.storage.local.sweep import find_left, sweep_tree
 from shardstore.storage.local.tails import cut_tails, find_tails
 from shardstore.storage.local.temporary import TemporaryFile
-from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, shows_the_same, wait_to_settle
+from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, same_bytes, shows_the_same, wait_to_settle
 from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
 from shardstore.storage.requests.conditions import check_deletion
 

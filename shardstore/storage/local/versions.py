@@ -98,6 +98,13 @@ class Unsettled(FileGeneration):
         return 0
 
 
+def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
+    """Return whether an open file was left alone. Giving it another name, or taking one, changes nothing but its ctime."""
+    if before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
+        return False
+    return before.st_ctime_ns == after.st_ctime_ns or before.st_nlink != after.st_nlink
+
+
 def may_be_same_bytes(token: str, other: str) -> bool:
     """Return whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be
     all that has changed in between.

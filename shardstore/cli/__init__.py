@@ -1,1 +1,1 @@
-"""The command line: one file a command. Needs the extra ``cli`` (typer and rich)."""
+"""The command line: one file for each command. Needs the extra ``cli`` (typer and rich)."""

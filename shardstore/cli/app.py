@@ -1,4 +1,4 @@
-"""The program ``shardstore``: its commands, and what becomes of errors."""
+"""The program ``shardstore``: its commands, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROGRAM = "shardstore"
 
 
 class Commands(LazyCommands):
-    """A group whose errors, those of usage included, end in one line and an exit code of ``ExitCode``."""
+    """A group whose errors, including those of usage, end in one line and an exit code of ``ExitCode``."""
 
     def main(
         self,
@@ -97,9 +97,9 @@ def _show_warnings_in_one_line() -> None:
 
 @contextmanager
 def _without_tracebacks_of_gcsfs() -> Iterator[None]:
-    """gcsfs logs each request that it gives up, with a traceback, which Python shows where nobody handles logs.
+    """Hide tracebacks of gcsfs: it logs each request that it gives up, with a traceback, which Python shows where nobody handles logs.
 
-    With ``--debug`` the traceback of the error is shown in any case, and without what it may tell of secrets.
+    With ``--debug`` the traceback of the error is shown in any case, without any secrets.
     """
     log, nowhere = logging.getLogger("gcsfs"), logging.NullHandler()
     log.addHandler(nowhere)
@@ -110,7 +110,7 @@ def _without_tracebacks_of_gcsfs() -> Iterator[None]:
 
 
 def _discard(stream: TextIO) -> None:
-    """Nothing more can be written: what is still in the buffer goes nowhere, without a complaint."""
+    """Discard the rest of the output, since nothing more can be written: the buffer is dropped without an error."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):

@@ -44,10 +44,10 @@ AgainstOptionsJson = Annotated[
 
 
 def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:
-    """The options of a filesystem, from a JSON object and ``key=value`` pairs, which win.
+    """Return the options of a filesystem, from a JSON object and ``key=value`` pairs; the pairs take precedence.
 
     Raises:
-        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins as JSON and is none.
+        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins as JSON but is none.
     """
     options: dict[str, Any] = {}
     if text is not None:

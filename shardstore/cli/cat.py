@@ -49,10 +49,10 @@ def cat(
 
 
 def parse_range(text: str | None) -> slice:
-    """``a:b`` as Python's slices have it.
+    """Return the slice for ``a:b``, as in Python.
 
     Raises:
-        InvalidInput: it is not of that form.
+        InvalidInput: the text has another form.
     """
     match = _RANGE.fullmatch(text if text is not None else ":")
     if match is None:
@@ -62,7 +62,7 @@ def parse_range(text: str | None) -> slice:
 
 
 async def _write_out(target: Target, path: str, wanted: slice) -> None:
-    """In pieces of one version, so that an object of any size fits."""
+    """Write in pieces of one version, so that an object of any size fits into memory."""
     value = await target.engine.pin(path) if path else None
     if value is None:
         raise NotFound(await _why_not(target, path))

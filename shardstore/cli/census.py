@@ -1,4 +1,4 @@
-"""``shardstore census``: which chunks exist."""
+"""``shardstore census``: counts the chunks that exist."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _EMPTY, _FULL = (44, 48, 56), (96, 190, 255)  # red, green, blue
 
 
 def picture(array: ArrayCensus, axes: tuple[int, int] | None = None) -> list[Text]:
-    """Lines of cells, framed; the brighter the more of what is behind a cell exists."""
+    """Return lines of cells, framed; a cell is brighter the more of its chunks exist."""
     colours = has_colours()
     cells = density(array, _LINES * (2 if colours else 1), _COLUMNS, axes).cells
     rows = cells.tolist()
@@ -38,7 +38,7 @@ def picture(array: ArrayCensus, axes: tuple[int, int] | None = None) -> list[Tex
 
 
 def _shade(share: float) -> str:
-    """Anything that exists is seen, and only what is complete is full."""
+    """Return the shade of a share of chunks: any existing chunk is visible, and only a complete cell is full."""
     if share in (0.0, 1.0):
         return _SHADES[int(share) * (len(_SHADES) - 1)]
     return _SHADES[1 + min(len(_SHADES) - 3, int(share * (len(_SHADES) - 2)))]

@@ -1,4 +1,4 @@
-"""The commands by name. Each is loaded when it is used: the program's own help needs none of them, and no command needs the others."""
+"""The commands by name. Each is loaded when it is used: the program's own help needs none of them, and no command needs another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PANEL = "Commands"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A command as the program's help lists it; ``summary`` is the first paragraph of the help of its own."""
+    """A command as the program's help lists it; ``summary`` is the first paragraph of the command's own help."""
 
     module: str
     function: str
     summary: str
 
     def load(self) -> Callable[..., None]:
-        """The function whose signature and docstring are the command's options and help."""
+        """Return the function whose signature and docstring are the command's options and help."""
         command: Callable[..., None] = getattr(import_module(self.module), self.function)
         return command
 
@@ -79,17 +79,17 @@ COMMANDS: Mapping[str, Listed] = {
 
 
 class LazyCommands(TyperGroup):
-    """A group that lists ``COMMANDS`` by their summaries, and loads the one that is called or whose help or completion is asked for."""
+    """A group that lists ``COMMANDS`` by their summaries, and loads one when it is called, or its help or completion is asked for."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that ``args`` begin with, its name, and the arguments left."""
+        """Return the command that ``args`` begin with, its name, and the remaining arguments."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = _loaded(args[0], COMMANDS[args[0]].load())
         return super().resolve_command(ctx, args)
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Let ``app``, whose class is a ``LazyCommands``, list all commands."""
+    """Make ``app``, whose class is a ``LazyCommands``, list all commands."""
     for name, listed in COMMANDS.items():
         app.command(name, help=listed.summary, rich_help_panel=_PANEL)(_not_loaded)
 

@@ -1,4 +1,4 @@
-"""``shardstore compact``: rewrites shards that hold many bytes that nothing refers to."""
+"""``shardstore compact``: rewrites shards with many dead bytes, which nothing refers to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings for users after nodes were copied, moved or removed, each with its remedy."""
+"""Warnings after nodes were copied, moved or removed, each with its remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardstore.maintenance.survey.run import V2_DOCUMENTS
 
 
 def warn_of_stale(*targets: Target) -> None:
-    """Name each group above ``targets`` whose consolidated metadata is out of date."""
+    """Warn of each group above ``targets`` whose consolidated metadata is stale."""
     named: set[str] = set()
     for target in targets:
         for group in run_sync(stale_consolidated(target.engine.storage, target.path)):
@@ -23,7 +23,7 @@ def warn_of_stale(*targets: Target) -> None:
 
 
 def warn_of_missing_group(target: Target) -> None:
-    """A node inside a store is found from its root only where each directory in between is a group."""
+    """Warn of a missing group: a node inside a store is found from its root only where each directory in between is a group."""
     parent = target.path.rpartition("/")[0]
     if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
         url = target.address.shown(len(target.address.segments) - 1)
@@ -31,10 +31,11 @@ def warn_of_missing_group(target: Target) -> None:
 
 
 def check_overwritable(target: Target) -> None:
-    """Refuse to overwrite a directory of other things, which has to be removed by name; a node or a single key may be overwritten.
+    """Check that a target may be overwritten, which removes it: a node or a single key may be, a directory of other things has to be
+    removed by name.
 
     Raises:
-        InvalidInput: it is such a directory, or a whole bucket.
+        InvalidInput: the target is such a directory, or a whole bucket.
     """
     run_sync(_check_overwritable(target))
 

@@ -1,4 +1,4 @@
-"""Options of commands that work for long: where the work is done, how much of it, and how it ends when it is interrupted."""
+"""Options of commands that work for long: where the work is done, which part of it, and how it ends when it is interrupted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="H
 FULL_MEMORY = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
 
 CONNECT_SECONDS = 15.0
-"""Seconds that the scheduler of a cluster has to answer."""
+"""The time for the scheduler of a cluster to answer."""
 
 _MOST_SAID = 10
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
@@ -63,10 +63,10 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """``512MiB``, ``1.5 GB``, ``65536``: with ``i`` in powers of 1024, without in powers of 1000.
+    """Return the bytes of ``512MiB``, ``1.5 GB`` or ``65536``: with ``i`` in powers of 1024, without it in powers of 1000.
 
     Raises:
-        InvalidInput: it is no such thing.
+        InvalidInput: the text has another form.
     """
     match = _BYTES.fullmatch(text)
     if match is None:
@@ -76,18 +76,18 @@ def parse_bytes(name: str, text: str) -> int:
 
 
 def parse_locks(text: str) -> Locks:
-    """Raises ``InvalidInput`` where it is neither of them."""
+    """Return the value of ``--locks``. Raises ``InvalidInput`` where it is unknown."""
     check_locks(text)
     return "cluster" if text == "cluster" else "auto"
 
 
 @contextmanager
 def cluster(address: str | None) -> Iterator[ExecutorLike | None]:
-    """The client of a dask cluster, or ``None`` without an address.
+    """Connect to a dask cluster; yield its client, or ``None`` without an address.
 
     Raises:
         Unsupported: dask.distributed is not installed.
-        StorageError: nobody answers there.
+        StorageError: no scheduler answers there.
     """
     if address is None:
         yield None
@@ -114,7 +114,7 @@ def work(
     max_memory: str,
     only_failed: Path | None,
 ) -> Iterator[dict[str, Any]]:
-    """The arguments of ``Execution.of`` that these options give, for a block that Ctrl-C ends with ``advice``.
+    """Yield the arguments of ``Execution.of`` from these options, for a block that Ctrl-C ends with ``advice``.
 
     Raises:
         InvalidInput: one of them cannot be right.
@@ -127,7 +127,7 @@ def work(
 
 
 def read_failures(file: Path) -> list[str]:
-    """The keys in what ``write_failures`` has written.
+    """Return the keys in a file that ``write_failures`` has written.
 
     Raises:
         InvalidInput: there is no such file, or it is something else.
@@ -144,7 +144,7 @@ def read_failures(file: Path) -> list[str]:
 
 
 def check_writable(name: str, file: Path | None) -> None:
-    """Before work is begun whose result is to go there; nothing without a file.
+    """Check, before work begins, that its result can be written there; does nothing without a file.
 
     Raises:
         InvalidInput: there is no directory for it, or it cannot be written.
@@ -154,7 +154,7 @@ def check_writable(name: str, file: Path | None) -> None:
 
 
 def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
-    """Write what failed, one JSON object a line, with key and error; nothing without a file.
+    """Write the failures, one JSON object per line, with key and error; does nothing without a file.
 
     Raises:
         InvalidInput: it cannot be written.
@@ -170,7 +170,7 @@ def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
 
 @contextmanager
 def interruptible(advice: str | Callable[[], str]) -> Iterator[None]:
-    """One Ctrl-C ends the block cleanly, with ``advice``, asked for then; a second one ends the process at once."""
+    """Make one Ctrl-C end the block cleanly, with ``advice``, which is called then; a second one ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -205,13 +205,13 @@ class FailedObject(Protocol):
 
 
 def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
-    """Return what the bar shows of a run over shards; ``actions`` names its phases."""
+    """Return the step of the bar for a run over shards; ``actions`` names its phases."""
     nbytes, total = (progress.nbytes, progress.total_nbytes) if progress.total_nbytes else (None, None)
     return Step(actions[progress.phase], progress.shards, progress.total_shards, nbytes, total, progress.failed, "shards")
 
 
 def end_with(failed: Listed[FailedShard], damaged: int) -> None:
-    """Say what was not done, and end with an exit code that tells; nothing where all was done."""
+    """Report what was not done, and end with an exit code that shows it; does nothing where all was done."""
     for failure in failed.first[:_MOST_SAID]:
         complain("error", f"{failure.key}: {message(failure.error)}")
     if failed.count > _MOST_SAID:

@@ -1,4 +1,4 @@
-"""Translate an exception into one line on stderr and an exit code."""
+"""Turn an exception into one line on stderr and a meaningful exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardstore.storage.base import ConditionFailed
 
 
 class ExitCode(IntEnum):
-    """The exit codes of commands, for scripts."""
+    """The meanings of a command's exit codes, for scripts."""
 
     OK = 0
     FAILED = 1
@@ -60,14 +60,14 @@ _NO_SUCH_BUCKET = "NoSuchBucket"  # the server's word for it, which the storages
 
 
 def first_error(exc: BaseException) -> BaseException:
-    """The error that matters: of a group, its first one."""
+    """Return the error that matters: for a group, its first one."""
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
     return exc
 
 
 def exit_code(exc: BaseException) -> ExitCode:
-    """The exit code for an exception; of long work that is not complete, that of the first failure."""
+    """Return the exit code for an exception; for incomplete long work, that of the first failure."""
     if isinstance(exc, Incomplete) and exc.__cause__ is not None:
         of_first = exit_code(exc.__cause__)
         return ExitCode.FAILED if of_first is ExitCode.INVALID else of_first  # which says that nothing was changed
@@ -77,7 +77,7 @@ def exit_code(exc: BaseException) -> ExitCode:
 
 
 def message(exc: BaseException) -> str:
-    """Return what to say of an exception, in one line."""
+    """Return the message for an exception, in one line."""
     text = " ".join(str(exc).split())
     if not isinstance(exc, ShardStoreError):
         name = type(exc).__name__

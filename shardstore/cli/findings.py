@@ -1,4 +1,4 @@
-"""Many findings that say the same: the first of them in full, and where the others are."""
+"""Group findings that say the same: the first of them is shown in full, with the places of the others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OF_ONE = re.compile(r"\b[0-9a-f]{8}\b|\d+")
 
 
 def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:
-    """The first of each group of items that say the same but for numbers and checksums, and the others of the group; in order.
+    """Return the first of each group of items that are equal except for numbers and checksums, with the others of the group, in order.
 
-    Items of which ``apart`` differs are in different groups.
+    Items with different ``apart`` are in different groups.
     """
     groups: dict[Hashable, list[T]] = {}
     for item in items:
@@ -28,9 +28,9 @@ def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Has
 
 
 def show_others(keys: Sequence[str], margin: str) -> None:
-    """Say how many others there are, and the keys of some; nothing where there are none.
+    """Print how many others there are, and the keys of some; nothing where there are none.
 
-    A key that comes again is that of an object in which several things were found.
+    A repeated key is that of an object with several findings.
     """
     if not keys:
         return

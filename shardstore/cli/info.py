@@ -1,4 +1,4 @@
-"""``shardstore info``: what is in a store, how it is stored, and what the storage can do."""
+"""``shardstore info``: shows the content of a store, how it is stored, and the abilities of the storage."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def info(
 
 
 def no_v3(found: Survey) -> str | None:
-    """Return what to say of a place without any node of Zarr v3."""
+    """Return the message for a place without any node of Zarr v3, or ``None``."""
     if found.arrays or found.groups or found.unreadable:
         return None
     if found.v2_documents:

@@ -35,7 +35,7 @@ class Entry:
 
 
 class Printer(Protocol):
-    """Writes entries as they come."""
+    """A printer that writes entries as they arrive."""
 
     def add(self, entry: Entry, name: str) -> None: ...
 
@@ -90,7 +90,7 @@ def _nothing(target: Target, path: str) -> str:
 
 
 class TextPrinter:
-    """One line an entry."""
+    """A printer of one line per entry."""
 
     def __init__(self, long: bool) -> None:
         self._long = long
@@ -102,11 +102,11 @@ class TextPrinter:
         sys.stdout.write(f"{size}{name}\n")
 
     def end(self) -> None:
-        """There is nothing left to write."""
+        """Do nothing: there is nothing left to write."""
 
 
 class JsonPrinter:
-    """One object an entry."""
+    """A printer of one JSON object per entry."""
 
     def __init__(self) -> None:
         self._list = JsonList()
@@ -119,7 +119,7 @@ class JsonPrinter:
 
 
 async def _print(source: _Source, path: str, recursive: bool, printer: Printer, base: str) -> bool:
-    """Print what is at ``path``; whether there was anything."""
+    """Print what is at ``path``; return whether there was anything."""
     found = False
     async for entry in iterate(lambda: source.everything(path) if recursive else source.level(path)):
         name = entry.key.removeprefix(base) if entry.key.startswith(base) else entry.key
@@ -137,7 +137,7 @@ class _Source:
         self._sizes = sizes
 
     async def everything(self, path: str) -> AsyncIterator[Entry]:
-        """The key ``path`` itself, and all below it, as they are found."""
+        """Yield the key ``path`` itself, and everything below it, in the order of discovery."""
         if (itself := await self._itself(path)) is not None:
             yield itself
         below = join(path, "")
@@ -149,7 +149,7 @@ class _Source:
             yield Entry(value.key, await self._nbytes(value.key, value.nbytes))
 
     async def level(self, path: str) -> AsyncIterator[Entry]:
-        """The key ``path`` itself, and what is directly below it: directories first, then keys, in order."""
+        """Yield the key ``path`` itself, and its direct children: directories first, then keys, in order."""
         if (itself := await self._itself(path)) is not None:
             yield itself
         below = join(path, "")
@@ -175,11 +175,11 @@ class _Source:
         return None if nbytes is None else Entry(path, nbytes)
 
     async def _nbytes(self, key: str, nbytes: int | None) -> int | None:
-        """A document's presented size is known only once it is read: where sizes are wanted."""
+        """Return the size of an entry, where sizes are wanted: a document's presented size is known only after reading it."""
         return await self._engine.size(key) if nbytes is None and self._sizes else nbytes
 
 
 def _in_order(key: str) -> list[tuple[int, int | str]]:
-    """Numbers in numerical order: ``c/2`` before ``c/10``."""
+    """Return a sort key with numbers in numerical order: ``c/2`` before ``c/10``."""
     parts = key.replace(".", "/").split("/")
     return [(0, int(part)) if part.isascii() and part.isdecimal() else (1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""The output of commands: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
+"""Output of commands: results on stdout, everything else on stderr. Tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _console(file: TextIO) -> Console:
-    """Return a console as wide as the screen, or, where there is none, as wide as necessary."""
+    """Return a console as wide as the screen, or, without a screen, as wide as needed."""
     return Console(file=file, highlight=False, markup=False, emoji=False, width=None if file.isatty() else _NO_TERMINAL_WIDTH)
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print results for people on stdout; into a file or a pipe without the blanks that fill up lines."""
+    """Print results for people on stdout; in a file or a pipe, lines have no trailing blanks."""
     console = _console(sys.stdout)
     if sys.stdout.isatty():
         for renderable in renderables:
@@ -41,7 +41,7 @@ def show(*renderables: RenderableType) -> None:
 
 
 def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
-    """A paragraph behind its label: lines as wide as the screen, or of 80 columns where there is none, below each other."""
+    """Return a paragraph behind its label, in lines as wide as the screen, or of 80 columns without a screen."""
     width = max(columns_of_screen() or _COLUMNS, indent + len(label) + _LEAST_COLUMNS)
     margin = " " * indent
     lines = textwrap.wrap(
@@ -59,7 +59,7 @@ def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
 
 
 def columns_of_screen() -> int | None:
-    """Return how many columns the terminal has that results go to, ``None`` where they go elsewhere."""
+    """Return the width of the terminal that results go to, in columns; ``None`` where they go elsewhere."""
     return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
@@ -69,23 +69,23 @@ def has_colours() -> bool:
 
 
 def stderr_console() -> Console:
-    """Return where errors, warnings, questions and progress go."""
+    """Return the console for errors, warnings, questions and progress."""
     return _console(sys.stderr)
 
 
 def complain(label: str, text: str) -> None:
-    """``error: …`` or ``warning: …``, one line, on stderr."""
+    """Print ``error: …`` or ``warning: …``, one line, on stderr."""
     style = "bold red" if label == "error" else "bold yellow"
     stderr_console().print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
-    """A document on stdout, and nothing else."""
+    """Print a document on stdout, and nothing else."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 class JsonList:
-    """A list of objects on stdout, written as they come: together they are one JSON document."""
+    """A list of objects on stdout, written as they arrive: together they are one JSON document."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -99,7 +99,7 @@ class JsonList:
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people: ``1.5 MiB``."""
+    """Return bytes as text for people: ``1.5 MiB``."""
     value, unit = float(nbytes), 0
     while abs(value) >= 1023.95 and unit < len(_UNITS) - 1:
         value /= 1024
@@ -108,24 +108,24 @@ def size(nbytes: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number with thousands apart; one decimal where it is small and not whole."""
+    """Return a number as text with thousands separated; with one decimal where it is small and not whole."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
 
 
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
-    """``1 object``, ``2 objects``."""
+    """Return a number with its noun: ``1 object``, ``2 objects``."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def shape(sizes: tuple[int, ...] | None) -> str:
-    """``64 × 64``, or ``?`` where it is not known."""
+    """Return a shape as text: ``64 × 64``, or ``?`` where it is not known."""
     if sizes is None:
         return "?"
     return " × ".join(map(str, sizes)) if sizes else "0-d"
 
 
 class ProgressBar(Protocol):
-    """Says how far something has come; may be called from any thread."""
+    """A progress bar; may be called from any thread."""
 
     def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
 
@@ -135,7 +135,7 @@ _SILENT_SECONDS = 4.0
 
 @contextmanager
 def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Say ``text`` on stderr, where that is a terminal, once the block has taken so long."""
+    """Print ``text`` on stderr, where that is a terminal, once the block has taken so long."""
     if not sys.stderr.isatty():
         yield
         return
@@ -150,7 +150,7 @@ def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[
 
 @contextmanager
 def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
-    """A bar on stderr for the block, where stderr is a terminal."""
+    """Show a bar on stderr during the block, where stderr is a terminal."""
     console = stderr_console()
     if not sys.stderr.isatty():
         yield lambda done, total=None, nbytes=None: None

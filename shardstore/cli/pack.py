@@ -1,4 +1,4 @@
-"""``shardstore pack``, ``reshard`` and ``unpack``: encoded chunks into shards, other shards, or out of them."""
+"""``shardstore pack``, ``reshard`` and ``unpack``: move encoded chunks into shards, other shards, or out of shards."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _OF_SHARDS = ("chunks_per_shard", "chunk_order", "index_location", "no_index_che
 
 
 def _command(function: Callable[..., PackReport], doc: str, without: tuple[str, ...] = ()) -> Callable[..., None]:
-    """The command for one of the functions, with the parameters that it takes."""
+    """Return the command for one of the functions, with the parameters that it takes."""
 
     def command(**given: Any) -> None:
         _run(function, **{name: default for name, (_, default) in _PARAMETERS.items()} | given)

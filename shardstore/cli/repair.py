@@ -1,4 +1,4 @@
-"""``shardstore repair``: mends damaged shards from what can be proved."""
+"""``shardstore repair``: repairs damaged shards from what can be proved."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from shardstore.presented.flavours import Presented
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """The keys that would be removed: ``what`` they are in words, how much, and whether it is one key or all below a prefix.
+    """The things that would be removed: ``what`` in words, how much, and whether it is one key or all below a prefix.
 
-    ``asks``: somebody has to agree first.
+    ``asks`` is true where somebody has to agree first.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""The versions and settings of this installation."""
+"""The facts about this installation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = (
 
 
 def runtime_facts() -> dict[str, Any]:
-    """Versions by package (``None``: not installed), and the codec pipeline that zarr uses for stores of ours."""
+    """Return versions by package (``None``: not installed), and the codec pipeline that zarr uses for stores of ours."""
     return {
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -31,7 +31,7 @@ def _version(package: str) -> str | None:
 
 
 def _pipeline() -> str | None:
-    """The path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr."""
+    """Return the path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr."""
     if find_spec("zarr") is None:
         return None
     from shardstore.adapters.zarr.pipeline import install_pipeline

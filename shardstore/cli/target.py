@@ -1,4 +1,4 @@
-"""Resolve the URL on the command line to an engine at the root of the hierarchy, and to the path in it.
+"""Resolve the URL on the command line to an engine at the root of the hierarchy, and the path in it.
 
 A URL may name a store, a node in it, or a key. Where there is no node at or above it, the URL itself is the root.
 """
@@ -27,7 +27,7 @@ from shardstore.stored.detect import is_draft
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The place that an address leads to: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` told the root."""
+    """The target of an address: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` showed the root."""
 
     address: Address
     options: Mapping[str, Any]
@@ -44,15 +44,15 @@ class Target:
         return self.address.path_from(self.depth)
 
     def shown(self, path: str) -> str:
-        """The URL of ``path`` in the engine, for people."""
+        """Return the URL of ``path`` in the engine, for people."""
         return self.address.shown_below(self.depth, path)
 
     def rooted_at(self, depth: int) -> Target:
-        """The same place, of an engine whose root is the first ``depth`` segments of the address."""
+        """Return the same place with an engine whose root is the first ``depth`` segments of the address."""
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
 
     def as_key(self) -> Target:
-        """Where nothing told the root, the directory above is as good: then the last segment is a key in it."""
+        """Return the target as a key in the directory above, where no document showed the root."""
         if self.has_root or self.path or not self.address.segments:
             return self
         return self.rooted_at(len(self.address.segments) - 1)
@@ -74,7 +74,7 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
 
 
 def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]) -> tuple[Target, Target]:
-    """Two targets, of one engine where they are in one storage: then a move can be a rename, and a copy the server's."""
+    """Return two targets, with one engine where they are in one storage: then a move can be a rename, and a copy the server's."""
     one, other = resolve(source, source_options), resolve(target, target_options)
     a, b = one.address, other.address
     if (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail) or dict(one.options) != dict(other.options):
@@ -96,7 +96,7 @@ def _holds_draft(target: Target) -> bool:
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Return how many segments both begin with."""
+    """Return the number of segments that both begin with."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -108,7 +108,7 @@ def _takes_options(protocol: str) -> bool:
 def pair_options(
     source: str, target: str, given: dict[str, Any], of_target: dict[str, Any] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The options of two URLs. What is given is for both, but for a local one beside another that takes options."""
+    """Return the options of two URLs. The given ones are for both, except for a local one beside another that takes options."""
     takes = {url: _takes_options(Address.parse(url).protocol) for url in (source, target)}
     if of_target is not None:
         return given, of_target

@@ -21,7 +21,7 @@ _QUIET_SECONDS = 2.0  # work that takes no longer needs no lines
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The step that is under way, and how much of it is done: objects and bytes, of so many where that is known."""
+    """One step: the action, and how much of it is done: objects and bytes, with the totals where these are known."""
 
     action: str
     objects: int
@@ -37,7 +37,7 @@ Report = Callable[[Step], None]
 
 @contextmanager
 def transfer_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
-    """Shows steps on stderr for the block; may be called from any thread."""
+    """Show steps on stderr during the block; may be called from any thread."""
     if not sys.stderr.isatty():
         yield _Lines(clock)
         return
@@ -66,7 +66,7 @@ def transfer_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report
 
 
 class _Rate:
-    """A second, since the present action began."""
+    """The rate per second since the present action began."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -74,7 +74,7 @@ class _Rate:
         self._began = (0.0, 0, 0)
 
     def of(self, step: Step) -> tuple[float, float] | None:
-        """Objects and bytes."""
+        """Return objects and bytes per second, or ``None``."""
         now = self._clock()
         if step.action != self._action:
             self._action, self._began = step.action, (now, step.objects, step.nbytes or 0)
@@ -84,14 +84,14 @@ class _Rate:
 
 
 def _amount(step: Step) -> tuple[int, int | None, int]:
-    """Return how much is done, of how much, and whether that is objects (0) or bytes (1): these where it is known how many there are."""
+    """Return how much is done, the total, and whether these are objects (0) or bytes (1): bytes where their total is known."""
     if step.nbytes is not None and step.total_nbytes is not None:
         return step.nbytes, step.total_nbytes, 1
     return step.objects, step.total_objects, 0
 
 
 class _Lines:
-    """After a while a line when an action begins, and then every ten seconds."""
+    """A writer of lines: after a while one when an action begins, and then one every ten seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some of what is said; where there is no room, parts go by ``given_up``, the least first, and those of 0 stay."""
+    """A part of a line. Where there is no room, parts are dropped in the order of ``given_up``, the least first; those of 0 stay."""
 
     text: str
     given_up: int = 0
@@ -132,7 +132,7 @@ def _parts(step: Step, rate: tuple[float, float] | None) -> list[_Part]:
 
 
 def _fitting(parts: list[_Part], width: int) -> str:
-    """The parts in one line of at most ``width`` columns, as far as some can be given up."""
+    """Return the parts in one line of at most ``width`` columns, as far as enough of them can be dropped."""
     kept = list(parts)
     while cell_len(line := _line(kept)) > width and (loose := [part for part in kept if part.given_up]):
         kept.remove(min(loose, key=lambda part: part.given_up))

@@ -1,4 +1,4 @@
-"""``shardstore verify``: whether what is stored makes sense, and what can be known of that."""
+"""``shardstore verify``: checks that stored data are sound, and shows what can be known of that."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def verify(
 
 
 def _conclude(report: VerifyReport) -> None:
-    """Say on stderr what matters, and exit accordingly."""
+    """Report the main results on stderr, and exit accordingly."""
     sys.stdout.flush()
     if report.unread:
         first = report.unread[0]

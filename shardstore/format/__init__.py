@@ -1,1 +1,1 @@
-"""Formats as pure functions on bytes and JSON. Neither files nor event loops are known here."""
+"""Formats as pure functions on bytes and JSON, without files and event loops."""

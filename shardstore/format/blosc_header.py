@@ -4,9 +4,9 @@
 
     | version | versionlz | flags | typesize | nbytes: int32 | blocksize: int32 | cbytes: int32 | blocks ... |
 
-``cbytes`` is the length of the whole buffer, ``nbytes`` that of what it decodes to; little-endian. The library believes
-both: a buffer that was cut, or whose numbers were changed, makes it read behind the end (and the process crash), or
-allocate up to 2 GiB. Specification: c-blosc, README_CHUNK_FORMAT.
+``cbytes`` is the length of the whole buffer, ``nbytes`` that of the decoded bytes; both are little-endian. The library trusts both: a
+buffer that was cut, or whose numbers were changed, makes it read behind the end (and the process crash), or allocate up to 2 GiB.
+Specification: c-blosc, README_CHUNK_FORMAT.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HEADER_NBYTES = _HEADER.size
 
 
 def check_blosc_header(data: BytesLike, decoded_nbytes: int | None, encoded_nbytes: int | None = None) -> None:
-    """Refuse a buffer whose header contradicts its length, or the ``decoded_nbytes`` that are expected, if they are known.
+    """Refuse a buffer whose header contradicts its length, or the expected ``decoded_nbytes``, if they are known.
 
     ``encoded_nbytes`` is the length of the buffer, where ``data`` is only the start of it.
 
     Raises:
-        Corruption: it is cut, extended, or of another size.
+        Corruption: the buffer is cut, extended, or of another size.
     """
     if encoded_nbytes is None:
         encoded_nbytes = len(data)

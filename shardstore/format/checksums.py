@@ -13,6 +13,6 @@ _COPIED_NBYTES = 2**12  # so many are copied in less time than an array is made
 
 
 def crc32c(data: BytesLike) -> bytes:
-    """The checksum as the four bytes that are stored (Zarr v3 ``crc32c`` codec). Long ones are not copied for it."""
+    """Return the checksum as the four bytes that are stored (Zarr v3 ``crc32c`` codec). Long data are not copied."""
     readable = bytes(data) if len(data) < _COPIED_NBYTES else np.frombuffer(data, np.uint8)  # it takes no memoryview
     return int(google_crc32c.value(readable)).to_bytes(CRC32C_NBYTES, "little")

@@ -1,7 +1,7 @@
-"""Checks of the encoded bytes of a chunk that need no decoding.
+"""Facts about the encoded bytes of a chunk that need no decoding.
 
-The codecs of an array tell how long its chunks are (where they only arrange elements), whether each ends with a checksum, and which
-compressor's header stands at its start. Three compressors say there how many bytes come out::
+The codecs of an array show how long its chunks are (where they only arrange elements), whether each ends with a checksum, and which
+compressor's header is at its start. Three compressors store the decoded size there::
 
     blosc   | version | versionlz | flags | typesize | nbytes: int32 | blocksize: int32 | cbytes: int32 | ...
     zstd    | 28 b5 2f fd | descriptor | window (0..1) | dictionary (0..4) | content size (0..8, may be absent) | blocks ... |
@@ -28,7 +28,7 @@ from shardstore.model.ranges import BytesLike
 Compressor = Literal["blosc", "zstd", "gzip"]
 
 HEAD_NBYTES = 32
-"""The bytes of a chunk that hold every header."""
+"""The number of bytes at the start of a chunk that hold a header."""
 
 _COMPRESSORS: dict[str | None, Compressor] = {
     "blosc": "blosc",
@@ -47,25 +47,25 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 
 @dataclass(frozen=True, slots=True)
 class ChunkCoding:
-    """The properties of encoded chunks that follow from the codecs of their array."""
+    """The facts that the codecs of an array give about each of its encoded chunks."""
 
     nbytes: int | None = None
-    """The size of every chunk in bytes, where the codecs give all of them the same size."""
+    """The size of every chunk, where the codecs give all of them the same."""
     has_checksum: bool = False
-    """The last codec is ``crc32c``."""
+    """True where the last codec is ``crc32c``."""
     compressor: Compressor | None = None
-    """Whose bytes a chunk starts with, where they have a header that is known here."""
+    """The compressor whose bytes a chunk starts with, where its header is known here."""
     compressed_nbytes: int | None = None
-    """The bytes of each chunk that the compressor is given, where that is one size."""
+    """The size of the compressor's input for each chunk, where it is the same for all."""
 
     @property
     def has_size_in_header(self) -> bool:
-        """Return whether headers are compared with what the metadata says."""
+        """True where headers give a size that is compared with the metadata."""
         return self.compressor is not None and self.compressed_nbytes is not None
 
 
 def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> ChunkCoding:
-    """Return the coding of chunks by the members of a presented document."""
+    """Return the facts from members of a presented document."""
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     has_checksum = len(names) > 1 and names[-1] == "crc32c"
     nbytes = encoded_chunk_nbytes(chunk_shape, data_type, codecs)
@@ -82,12 +82,12 @@ def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> C
 
 
 def document_coding(presented: JsonObject, chunk_shape: tuple[int, ...]) -> ChunkCoding:
-    """Return the coding of chunks of this shape by a whole presented document."""
+    """Return the facts from a whole presented document whose chunks have this shape."""
     return chunk_coding(chunk_shape, presented.get("data_type"), presented.get("codecs"))
 
 
 def checksum_fault(data: memoryview) -> str | None:
-    """In words what is wrong with a chunk that ends with a checksum; ``None``: nothing is."""
+    """Return in words the fault of a chunk that ends with a checksum; ``None`` where it has none."""
     if len(data) < CRC32C_NBYTES:
         return f"it has {len(data)} bytes, its checksum alone needs {CRC32C_NBYTES}"
     body, stored = data[:-CRC32C_NBYTES], bytes(data[-CRC32C_NBYTES:])
@@ -96,9 +96,9 @@ def checksum_fault(data: memoryview) -> str | None:
 
 
 def header_fault(coding: ChunkCoding, data: BytesLike, nbytes: int) -> str | None:
-    """In words what is wrong with the header of a chunk of ``nbytes`` bytes, of which ``data`` is the start or all.
+    """Return in words the fault in the header of a chunk of ``nbytes`` bytes; ``data`` is the start of the chunk or all of it.
 
-    What is said of the start alone may turn out to be right once all is there: a zstd chunk may have several frames.
+    A fault found in the start alone may disappear when all bytes are there: a zstd chunk may have several frames.
     """
     view = memoryview(data)
     checksum_nbytes = CRC32C_NBYTES if coding.has_checksum else 0
@@ -157,7 +157,8 @@ def _zstd_size_fault(content_nbytes: int | None, decoded_nbytes: int | None) -> 
 
 
 def zstd_frame_header(frame: memoryview) -> tuple[int, int | None, bool] | None:
-    """Length of a frame's header, content size where it is told, and whether a checksum ends it; ``None`` where it is cut.
+    """Return the length of a frame's header, the content size where it is stored, and whether a checksum ends the frame; ``None`` where
+    the header is cut.
 
     Specification: RFC 8878, 3.1.1.1.
     """

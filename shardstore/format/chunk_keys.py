@@ -1,4 +1,4 @@
-"""Chunk key encodings of Zarr v3: how a chunk's grid position is written in its key.
+"""Chunk key encodings of Zarr v3: the ways to write a chunk's grid position in its key.
 
 ::
 
@@ -32,7 +32,7 @@ _LOOKS_LIKE_CHUNK_PREFIX = re.compile(r"(?:c(?:[/.]|$))?(?:[0-9]+[/.])*[0-9]*", 
 
 @lru_cache
 def _all_canonical(name: str, separator: str, ndim: int) -> re.Pattern[str]:
-    """Canonical keys, one a line, of numbers that fit 64 bits."""
+    """Return a pattern for canonical keys, one per line, of numbers that fit 64 bits."""
     number, between = "(?:0|[1-9][0-9]{0,17})", re.escape(separator)
     key = ("c" + between if name == "default" else "") + between.join([number] * ndim)
     return re.compile(rf"{key}(?:\n{key})*", re.ASCII)
@@ -49,12 +49,12 @@ class ChunkKeyEncoding:
         return self.separator.join(map(str, coords)) if coords else "0"
 
     def encode_all(self, axes: Sequence[Sequence[int]]) -> list[str]:
-        """The keys of many positions, given dimension by dimension (one at least), each of as many coordinates."""
+        """Return the keys of many positions, given dimension by dimension (at least one), all with the same number of coordinates."""
         head = f"c{self.separator}" if self.name == "default" else ""
         return [head + self.separator.join(coords) for coords in zip(*(map(str, axis) for axis in axes), strict=True)]
 
     def decode(self, key: str, ndim: int) -> ChunkCoords | None:
-        """The position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""
+        """Return the position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""
         if ndim == 0:
             return () if key == self.encode(()) else None
         parts = key.split(self.separator)
@@ -65,8 +65,8 @@ class ChunkKeyEncoding:
         return tuple(map(int, parts))
 
     def decode_all(self, keys: Sequence[str], ndim: int) -> npt.NDArray[np.int64] | None:
-        """``(len(keys), ndim)``: the positions that ``keys`` write canonically; ``None`` where one of them does not, or needs more than
-        18 digits, or ``ndim`` is 0. At least one key.
+        """Return ``(len(keys), ndim)``: the positions that ``keys`` write canonically. ``None`` where one of them does not, or needs more
+        than 18 digits, or ``ndim`` is 0. Takes at least one key.
         """
         text = "\n".join(keys)
         if not ndim or text.count("\n") != len(keys) - 1 or _all_canonical(self.name, self.separator, ndim).fullmatch(text) is None:
@@ -76,10 +76,10 @@ class ChunkKeyEncoding:
         return np.fromstring(numbers, dtype=np.int64, sep=" ").reshape(len(keys), ndim)
 
     def leading_coords(self, prefix: str, ndim: int) -> ChunkCoords:
-        """The leading dimensions that a key prefix settles: those followed by a separator, and all of a full key.
+        """Return the leading coordinates that a key prefix fixes: those followed by a separator, and all of a full key.
 
-        ``c/5/1`` settles ``(5,)`` of three dimensions (``1`` may go on as ``12``), ``c/5/1/`` settles ``(5, 1)``.
-        What cannot be a prefix of a canonical key settles nothing; a caller filters by the prefix in any case.
+        ``c/5/1`` fixes ``(5,)`` of three dimensions (``1`` may continue as ``12``), ``c/5/1/`` fixes ``(5, 1)``. A string that cannot
+        be a prefix of a canonical key fixes nothing; a caller filters by the prefix in any case.
         """
         if ndim == 0:
             return ()
@@ -92,7 +92,7 @@ class ChunkKeyEncoding:
         return tuple(map(int, settled))
 
     def prefix_of(self, leading: ChunkCoords, ndim: int) -> str:
-        """The longest string with which every key below these leading coordinates starts."""
+        """Return the longest prefix of every key below these leading coordinates."""
         if ndim == 0:
             return self.encode(())
         if len(leading) == ndim:
@@ -103,7 +103,7 @@ class ChunkKeyEncoding:
 
 
 def parse_chunk_key_encoding(document: Any) -> ChunkKeyEncoding | None:
-    """The encoding that an array's ``chunk_key_encoding`` member names, or ``None`` where it is not known here."""
+    """Return the encoding that an array's ``chunk_key_encoding`` member names, or ``None`` where it is not known here."""
     if isinstance(document, str):
         document = {"name": document}
     if not isinstance(document, dict) or document.get("name") not in ("default", "v2"):
@@ -119,7 +119,7 @@ def parse_chunk_key_encoding(document: Any) -> ChunkKeyEncoding | None:
 
 
 def looks_like_chunk_key(relative_key: str) -> bool:
-    """Return whether some encoding of some rank could write this; only the array's metadata can tell whether it does."""
+    """Return whether some encoding of some rank could write this key; only the array's metadata can show whether it does."""
     return _LOOKS_LIKE_CHUNK.fullmatch(relative_key) is not None
 
 

@@ -1,11 +1,11 @@
-"""Codecs as metadata documents name them, and what those before the sharding do to the dimensions of an array.
+"""Codecs as metadata documents name them, and the effect of those before the sharding on the dimensions of an array.
 
 ::
 
     array (d0, d1, d2)  →  transpose, order [2, 0, 1]  →  (d2, d0, d1)  →  transpose, order [1, 0, 2]  →  (d0, d2, d1)
     axes                                                  (2, 0, 1)                                       (0, 2, 1)
 
-Older drafts spelled some of it otherwise: the order of ``transpose`` by a letter, ``bytes`` as ``endian`` (ZEP 2). Specification: Zarr v3,
+Older drafts used other spellings: the order of ``transpose`` by a letter, ``bytes`` as ``endian`` (ZEP 2). Specification: Zarr v3,
 "Codecs"; transpose codec 1.0.
 """
 
@@ -20,20 +20,20 @@ SHARDING = "sharding_indexed"
 TRANSPOSE = "transpose"
 
 Axes = tuple[int, ...]
-"""``axes[i]`` is the array's dimension that dimension ``i`` behind a transposition is."""
+"""The dimensions behind a transposition: ``axes[i]`` is the array's dimension that has become dimension ``i``."""
 
 T = TypeVar("T")
 
 
 class LeadingTransposes(NamedTuple):
-    """Transpose codecs at the beginning of a list of codecs: how many they are, and what they do together."""
+    """Transpose codecs at the beginning of a list of codecs: their number, and their effect together."""
 
     number: int
     axes: Axes
 
 
 def codec_name(codec: Any) -> str | None:
-    """The name of a codec, written short (``"crc32c"``) or as an object."""
+    """Return the name of a codec, which is written as a string (``"crc32c"``) or as an object."""
     if isinstance(codec, str):
         return codec
     name = codec.get("name") if isinstance(codec, dict) else None
@@ -41,13 +41,13 @@ def codec_name(codec: Any) -> str | None:
 
 
 def codec_configuration(codec: Any) -> JsonObject:
-    """The configuration of a codec; empty where there is none."""
+    """Return the configuration of a codec; empty where there is none."""
     configuration = codec.get("configuration") if isinstance(codec, dict) else None
     return configuration if isinstance(configuration, dict) else {}
 
 
 def transpose_order(codec: Any, ndim: int) -> Axes | None:
-    """The permutation that a transpose codec names, or ``None`` where that is none of ``ndim`` dimensions."""
+    """Return the permutation that a transpose codec names, or ``None`` where that is no permutation of ``ndim`` dimensions."""
     order = codec_configuration(codec).get("order")
     if order in ("C", "F"):
         return tuple(range(ndim)) if order == "C" else tuple(range(ndim))[::-1]
@@ -57,9 +57,9 @@ def transpose_order(codec: Any, ndim: int) -> Axes | None:
 
 
 def leading_transposes(codecs: Sequence[Any], ndim: int, wanted: Axes | None = None) -> LeadingTransposes | str:
-    """All transpose codecs at the beginning of a list; with ``wanted``, the fewest that make those axes.
+    """Return all transpose codecs at the beginning of a list; with ``wanted``, the fewest that make those axes.
 
-    In words why, where one of them names no permutation, or where those that are there do not make what is wanted.
+    Returns the reason in words where one of them names no permutation, or where they do not make the wanted axes.
     """
     axes: Axes = tuple(range(ndim))
     number = 0
@@ -77,17 +77,19 @@ def leading_transposes(codecs: Sequence[Any], ndim: int, wanted: Axes | None = N
 
 
 def permuted(values: Sequence[T], axes: Axes) -> tuple[T, ...]:
-    """One value for each dimension behind a transposition, out of one for each dimension of the array."""
+    """Return one value for each dimension behind a transposition, from one for each dimension of the array."""
     return tuple(values[axis] for axis in axes)
 
 
 def inverse(axes: Axes) -> Axes:
-    """The axes of the transposition back: ``permuted(permuted(values, axes), inverse(axes)) == values``."""
+    """Return the axes of the inverse transposition: ``permuted(permuted(values, axes), inverse(axes)) == values``."""
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def in_present_words(codecs: Any, ndim: int) -> Any:
-    """A list of codecs, those inside shards included, without the spellings of older drafts, which libraries of today do not read."""
+    """Return a list of codecs, including those inside shards, with today's spellings: today's libraries do not
+    read those of older drafts.
+    """
     return [_in_present_words(codec, ndim) for codec in codecs] if isinstance(codecs, list) else codecs
 
 

@@ -1,4 +1,4 @@
-"""JSON documents that keep what they do not understand: members, their order, and the form of every number.
+"""JSON documents that keep what this package does not understand: members, their order, and the form of every number.
 
 Python reads ``1e400`` as infinity and ``0.10`` as ``0.1``. Attributes belong to the user, so a number whose form
 Python would not write again is kept as its text (``NumberText``).
@@ -20,7 +20,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NumberText:
-    """A number that only its text says exactly: ``1e400``, ``1.50``, ``-0``, ``NaN``."""
+    """A number whose exact value only its text holds: ``1e400``, ``1.50``, ``-0``, ``NaN``."""
 
     text: str
 
@@ -41,7 +41,7 @@ def loads(data: BytesLike) -> Any:
     """Parse a document.
 
     Raises:
-        Corruption: it is not JSON in UTF-8, or nested beyond reason.
+        Corruption: it is not JSON in UTF-8, or nested too deeply.
     """
     try:
         return json.loads(str(data, "utf-8"), parse_int=_parse_int, parse_float=_parse_float, parse_constant=NumberText)
@@ -50,7 +50,7 @@ def loads(data: BytesLike) -> Any:
 
 
 def loads_object(data: BytesLike) -> JsonObject:
-    """Parse a document that has to be an object. Raises ``Corruption`` as ``loads`` does, or where it is none."""
+    """Parse a document that has to be an object. Raises ``Corruption`` as ``loads`` does, or where it is no object."""
     document = loads(data)
     if not isinstance(document, dict):
         raise Corruption(f"the JSON document is a {type(document).__name__}, an object was expected")
@@ -58,7 +58,7 @@ def loads_object(data: BytesLike) -> JsonObject:
 
 
 def dumps(document: Any) -> bytes:
-    """Write a document, two spaces an indent as zarr-python does; numbers kept as text come out as they came in."""
+    """Write a document, indented by two spaces as by zarr-python; numbers kept as text are written unchanged."""
     marker = ""
 
     def mark(value: object) -> str:

@@ -1,7 +1,7 @@
-"""Find faults of a metadata document of Zarr v3: contradictions, which no reader can be right about, and extensions unknown here.
+"""Faults of a metadata document of Zarr v3: contradictions, which no reader can interpret, and extensions unknown here.
 
-Stricter than reading, which passes through what it does not need to know. Specification: Zarr v3, "Array metadata", "Group metadata";
-sharding codec 1.0, "Configuration parameters".
+This is stricter than reading, which passes through what it does not need to know. Specification: Zarr v3, "Array metadata", "Group
+metadata"; sharding codec 1.0, "Configuration parameters".
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ _NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 @dataclass(frozen=True, slots=True)
 class MetadataFault:
-    """``contradiction``: the document cannot be right. ``unknown``: it may be, to somebody who knows the extension."""
+    """A fault of a document. ``contradiction``: the document cannot be right. ``unknown``: it may be right for a reader that knows the
+    extension.
+    """
 
     kind: Literal["contradiction", "unknown"]
     what: str
 
 
 def metadata_faults(document: JsonObject) -> list[MetadataFault]:
-    """All that is wrong with the document of a node, as it is stored."""
+    """Return all faults of the document of a node, as it is stored."""
     if not is_array(document) and not is_group(document):
         version, kind = document.get("zarr_format"), document.get("node_type")
         return [
@@ -102,14 +104,14 @@ def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
 
 
 def _unless_told(document: JsonObject, sharded: tuple[int, ...], reason: str) -> Iterator[MetadataFault]:
-    """Why shards cannot be looked into, where no contradiction says so already."""
+    """Yield the reason why shards cannot be read, where no contradiction gives it already."""
     if not list(_of_sharding(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))):
         yield MetadataFault("unknown", reason)
 
 
 def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return what the sharding divides of a chunk of ``chunk_shape``; ``None`` where there is none, or more than a transposition before
-    it.
+    """Return the shape that the sharding divides, for a chunk of ``chunk_shape``; ``None`` without sharding, or with more than a
+    transposition before it.
     """
     if not isinstance(codecs, list):
         return None
@@ -132,7 +134,7 @@ def _of_grid(grid: Any, ndim: int) -> Iterator[MetadataFault]:
 
 
 def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, data_type: Any) -> Iterator[MetadataFault]:
-    """Return the faults of a chain of codecs, those inside shards included."""
+    """Yield the faults of a chain of codecs, including those inside shards."""
     if not isinstance(codecs, list) or not codecs:
         yield from _contradictions("its codecs are not a list that holds one")
         return
@@ -157,7 +159,7 @@ def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, da
 
 
 def _order_fault(names: Sequence[str]) -> str | None:
-    """Codecs of arrays, then one that makes bytes, then codecs of bytes."""
+    """Return the fault in the order of codecs: it must be codecs of arrays, then one that makes bytes, then codecs of bytes."""
     if any(name not in _KNOWN_CODECS for name in names):
         return None
     makers = [i for i, name in enumerate(names) if name in _ARRAY_TO_BYTES]
@@ -211,7 +213,7 @@ def _of_sharding(
 
 
 def _fill_value_fault(value: Any, data_type: Any) -> str | None:
-    """``None`` for data types whose fill values are not known here."""
+    """Return the fault of a fill value; ``None`` for data types whose fill values are not known here."""
     name = codec_name(data_type) or ""
     fits = _fits(value, name)
     return f"its fill value {_shown(value)} is none of data type {name}" if fits is False else None

@@ -1,4 +1,4 @@
-"""Zarr v3 metadata documents: what of an array's document decides how its chunks are stored.
+"""Zarr v3 metadata documents: the members of an array's document that define how its chunks are stored.
 
 A document is read in one of three ways: a group, an array whose shards can be shown chunk by chunk (``ArrayLayout``),
 or anything else, which passes through whole with a reason in words. Passing through is always right. An array can be sharded
@@ -35,16 +35,14 @@ ARRAY_MEMBERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """The layout of the chunks of a sharded array in shards. ``chunk_shape`` is the inner chunk's, in elements of the array's own
-    dimensions.
-    """
+    """The layout of the chunks of a sharded array. ``chunk_shape`` is the inner chunk's, in elements of the array's own dimensions."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
     key_encoding: ChunkKeyEncoding
     index_format: IndexFormat
     by_transformer: bool = False
-    """Sharded by the 2022 draft's storage transformer, not by a codec."""
+    """True where the 2022 draft's storage transformer shards the array, not a codec."""
     decoded_chunk_nbytes: int | None = None
     """The size of a chunk's elements, where their type is known."""
 
@@ -58,7 +56,7 @@ class ArrayLayout:
         return self.index_format.chunk_nbytes
 
     def of_any_chunks(self) -> ArrayLayout:
-        """The same, of chunks whose codecs are not known to be those of the document."""
+        """Return the same layout for chunks whose codecs may differ from those of the document."""
         return replace(self, index_format=replace(self.index_format, chunk_nbytes=None))
 
     @property
@@ -67,7 +65,7 @@ class ArrayLayout:
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
-        """In elements."""
+        """The shape of a shard, in elements."""
         return tuple(c * n for c, n in zip(self.chunk_shape, self.index_format.chunks_per_shard, strict=True))
 
     @property
@@ -104,7 +102,7 @@ def mentions_sharding(codecs: Any) -> bool:
 
 
 def sizes(value: Any, minimum: int, ndim: int | None = None) -> tuple[int, ...] | None:
-    """A JSON list of whole numbers from ``minimum`` up, of ``ndim`` where that is given; ``None`` for anything else."""
+    """Return a JSON list of whole numbers of at least ``minimum``, with ``ndim`` items where that is given; ``None`` for anything else."""
     if not isinstance(value, list) or len(value) > MAX_NDIM or (ndim is not None and len(value) != ndim):
         return None
     if not all(type(v) is int and minimum <= v < 2**63 for v in value):
@@ -126,7 +124,7 @@ def must_understand(value: Any) -> bool:
 
 
 def parse_plain(document: JsonObject) -> PlainArray | str:
-    """Shape, chunk shape and keys of an array, of whatever codecs; or in words why its chunks cannot be told."""
+    """Return shape, chunk shape and keys of an array, whatever its codecs, or the reason in words why its chunks are not known."""
     plain = _parse_members(document)
     if isinstance(plain, PlainArray) and document.get("storage_transformers"):
         return "it has storage transformers"
@@ -134,8 +132,8 @@ def parse_plain(document: JsonObject) -> PlainArray | str:
 
 
 def parse_shown(document: JsonObject) -> PlainArray | str:
-    """Like ``parse_plain``, of a document that clients see, who may have put storage transformers of their own upon this one's: then the
-    chunks are what their last one stores.
+    """Parse, as ``parse_plain`` does, a document that clients see. A client may have added storage transformers to this one's: then the
+    chunks are what the last transformer stores.
     """
     plain = _parse_members(document)
     if isinstance(plain, str):
@@ -145,7 +143,7 @@ def parse_shown(document: JsonObject) -> PlainArray | str:
 
 
 def _stacked(chunk_shape: tuple[int, ...], transformers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of the chunks that reach whoever is below these transformers."""
+    """Return the shape of the chunks that reach the layer below these transformers."""
     for counts in transformers:
         chunk_shape = tuple(c * n for c, n in zip(chunk_shape, counts, strict=True))
     return chunk_shape
@@ -168,7 +166,7 @@ def _parse_members(document: JsonObject) -> PlainArray | str:
 
 
 def parse_layout(document: JsonObject) -> ArrayLayout | str:
-    """The layout of an array that can be shown chunk by chunk, or in words why it cannot."""
+    """Return the layout of an array that can be shown chunk by chunk, or the reason in words why it cannot."""
     plain = _parse_members(document)
     if isinstance(plain, str):
         return plain
@@ -216,13 +214,13 @@ def parse_layout(document: JsonObject) -> ArrayLayout | str:
 
 
 def decoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any) -> int | None:
-    """The size of a chunk's elements; ``None`` where their type is not known, or has no size."""
+    """Return the size of a chunk's elements; ``None`` where their type is not known, or has no size."""
     nbytes = item_nbytes(data_type)
     return None if nbytes is None else prod(chunk_shape) * nbytes
 
 
 def encoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> int | None:
-    """The size of every encoded chunk, where the codecs only arrange its elements and add checksums; else ``None``."""
+    """Return the size of every encoded chunk, where the codecs only arrange its elements and add checksums; else ``None``."""
     nbytes = decoded_chunk_nbytes(chunk_shape, data_type)
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     if nbytes is None or not {"bytes", "endian"} & set(names) or not set(names) <= {"bytes", "endian", "transpose", "crc32c"}:
@@ -231,10 +229,9 @@ def encoded_chunk_nbytes(chunk_shape: tuple[int, ...], data_type: Any, codecs: A
 
 
 def _transformed_layout(document: JsonObject, plain: PlainArray) -> ArrayLayout | str:
-    """Return the layout of an array that is sharded by the 2022 draft's storage transformer: its chunk grid is that of the chunks in the
-    shards.
+    """Return the layout of an array that the 2022 draft's storage transformer shards: its chunk grid is that of the chunks in the shards.
 
-    Of several upon each other the last is meant: its chunks are the shards of the one before.
+    Of several transformers in a list the last is meant: its chunks are the shards of the one before.
     """
     chunks_per_shard = parse_sharding_transformers(document["storage_transformers"], len(plain.shape))
     if isinstance(chunks_per_shard, str):
@@ -254,7 +251,7 @@ _ITEM_NBYTES = {"bool": 1, "complex64": 8, "complex128": 16, "numpy.datetime64":
 
 
 def item_nbytes(data_type: Any) -> int | None:
-    """Decoded bytes of one element, or ``None`` where the type has no fixed size that is known here."""
+    """Return the decoded bytes of one element, or ``None`` where the type has no fixed size that is known here."""
     name = codec_name(data_type)
     configuration = codec_configuration(data_type)
     length = configuration.get("length_bytes")

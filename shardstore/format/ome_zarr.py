@@ -1,4 +1,4 @@
-"""The metadata of OME-Zarr 0.4, which are attributes of Zarr v2, as those of 0.5, which lie in one attribute of Zarr v3.
+"""Convert the metadata of OME-Zarr 0.4, which are attributes of Zarr v2, to those of 0.5, which are in one attribute of Zarr v3.
 
 ::
 
@@ -8,8 +8,8 @@
      "other": …}                                              "omero": {…}},
                                                       "other": …}
 
-The members are the same. Their versions go: there is one for all of them; only ``plate``, ``well`` and ``image-label`` keep theirs, as the
-text of 0.5 wants it. What is not of OME-Zarr stays where it is.
+The members are the same. Their versions are removed, since there is one for all of them; only ``plate``, ``well`` and ``image-label``
+keep theirs, as the text of 0.5 demands. Attributes that are not of OME-Zarr stay where they are.
 
 Specification: OME-Zarr 0.4 and 0.5, "OME-Zarr Metadata" and the sections of each member.
 """
@@ -33,13 +33,13 @@ class OmeAttributes:
 
     members: tuple[str, ...]
     reason: str = ""
-    """Why they cannot be rewritten; empty where they can."""
+    """The reason why they cannot be rewritten; empty where they can."""
 
 
 def find_ome(attributes: JsonObject, name: str, is_image: Callable[[str], bool]) -> OmeAttributes | None:
-    """Look for metadata of OME-Zarr before 0.5 in the attributes of the group ``name``, the last part of its path.
+    """Find metadata of OME-Zarr before 0.5 in the attributes of the group ``name``, the last part of its path.
 
-    ``is_image`` tells whether a path relative to the group is that of an image: lists named ``labels`` are not of OME-Zarr alone.
+    ``is_image`` returns whether a path relative to the group is that of an image: lists named ``labels`` exist outside OME-Zarr too.
     """
     members: list[str] = []
     versions: list[Any] = []
@@ -74,7 +74,7 @@ def find_ome(attributes: JsonObject, name: str, is_image: Callable[[str], bool])
 
 
 def to_ome_05(attributes: JsonObject, found: OmeAttributes) -> JsonObject:
-    """Return the attributes with those that ``found`` names in the member ``ome``, of version 0.5."""
+    """Return the attributes with those of ``found`` moved into the member ``ome``, of version 0.5."""
     ome: JsonObject = {"version": _TO}
     for member in found.members:
         if member in attributes:
@@ -83,7 +83,7 @@ def to_ome_05(attributes: JsonObject, found: OmeAttributes) -> JsonObject:
 
 
 def level_axes(attributes: JsonObject) -> dict[str, list[str]]:
-    """Return the names of the axes of each array of a multiscale image, by its path relative to the group; of 0.4 and of 0.5."""
+    """Return the names of the axes of each array of a multiscale image, by its path relative to the group; for 0.4 and 0.5."""
     axes: dict[str, list[str]] = {}
     found = attributes.get(OME) if isinstance(attributes.get(OME), dict) else attributes
     multiscales = found.get("multiscales") if isinstance(found, dict) else None
@@ -107,7 +107,7 @@ def _without_version(member: str, value: Any) -> Any:
 
 
 def _implied_version(multiscale: JsonObject) -> str | None:
-    """0.4 where the members are there that it demands, and 0.3 did not know; the version itself is not demanded."""
+    """Return 0.4 where members exist that it demands and 0.3 did not know, else ``None``; the version itself is not demanded."""
     axes, datasets = multiscale.get("axes"), multiscale.get("datasets")
     has_axes = _is_list_of(axes, lambda axis: isinstance(axis.get("name"), str))
     return _FROM if has_axes and _is_list_of(datasets, lambda dataset: isinstance(dataset.get("path"), str)) else None

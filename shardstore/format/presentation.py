@@ -1,9 +1,9 @@
-"""Translate the stored metadata document into the presented one, and back.
+"""Translate the stored metadata document to the presented one, and back.
 
 Presented: the same array with ``chunk_grid`` of the inner chunk shape and the inner codecs. Stored: the shard shape, and
-``sharding_indexed`` as the last codec; only ``transpose`` may precede it, which is presented in front of the inner codecs. Or, where the
-2022 draft's storage transformer does the sharding, the presented document with the member ``storage_transformers``. Every other member,
-attribute and number form is carried over both ways; codecs that are spelled as older drafts spelled them are presented as today's.
+``sharding_indexed`` as the last codec; only ``transpose`` may precede it, which is presented in front of the inner codecs. Where the
+2022 draft's storage transformer does the sharding, the stored document is the presented one with the member ``storage_transformers``.
+Every other member, attribute and number form is carried over both ways; codecs in spellings of older drafts are presented in today's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACKING = {"zstd": ("level", "checksum"), "gzip": ("level",), "blosc": ("cname"
 
 
 def present_array(stored: JsonObject) -> JsonObject:
-    """The document that a client sees. An array that cannot be shown chunk by chunk is returned unchanged."""
+    """Return the document that a client sees. An array that cannot be shown chunk by chunk is returned unchanged."""
     layout = parse_layout(stored)
     if isinstance(layout, str):
         return stored
@@ -52,25 +52,27 @@ def _as_presented(stored: JsonObject, layout: ArrayLayout) -> JsonObject:
 
 
 def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObject:
-    """The document with these storage transformers; an empty list means the same as none, and is left out."""
+    """Return the document with these storage transformers; an empty list means the same as none, and is left out."""
     rest = {member: value for member, value in document.items() if member != _TRANSFORMERS}
     return rest | {_TRANSFORMERS: transformers} if transformers else rest
 
 
 def without_empty_transformers(document: JsonObject) -> JsonObject:
-    """Return the document as one that is sharded by a storage transformer is shown."""
+    """Return the document without an empty list of storage transformers, as one that a storage transformer shards is shown."""
     return _with_transformers(document, document.get(_TRANSFORMERS) or [])
 
 
 def present_node(stored: JsonObject) -> JsonObject:
-    """The document that a client sees of any node; a group's consolidated metadata is translated document by document."""
+    """Return the document that a client sees of any node; a group's consolidated metadata is translated document by document."""
     if is_array(stored):
         return present_array(stored)
     return map_consolidated(stored, lambda path, document: present_array(document))
 
 
 def present_bytes(stored: bytes) -> bytes:
-    """The same of a document as bytes: as they are where nothing has to be translated, or where they are no JSON."""
+    """Return the document that a client sees, from bytes to bytes: unchanged where nothing has to be translated, or where they are no
+    JSON.
+    """
     try:
         document = loads_object(stored)
     except Corruption:
@@ -80,7 +82,7 @@ def present_bytes(stored: bytes) -> bytes:
 
 
 def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
-    """``document`` with every array document inside its ``consolidated_metadata`` replaced by its translation.
+    """Return ``document`` with every array document inside its ``consolidated_metadata`` replaced by its translation.
 
     ``translate`` gets the path relative to the group. Groups inside may hold consolidated metadata of their own.
     """
@@ -101,7 +103,7 @@ def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject]
 
 
 def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
-    """The array documents inside a group's consolidated metadata, by path relative to the group."""
+    """Return the array documents inside a group's consolidated metadata, by path relative to the group."""
     found: dict[str, JsonObject] = {}
 
     def note(path: str, child: JsonObject) -> JsonObject:
@@ -113,10 +115,10 @@ def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:
 
 
 def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
-    """Return whether two presented documents agree on everything that decides what the bytes of a chunk mean.
+    """Return whether two presented documents agree on everything that defines the meaning of a chunk's bytes.
 
-    Libraries write the same thing in several spellings: zarr-python leaves the endianness of single bytes out, and fills
-    in how a compressor packs, which makes no difference to a reader.
+    Libraries spell the same thing in several ways: zarr-python leaves the endianness of single bytes out, and adds how a compressor
+    packs, which makes no difference to a reader.
     """
     if any(_canonical(member, presented.get(member)) != _canonical(member, other.get(member)) for member in _CHUNK_MEMBERS[:-1]):
         return False
@@ -127,13 +129,15 @@ def same_chunks(presented: JsonObject, other: JsonObject) -> bool:
 
 
 def has_chunks_of(document: JsonObject, stored: JsonObject) -> bool:
-    """Return whether a client's document, be it that of chunks or of shards of them, is of the chunks that are shown of ``stored``."""
+    """Return whether a client's document, of chunks or of shards of them, describes the chunks that are shown of ``stored``."""
     shown = present_array(stored)
     return same_chunks(document, shown) or same_chunks(present_array(document), shown)
 
 
 def _same_transformers(one: JsonObject, other: JsonObject) -> bool:
-    """Where only one of the documents has any, the other has lost them, as zarr-python 2.18 loses them on every resize."""
+    """Return whether two documents have the same transformers. Where only one has any, the other has lost them, as zarr-python 2.18 loses
+    them on every resize.
+    """
     mine, theirs = one.get(_TRANSFORMERS), other.get(_TRANSFORMERS)
     if not mine or not theirs or mine == theirs:
         return True
@@ -176,9 +180,9 @@ def _spelled_out(codec: Any) -> tuple[str | None, JsonObject]:
 
 
 def update_stored(presented: JsonObject, previous: JsonObject) -> JsonObject:
-    """The stored document for new attributes, a new shape and the like: the sharding of ``previous`` is kept.
+    """Return the stored document for new attributes, a new shape and the like; the sharding of ``previous`` is kept.
 
-    Only where ``same_chunks(presented, present_array(previous))``.
+    Called only where ``same_chunks(presented, present_array(previous))``.
     """
     kept = {member: previous[member] for member in _CHUNK_MEMBERS if member in previous}
     if previous.get(_TRANSFORMERS):
@@ -187,10 +191,10 @@ def update_stored(presented: JsonObject, previous: JsonObject) -> JsonObject:
 
 
 def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_transformer: bool = False) -> JsonObject:
-    """The stored document of a new sharded array; ``index_format`` names the chunks per shard.
+    """Return the stored document of a new sharded array; ``index_format`` names the chunks per shard.
 
-    With ``by_transformer``, one whose chunks are sharded by the 2022 draft's storage transformer, and not by a codec; then
-    ``index_format`` is the transformer's.
+    With ``by_transformer``, the 2022 draft's storage transformer shards the chunks, not a codec; then ``index_format`` is the
+    transformer's.
 
     Raises:
         InvalidInput: the shard's rank is not the array's; or the codecs do not begin with the transposition that ``index_format`` is of.
@@ -219,7 +223,7 @@ def shard_document(presented: JsonObject, index_format: IndexFormat, *, by_trans
 
 
 def _split_transposes(codecs: Any, axes: Axes | None) -> tuple[list[Any], Any]:
-    """The codecs that make the transposition before the sharding, and those of the chunks in the shards."""
+    """Return the codecs that make the transposition before the sharding, and those of the chunks in the shards."""
     if axes is None:
         return [], codecs
     transposes = leading_transposes(codecs, len(axes), axes)
@@ -229,7 +233,7 @@ def _split_transposes(codecs: Any, axes: Axes | None) -> tuple[list[Any], Any]:
 
 
 def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
-    """Return whether ``stored`` is shown as ``document``, which a client wants to create, but for the spelling of its codecs."""
+    """Return whether ``stored`` is shown as ``document``, which a client wants to create, except for the spelling of its codecs."""
     if stored.get(_TRANSFORMERS):
         return present_array(stored) == without_empty_transformers(document)
     shape = document.get("shape")
@@ -238,7 +242,7 @@ def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
 
 
 def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject:
-    """The document under which the same shards are those of a storage transformer, or of the codec; unchanged where there is none.
+    """Return the document that shards the same way by the other means, storage transformer or codec; unchanged where there is none.
 
     A transformer's shard is one of the codec whose index has no checksum and lies at the end.
     """
@@ -253,12 +257,14 @@ def sharded_otherwise(stored: JsonObject, *, by_transformer: bool) -> JsonObject
 
 
 def asks_for_shards(presented: JsonObject, *, may_stack: bool) -> bool:
-    """Return whether a client tries to create an array that is itself sharded, by a codec or, unless transformers ``may_stack``, by one."""
+    """Return whether a client tries to create an array that is itself sharded, by a codec or by a transformer; ``may_stack`` permits
+    transformers.
+    """
     return mentions_sharding(presented.get("codecs")) or (bool(presented.get(_TRANSFORMERS)) and not may_stack)
 
 
 def _canonical(member: str, value: Any) -> Any:
-    """A form in which two spellings of one meaning are equal."""
+    """Return a form in which two spellings of one meaning are equal."""
     configuration = dict(codec_configuration(value))
     if member == "chunk_key_encoding":
         configuration.setdefault("separator", "/" if codec_name(value) == "default" else ".")

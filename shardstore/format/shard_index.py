@@ -53,7 +53,7 @@ class IndexCodecs:
         return np.dtype("<u8" if self.endian == "little" else ">u8")
 
     def nbytes(self, nslots: int) -> int:
-        """The encoded size of an index of ``nslots`` entries."""
+        """Return the encoded size of an index of ``nslots`` entries."""
         return nslots * ENTRY_NBYTES + (CRC32C_NBYTES if self.checksum else 0)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ class IndexCodecs:
 
 
 def parse_index_codecs(document: Any) -> IndexCodecs | str:
-    """The index codecs that a configuration names, or in words why they are not supported.
+    """Return the index codecs that a configuration names, or the reason in words why they are not supported.
 
     ``endian`` is accepted as the older name of ``bytes`` (ZEP 2).
     """
@@ -92,13 +92,13 @@ def parse_index_codecs(document: Any) -> IndexCodecs | str:
 
 
 class Places(NamedTuple):
-    """The places of chunks in one object: ``(n,)`` each. Offsets and lengths mean something only where ``exists``."""
+    """Places of chunks in one object, ``(n,)`` each. Offsets and lengths mean something only where ``exists``."""
 
     offsets: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     exists: npt.NDArray[np.bool_]
     is_damaged: npt.NDArray[np.bool_]
-    """The entry cannot be right; ``ShardIndex.location`` says why."""
+    """True where the entry cannot be right; ``ShardIndex.location`` says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class ShardIndex:
 
     entries: npt.NDArray[np.uint64]
     chunk_nbytes: int | None = None
-    """The length that every entry has to name, where the array's codecs give all chunks the same; ``None``: any."""
+    """The length that every entry must have, where the array's codecs give all chunks the same; ``None``: any length."""
 
     @classmethod
     def empty(cls, chunks_per_shard: tuple[int, ...]) -> ShardIndex:
@@ -116,7 +116,7 @@ class ShardIndex:
 
     @property
     def flat(self) -> npt.NDArray[np.uint64]:
-        """``(nslots, 2)``, slots in row-major order."""
+        """The entries as ``(nslots, 2)``, slots in row-major order."""
         return self.entries.reshape(-1, 2)
 
     @property
@@ -124,14 +124,14 @@ class ShardIndex:
         return self.entries.nbytes
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """``(nslots,)``: where an entry is not the empty marker; half-empty ones count as present (and are corrupt)."""
+        """Return ``(nslots,)``: true where an entry is not the empty marker. Half-empty entries count as present (and are corrupt)."""
         return _by_blocks(self.flat, _present)
 
     def invalid(self, object_nbytes: int, among: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.bool_]:
-        """``(nslots,)``: entries that cannot be right in an object of this size: half empty, wrapping, past its end, or not of
-        ``chunk_nbytes``.
+        """Return ``(nslots,)``: true for entries that cannot be right in an object of this size: half empty, wrapping, past its end, or
+        not of ``chunk_nbytes``.
 
-        ``among``: those to look at, of the present ones; by default all. Overlaps, aliases, gaps and any order are valid.
+        ``among`` are the entries to look at, out of the present ones; by default all. Overlaps, aliases, gaps and any order are valid.
         """
         limit = np.uint64(object_nbytes)
         invalid = ~_by_blocks(self.flat, lambda entries: _fit(entries, limit, self.chunk_nbytes))
@@ -139,11 +139,11 @@ class ShardIndex:
         return invalid
 
     def places(self, slots: Sequence[int] | npt.NDArray[np.int64], object_nbytes: int) -> Places:
-        """Return where the bytes of many slots lie; as ``location``, but that damage is told and not raised."""
+        """Return the places of the bytes of many slots, as ``location`` does; damage is marked in the result, not raised."""
         return _places(self.flat[np.asarray(slots, dtype=np.intp)], np.uint64(object_nbytes), self.chunk_nbytes)
 
     def location(self, slot: int, object_nbytes: int) -> ChunkLocation | None:
-        """Return where a slot's bytes lie, or ``None`` where it is empty.
+        """Return the place of a slot's bytes, or ``None`` where it is empty.
 
         Raises:
             Corruption: the entry is half empty, wraps, ends past the object, or is not of ``chunk_nbytes``.
@@ -163,7 +163,7 @@ class ShardIndex:
 
 
 def places_in(shards: Sequence[tuple[ShardIndex, int, npt.NDArray[np.int64]]]) -> Places:
-    """``ShardIndex.places`` of several shards of one array, each with its size in bytes and the slots, one behind the other."""
+    """Return ``ShardIndex.places`` for several shards of one array, each with its size in bytes and the slots, one after the other."""
     entries = np.concatenate([index.flat[slots] for index, _, slots in shards])
     sizes = np.array([object_nbytes for _, object_nbytes, _ in shards], dtype=np.uint64)
     (chunk_nbytes,) = {index.chunk_nbytes for index, _, _ in shards}
@@ -178,7 +178,7 @@ def _places(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.u
 
 
 def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint64], chunk_nbytes: int | None) -> npt.NDArray[np.bool_]:
-    """``(n,)``: the ``(n, 2)`` entries that name bytes below ``limit``, as many as a chunk has."""
+    """Return ``(n,)``: true for the ``(n, 2)`` entries that name bytes below ``limit``, as many as a chunk has."""
     offsets, nbytes = entries[:, 0], entries[:, 1]
     # offset <= limit first, so that limit - offset cannot wrap where it counts.
     fit: npt.NDArray[np.bool_] = (offsets <= limit) & (nbytes <= limit - np.minimum(offsets, limit))
@@ -188,14 +188,14 @@ def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint
 
 
 def _may_be_kept(data: memoryview) -> bool:
-    """Return whether a long index may stay in the memory that it came in: nobody writes to that, and little else is in it."""
+    """Return whether a long index may stay in the memory that it came in: nobody writes to that memory, and it holds little else."""
     owner = data.obj
     is_ours = isinstance(owner, bytes) or (isinstance(owner, np.ndarray) and data.readonly)
     return is_ours and len(data) >= _KEPT_NBYTES and memoryview(owner).nbytes <= len(data) + len(data) // 8
 
 
 def _by_blocks(flat: npt.NDArray[np.uint64], look: Callable[[npt.NDArray[np.uint64]], npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
-    """``look`` of ``(n, 2)`` entries, so many at once that what it computes with is short beside a long index."""
+    """Apply ``look`` to ``(n, 2)`` entries in blocks, so that its temporary arrays are short compared with a long index."""
     if len(flat) <= _BLOCK_ENTRIES:
         return look(flat)
     found = np.empty(len(flat), dtype=np.bool_)
@@ -211,19 +211,19 @@ def _present(flat: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class IndexFormat:
-    """Everything that says where a shard's index is and how it is written."""
+    """The place and the encoding of a shard's index."""
 
     chunks_per_shard: tuple[int, ...]
     codecs: IndexCodecs = IndexCodecs()
     location: IndexLocation = "end"
     axes: Axes | None = None
-    """The array's dimension for each dimension of the stored index, where their orders differ."""
+    """For each dimension of the stored index, the array's dimension that it is, where they are in a different order."""
     chunk_nbytes: int | None = None
     """The length of every encoded chunk, where the array's codecs give all of them the same: an entry of another length is damaged."""
 
     @property
     def stored_slots(self) -> npt.NDArray[np.intp]:
-        """``(nslots,)``: the slot of each stored entry, in their order."""
+        """The slot of each stored entry, in the order of the entries: ``(nslots,)``."""
         slots = np.arange(prod(self.chunks_per_shard)).reshape(self.chunks_per_shard)
         return (slots if self.axes is None else slots.transpose(self.axes)).reshape(-1)
 
@@ -232,20 +232,20 @@ class IndexFormat:
         return self.codecs.nbytes(prod(self.chunks_per_shard))
 
     def request(self) -> ByteRequest:
-        """The range that holds the index in an object of any size."""
+        """Return the range that holds the index in an object of any size."""
         return ByteRange(0, self.nbytes) if self.location == "start" else ByteSuffix(self.nbytes)
 
     def request_with(self, nbytes: int) -> ByteRequest:
-        """Like ``request``, of ``nbytes`` at least."""
+        """Return the range of ``request``, made at least ``nbytes`` long."""
         nbytes = max(nbytes, self.nbytes)
         return ByteRange(0, nbytes) if self.location == "start" else ByteSuffix(nbytes)
 
     def request_from(self, offset: int) -> ByteRequest:
-        """The range that holds both the index and whatever lies at ``offset`` or behind it."""
+        """Return the range that holds the index and everything from ``offset`` on."""
         return ByteOffset(0 if self.location == "start" else offset)
 
     def slice_from(self, data: memoryview, object_nbytes: int) -> memoryview:
-        """The index's bytes, out of ``data`` that reaches to its end of the object.
+        """Return the index's bytes, from ``data`` that reaches to its end of the object.
 
         Raises:
             Corruption: the object is shorter than its index.
@@ -255,7 +255,7 @@ class IndexFormat:
         return data[: self.nbytes] if self.location == "start" else data[len(data) - self.nbytes :]
 
     def decode(self, data: BytesLike) -> ShardIndex:
-        """The index out of exactly its encoded bytes.
+        """Decode the index from exactly its encoded bytes.
 
         Raises:
             Corruption: wrong length or checksum.
@@ -278,7 +278,7 @@ class IndexFormat:
         return ShardIndex(entries, self.chunk_nbytes)
 
     def index(self, flat: npt.NDArray[np.uint64]) -> ShardIndex:
-        """The index of these entries, ``(nslots, 2)``, which are not written to any more."""
+        """Return the index of these entries, ``(nslots, 2)``, which nobody may change any more."""
         flat.flags.writeable = False
         return ShardIndex(flat.reshape(*self.chunks_per_shard, 2), self.chunk_nbytes)
 
@@ -295,11 +295,11 @@ class IndexFormat:
         return self.index(entries)
 
     def empty(self) -> ShardIndex:
-        """The index of a shard that holds no chunk."""
+        """Return the index of a shard that holds no chunk."""
         return self.index(np.full((prod(self.chunks_per_shard), 2), EMPTY, dtype=np.uint64))
 
     def encode(self, index: ShardIndex) -> bytes:
-        """The stored bytes of ``index``, checksum included.
+        """Return the stored bytes of ``index``, checksum included.
 
         Raises:
             InvalidInput: the index has another shape.

@@ -9,9 +9,9 @@
     16 Feb 2023         [{"name": "sharding", "configuration": {"chunks_per_shard": [2, 2]}}]
     23 Mar 2023         sharding became a codec
 
-The second is what zarr-python 2.18 writes and reads. All of them are members of a list: no draft had a single transformer
-as a member of the array's document itself. In a list of several, each shards what the one before it stores: the last is next to the
-storage. Specification: sharding storage transformer 1.0, "Configuration".
+zarr-python 2.18 writes and reads the second form. All of them are members of a list: no draft had a single transformer as a member of
+the array's document itself. In a list of several, each shards what the one before it stores: the last is next to the storage.
+Specification: sharding storage transformer 1.0, "Configuration".
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NAMING_MEMBERS = ("extension", "storage_transformer", "name")
 
 
 def parse_sharding_transformers(member: Any, ndim: int) -> tuple[tuple[int, ...], ...] | str:
-    """Chunks per shard that each transformer of the member asks for in an array of ``ndim`` dimensions, none where it names none
-    (``[]``, ``null``), or in words why it cannot be understood.
+    """Return the chunks per shard of each transformer of the member, for an array of ``ndim`` dimensions; none where it has no transformer
+    (``[]``, ``null``); or the reason in words why it cannot be understood.
 
-    ``()`` for every 0-d array, which may write ``[]`` (the draft) or ``[1]`` (zarr-python 2.18). A list shorter than the
+    For every 0-d array, which may write ``[]`` (the draft) or ``[1]`` (zarr-python 2.18), they are ``()``. A list shorter than the
     array's rank means 1 for the last dimensions: zarr-python 2.18 writes it where the data type has a shape of its own.
     """
     if member is None:
@@ -89,7 +89,7 @@ def _chunks_per_shard(value: Any, ndim: int) -> tuple[int, ...] | str:
 
 
 def sharding_transformer(chunks_per_shard: tuple[int, ...]) -> JsonObject:
-    """The one item of a ``storage_transformers`` list, as zarr-python 2.18 writes it."""
+    """Return the one item of a ``storage_transformers`` list, as zarr-python 2.18 writes it."""
     return {
         "configuration": {"chunks_per_shard": list(chunks_per_shard) or [1]},
         "extension": SHARDING_URI,
@@ -98,10 +98,10 @@ def sharding_transformer(chunks_per_shard: tuple[int, ...]) -> JsonObject:
 
 
 def transformers_to_show(document: JsonObject, override: tuple[int, ...] | None, ndim: int) -> list[Any] | str:
-    """The ``storage_transformers`` of an array's document, verbatim, or in words why they cannot be understood.
+    """Return the ``storage_transformers`` of an array's document, verbatim, or the reason in words why they cannot be understood.
 
-    ``override`` are the chunks per shard of an array that lost the member, as zarr-python 2.18's ``resize`` loses it. Where
-    the document still has it, the last has to agree.
+    ``override`` are the chunks per shard of an array that lost the member, as zarr-python 2.18's ``resize`` loses it. Where the
+    document still has it, its last transformer has to agree.
     """
     if "storage_transformer" in document:
         return "its storage_transformer is a member of no draft: they are listed in storage_transformers"
@@ -121,8 +121,9 @@ def transformers_to_show(document: JsonObject, override: tuple[int, ...] | None,
 
 
 def scalar_key_name(document: JsonObject) -> str:
-    """Under which name the chunk of a 0-d array is written: ``c0`` as zarr-python 2.18 does, or ``c`` where the document
-    shows another author, who wrote ``chunks_per_shard: []``. Readers have to look at both."""
+    """Return the name under which the chunk of a 0-d array is written: ``c0`` as zarr-python 2.18 does, or ``c`` where the document shows
+    another author, who wrote ``chunks_per_shard: []``. Readers have to look at both.
+    """
     match document.get("storage_transformers"):
         case [{"configuration": {"chunks_per_shard": []}}, *_]:
             return "c"
@@ -130,5 +131,5 @@ def scalar_key_name(document: JsonObject) -> str:
 
 
 def transformer_index_format(chunks_per_shard: tuple[int, ...]) -> IndexFormat:
-    """Return how the transformer's shards are indexed: little-endian, at the end, without a checksum."""
+    """Return the index format of the transformer's shards: little-endian, at the end, without a checksum."""
     return IndexFormat(chunks_per_shard, IndexCodecs("little", checksum=False), "end")

@@ -1,4 +1,4 @@
-"""The facts about an array that maintenance of its objects needs: small enough to travel with every task."""
+"""The facts about an array that are needed to work on its objects: small enough to travel with every task."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _UNTELLING = ("attributes", "dimension_names")  # of how chunks are coded
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlan:
-    """An array whose objects can be told: ``layout`` of a sharded one, ``plain`` of any other."""
+    """An array whose objects can be identified: ``layout`` for a sharded one, ``plain`` for any other."""
 
     path: str
     layout: ArrayLayout | None
     plain: PlainArray | None
     coding: ChunkCoding
     document: bytes = b""
-    """Presented, of Zarr v3, without attributes; empty where the array's codecs have no counterpart there."""
+    """The presented document, in Zarr v3, without attributes; empty where the array's codecs have no counterpart there."""
     is_v2: bool = False
 
     @property
@@ -37,7 +37,7 @@ class ArrayPlan:
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """As presented."""
+        """The shape of a chunk, as presented."""
         return self._of.chunk_shape
 
     @property
@@ -52,17 +52,17 @@ class ArrayPlan:
 
     @property
     def chunks_per_object(self) -> tuple[int, ...]:
-        """Along each dimension."""
+        """The number of chunks in an object along each dimension."""
         return self.layout.grid.chunks_per_shard if self.layout is not None else (1,) * len(self.shape)
 
     @property
     def chunk_grid(self) -> tuple[int, ...]:
-        """Chunks along each dimension."""
+        """The number of chunks along each dimension."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True))
 
     @property
     def object_grid(self) -> tuple[int, ...]:
-        """Objects along each dimension."""
+        """The number of objects along each dimension."""
         return tuple(-(-g // p) for g, p in zip(self.chunk_grid, self.chunks_per_object, strict=True))
 
     def key(self, coords: ChunkCoords) -> str:
@@ -70,7 +70,7 @@ class ArrayPlan:
         return join(self.path, self.key_encoding.encode(coords))
 
     def coords_of(self, relative: str) -> ChunkCoords | None:
-        """The object that a stored key relative to the array names."""
+        """Return the coordinates of the object that a stored key relative to the array names."""
         return self.key_encoding.decode(relative, len(self.shape))
 
     def holds(self, coords: ChunkCoords) -> bool:
@@ -78,7 +78,7 @@ class ArrayPlan:
         return all(c < g for c, g in zip(coords, self.object_grid, strict=True))
 
     def number(self, coords: ChunkCoords) -> int:
-        """The C-order number of an object in the grid of objects."""
+        """Return the C-order number of an object in the grid of objects."""
         number = 0
         for c, g in zip(coords, self.object_grid, strict=True):
             number = number * max(1, g) + c
@@ -90,7 +90,7 @@ class ArrayPlan:
 
 
 def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
-    """Return the plan of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be told."""
+    """Return the plan of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be identified."""
     if document is None or (node.layout is None and node.plain is None):
         return None
     presented = present_array(document)
@@ -101,7 +101,7 @@ def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
 
 
 def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
-    """Return the plan of a stored array of Zarr v2; ``None`` where its objects cannot be told."""
+    """Return the plan of a stored array of Zarr v2; ``None`` where its objects cannot be identified."""
     shape = sizes(zarray.get("shape"), 0)
     chunk_shape = sizes(zarray.get("chunks"), 1, None if shape is None else len(shape))
     separator = zarray.get("dimension_separator") or "."

@@ -1,4 +1,4 @@
-"""Locate and read the chunks of an array, in shards or objects of their own."""
+"""Find the chunks of an array, and read their bytes, whatever objects they are stored in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardstore.storage.base import Failed, Found, Read, Storage
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in one version of its object; ``bytes`` is ``None`` of one that is all of it."""
+    """A chunk in one version of its object; ``bytes`` is ``None`` where the chunk is the whole object."""
 
     key: str
     generation: Generation
@@ -29,19 +29,19 @@ class StoredChunk:
 
 
 class ObjectChanged(Exception):
-    """The object is not any more what it was when the chunk was found in it."""
+    """The object has changed since the chunk was found in it."""
 
 
 def object_of(plan: ArrayPlan, chunk: ChunkCoords) -> ChunkCoords:
-    """The object that holds a chunk, if it exists."""
+    """Return the object that holds a chunk, if it exists."""
     return ShardGrid(plan.chunks_per_object).shard_of(chunk)
 
 
 def stored_chunks(storage: Storage, plan: ArrayPlan, objects: Sequence[ChunkCoords]) -> Mapping[ChunkCoords, StoredChunk]:
-    """The chunks in these objects that exist, in the array's shape. One round of requests.
+    """Return the chunks in these objects that exist, in the array's shape, by one round of requests.
 
     Raises:
-        Corruption: the index of a shard cannot be read, or an entry of it cannot be right.
+        Corruption: the index of a shard cannot be read, or has an entry that cannot be right.
         StorageError: a request failed.
     """
     layout = plan.layout
@@ -69,7 +69,7 @@ def stored_chunks(storage: Storage, plan: ArrayPlan, objects: Sequence[ChunkCoor
 
 
 def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryview]:
-    """The bytes of chunks, in one round of requests.
+    """Return the bytes of chunks, in one round of requests.
 
     Raises:
         Moved: an object was replaced or erased since its chunks were found.

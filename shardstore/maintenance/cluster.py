@@ -1,9 +1,9 @@
 """The workers of a dask cluster as an executor of ``concurrent.futures``.
 
-``distributed`` has one too, ``Client.get_executor``. Where a worker is lost between the end of a task and the fetching of its result,
-a future of that one fails with a ``TypeError``, or never ends; where the scheduler is lost for good, what is submitted never ends; and
-unless it is told otherwise, what failed is not tried again but answered with the same failure. Tasks of long work meet lost workers, and
-are made to be done twice. And it waits without a word, and without an end, for a cluster that has no workers, or whose workers keep dying.
+``distributed`` has one too, ``Client.get_executor``, with these faults. Where a worker is lost between the end of a task and the
+fetching of its result, its future fails with a ``TypeError``, or never ends. Where the scheduler is lost for good, submitted tasks
+never end. By default a failed task is not retried but answered with the same failure; tasks of long work do lose workers, and are made
+to be safe to repeat. And it waits silently and without end for a cluster that has no workers, or whose workers keep dying.
 """
 
 from __future__ import annotations
@@ -26,33 +26,37 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The seconds that a run waits for the workers of a cluster. A cluster that has never had a worker is waited for without an end."""
+    """The limits of a run's wait for the workers of a cluster, in seconds. A cluster that has never had a worker is waited for without
+    end.
+    """
 
     first_word: float = 5.0
-    """No worker for so long is said; again after twice as long, and so on."""
+    """The time without a worker after which that is reported; again after twice as long, and so on."""
     steady: float = 60.0
-    """A worker that has been there for so long is no dying one."""
+    """The time after which a worker counts as steady."""
     most: float = 600.0
-    """A run is given up whose workers were lost, and no task has ended and no worker been steady for so long."""
+    """The time after which a run that lost its workers is given up, if no task has ended and no worker been steady in that time."""
     deaths: int = 8
-    """Or of which so many tasks in a row were given up because of workers that died; of each, the scheduler lets some die first."""
+    """The number of tasks in a row that may be given up because of dead workers before the run is given up; for each task the scheduler
+    lets some workers die first.
+    """
 
 
 PATIENCE = Patience()
 
 
 class ExecutorLost(ShardStoreError, BrokenExecutor):
-    """An executor does nothing any more: a pool has lost a process, or a cluster its scheduler."""
+    """An executor can do no more work: a pool has lost a process, or a cluster its scheduler."""
 
 
 class ExecutorLike(Protocol):
-    """An executor that callers may give: one of ``concurrent.futures``, or a ``distributed.Client``."""
+    """The executors that callers may give: one of ``concurrent.futures``, or a ``distributed.Client``."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any: ...
 
 
 class ClusterExecutor(Executor):
-    """Lets the workers of ``client`` do what is submitted; ``options`` are those of its ``submit``.
+    """An executor that lets the workers of ``client`` do the submitted tasks; ``options`` are those of its ``submit``.
 
     Raises:
         InvalidInput: the client is one for coroutines.
@@ -68,8 +72,8 @@ class ClusterExecutor(Executor):
         self._watch = _Watch(patience, clock)
 
     def look_after(self) -> None:
-        """Called now and then by whoever waits for tasks of which none has ended: says what they wait for. Where no workers are to be
-        expected any more, all that has been submitted fails with ``ExecutorLost``.
+        """Report what tasks wait for; called now and then while none of them has ended. Where no workers are to be expected any more, all
+        submitted tasks fail with ``ExecutorLost``.
         """
         try:
             workers = frozenset(self._client.nthreads())
@@ -96,7 +100,9 @@ class ClusterExecutor(Executor):
         self._client.loop.add_callback(self._client.cancel, list(open_.values()), asynchronous=True)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Raises ``ExecutorLost`` where the scheduler is lost, or its workers keep dying; so do futures that had not ended."""
+        """Submit a task. Raises ``ExecutorLost`` where the scheduler is lost, or its workers keep dying; so do
+        futures that had not ended.
+        """
         if self._is_lost():
             raise self._lost()
         try:
@@ -119,7 +125,7 @@ class ClusterExecutor(Executor):
         return here
 
     async def _fetch(self, there: Any, here: Future[Result]) -> None:
-        """On the client's loop: give ``here`` the outcome, which is computed again where it has been lost meanwhile."""
+        """Give ``here`` the outcome, on the client's loop; a lost outcome is computed again."""
         fetching = asyncio.ensure_future(self._client.gather(there, asynchronous=True))
         try:
             await asyncio.wait([fetching, *self._reports()], return_when=asyncio.FIRST_COMPLETED)
@@ -148,18 +154,18 @@ class ClusterExecutor(Executor):
             here.set_exception(error)
 
     def _is_lost(self) -> bool:
-        """Return whether the client is closed, as it does itself when the scheduler cannot be reached any more, or hears of nothing any
+        """Return whether the client is closed, as it closes itself when it cannot reach the scheduler or gets no messages from it any
         more.
         """
         return self._given_up is not None or self._client.status in ("closing", "closed") or any(task.done() for task in self._reports())
 
     def _reports(self) -> list[asyncio.Future[None]]:
-        """The task that listens to the scheduler. An unlucky reconnection may end it, and the client shows that in no other way."""
+        """Return the tasks that listen to the scheduler. A failed reconnection may end one, and the client shows that in no other way."""
         task = getattr(self._client, "_handle_report_task", None)
         return [] if task is None else [task]
 
     def _is_running(self, there: Any) -> bool:
-        """Return whether a worker has the task, as far as can be told."""
+        """Return whether a worker has the task, as far as is known."""
         try:
             return self._client.status == "running" and any(there.key in keys for keys in self._client.processing().values())
         except OSError:  # the scheduler does not answer
@@ -170,7 +176,7 @@ class ClusterExecutor(Executor):
 
 
 class _Watch:
-    """The observations of a cluster's workers while tasks wait."""
+    """The observed state of a cluster's workers while tasks wait."""
 
     def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
         self._patience = patience
@@ -184,13 +190,13 @@ class _Watch:
         self.deaths = 0
 
     def ended(self, *, is_death: bool) -> bool:
-        """A task ended; whether too many in a row did because their workers died."""
+        """Record that a task ended; return whether too many in a row did because their workers died."""
         self._well = self._clock()
         self.deaths = self.deaths + 1 if is_death else 0
         return self.deaths >= self._patience.deaths
 
     def look(self, workers: frozenset[str]) -> str | None:
-        """These are there now. What is to be said of that, if anything is."""
+        """Record the current workers; return a message about them, if there is one."""
         now = self._clock()
         if self._looked is None or now - self._looked >= self._patience.steady:  # tasks ended in between, or the driver was busy
             self._well, self._came = now, {}
@@ -213,12 +219,12 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """Return whether no worker is to be expected any more."""
+        """True where no worker is to be expected any more."""
         return self._has_had_workers and self._clock() - self._well >= self._patience.most
 
 
 class _Cancellable(Future[Result]):
-    """A future that can be cancelled unless its task is running, which is found out when that is asked for."""
+    """A future that can be cancelled unless its task is running, which is checked at the call of ``cancel``."""
 
     def __init__(self, is_running: Callable[[], bool]) -> None:
         super().__init__()
@@ -229,10 +235,10 @@ class _Cancellable(Future[Result]):
 
 
 def executor_of(given: object) -> Executor | None:
-    """Return what does the work, of what callers have given: an executor, a client of a dask cluster, or ``None``.
+    """Return the executor for what callers have given: an executor, a client of a dask cluster, or ``None``.
 
     Raises:
-        InvalidInput: it is something else, or such a client for coroutines.
+        InvalidInput: it is something else, or a client for coroutines.
     """
     # What has not been imported nobody can have one of.
     client = getattr(sys.modules.get("distributed"), "Client", None)

@@ -1,8 +1,8 @@
-"""Rewriting shards that have become loose: whose dead bytes pass a bound, and whose chunks are all gone.
+"""Rewrite shards whose dead bytes pass a bound, and delete shards without chunks.
 
-Shards are looked at first, many a task, one request each. Those that pass the bound are then rewritten, one a task: looked at again,
-planned, and stored on condition that they still are that version. So a shard that another client writes meanwhile is looked at once
-more, and no client loses what it wrote. Chunks are neither decoded nor checked, and those outside the array's shape are kept.
+First all shards are looked at, many per task, by one request each. Then those that pass the bound are rewritten, one per task: looked
+at again, planned, and stored on condition that they still are that version. So a shard that another client writes meanwhile is looked
+at once more, and no client loses its writes. Chunks are neither decoded nor checked, and those outside the array's shape are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Progress = Callable[[ShardProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The bound past which a shard is rewritten: more than ``ratio`` of its bytes are dead, or ``nbytes`` of them or more."""
+    """The bound for rewriting a shard: more than ``ratio`` of its bytes are dead, or at least ``nbytes`` of them."""
 
     ratio: float = 0.25
     nbytes: int | None = None
@@ -56,25 +56,25 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """The result of a run, or with ``is_dry_run`` what it would be."""
+    """The results of a run, or with ``is_dry_run`` the results that it would have had."""
 
     url: str
     path: str
     is_dry_run: bool
     shards: int
-    """That were looked at."""
+    """The number of shards that were looked at."""
     rewritten: int
     deleted: int
-    """Without a chunk."""
+    """The number of deleted shards, which had no chunk."""
     nbytes_before: int
-    """The bytes, before, of the shards that were rewritten or deleted."""
+    """Bytes of the shards that were rewritten or deleted, before that."""
     nbytes_after: int
     dead_nbytes: int
-    """That were found, in shards below the bound as well."""
+    """The dead bytes that were found, also in shards below the bound."""
     pinned: Listed[str]
-    """Keys of shards past the bound that somebody holds."""
+    """Keys of shards past the bound that are pinned."""
     damaged: Listed[Damage]
-    """Left as they are: ``shardstore.repair`` is for them."""
+    """Damaged shards, which stay as they are: ``shardstore.repair`` is for them."""
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]
     """Paths of nodes whose documents cannot be read; their shards were not looked at."""
@@ -94,7 +94,7 @@ class CompactReport:
 
 @dataclass(frozen=True, slots=True)
 class LookTask:
-    """Look at the indices of some shards."""
+    """A task: look at the indices of some shards."""
 
     place: Place
     shards: tuple[StoredShard, ...]
@@ -114,22 +114,22 @@ class Loose:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The result of looking at shards."""
+    """The result of a task that looks at shards."""
 
     loose: tuple[Loose, ...]
     damaged: tuple[Damage, ...]
     dead_nbytes: int
-    """The dead bytes of all of them together."""
+    """Dead bytes of all these shards together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactTask:
-    """Rewrite one shard, if it still passes the bound."""
+    """A task: rewrite one shard, if it still passes the bound."""
 
     place: Place
     shard: StoredShard
     nbytes: int
-    """That it had when it was looked at."""
+    """Bytes that it had when it was looked at."""
     bound: Bound
     order: ChunkOrder
     held: frozenset[str | None]
@@ -138,7 +138,7 @@ class CompactTask:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The outcome for one shard; ``kept``: there was nothing left to do."""
+    """The outcome for one shard; ``kept``: nothing was to be done any more."""
 
     what: Literal["rewritten", "deleted", "kept", "pinned", "damaged"]
     nbytes_before: int = 0
@@ -176,7 +176,7 @@ async def _look(task: LookTask) -> Looked:
 
 
 def _what_is_wrong(index: ShardIndex | Corruption, object_nbytes: int) -> str:
-    """Why a shard cannot be rewritten, in words; empty where it can."""
+    """Return in words why a shard cannot be rewritten; empty where it can."""
     if isinstance(index, Corruption):
         return f"its index is damaged: {index}"
     wrong = int(index.invalid(object_nbytes).sum())
@@ -255,26 +255,25 @@ def compact(
 ) -> CompactReport:
     """Rewrite the shards at and below ``path`` whose dead bytes pass a bound, and delete those that hold no chunk.
 
-    Safe beside readers and writers of shardstore, in whatever process: each shard is replaced on condition that it still is the version
-    that was looked at. Readers and writers of other libraries do not look at versions: let none of them run.
+    This is safe beside readers and writers of shardstore, in any process: each shard is replaced on condition that it still is the
+    version that was looked at. Readers and writers of other libraries do not compare versions: none of them may run meanwhile.
 
     Args:
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group whose shards are looked at; all by default.
         pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
-        dead_ratio: a shard is rewritten where more than this share of its bytes is dead. Dead is what neither the index nor a chunk
-            refers to.
-        dead_bytes: or where so many bytes are dead.
-        order: ``"C"`` or ``"morton"``: of the chunks in a rewritten shard.
+        dead_ratio: a shard is rewritten where more than this share of its bytes is dead: neither the index nor part of a chunk.
+        dead_bytes: a shard is also rewritten where at least so many bytes are dead.
+        order: ``"C"`` or ``"morton"``, the order of the chunks in a rewritten shard.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
         workers: how many tasks run at once.
         part: ``"I/N"``, the share of the shards that this call is for.
-        dry_run: only look, and say what would be done.
-        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        dry_run: only look, and report what would be done.
+        retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: nobody else writes: needed where the storage has no compare-and-swap.
+        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:
@@ -282,7 +281,7 @@ def compact(
         NotFound: there is nothing at ``path``.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
-        ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
+        ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.
     """
     check_flags(dry_run=dry_run, exclusive=exclusive)
     bound, held = Bound(dead_ratio, dead_bytes), Pins.of(pins)
@@ -304,7 +303,7 @@ def compact(
 
 
 class _Run:
-    """One run while it goes on."""
+    """The state of one run."""
 
     def __init__(
         self, engine: Engine, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None

@@ -1,4 +1,4 @@
-"""Nodes of two copies of a hierarchy beside each other: as they are presented, in Zarr v3, whatever each is stored as."""
+"""The nodes of two copies of a hierarchy, compared as they are presented, in Zarr v3, whatever each is stored as."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Side:
     engine: Engine
     walk: Walk
     v2_nodes: frozenset[str]
-    """The relative paths of nodes that have documents of Zarr v2, those without chunks too."""
+    """The relative paths of nodes that have documents of Zarr v2, including those without chunks."""
 
     def below(self, relative: str) -> str:
         return join(self.walk.path, relative) if relative else self.walk.path
@@ -41,7 +41,7 @@ class Side:
         return path[len(self.walk.prefix) :] if path != self.walk.path else ""
 
     def plans(self) -> dict[str, ArrayPlan]:
-        """Arrays whose objects can be told, by relative path."""
+        """Return the arrays whose objects can be identified, by relative path."""
         return {self.relative(plan.path): plan for plan in self.walk.plans()}
 
     def paths(self) -> list[str]:
@@ -52,12 +52,12 @@ class Side:
         return {self.relative(record.node.path) for record in self.walk.nodes.records(self.walk.path) if record.node.kind != "other"}
 
     def _implicit_groups(self) -> set[str]:
-        """Groups of Zarr v2 need no document: whatever lies above a node is one."""
+        """Return the implicit groups of Zarr v2, which need no document: every path above a node is a group."""
         above = {path for node in self.v2_nodes if node for path, _ in ancestors(node)}
         return above - self.v2_nodes - self._of_v3()
 
     async def documents(self, paths: Iterable[str]) -> dict[str, JsonObject]:
-        """Presented documents by relative path; nodes that have none that can be read are left out.
+        """Return the presented documents by relative path; nodes without a readable document are left out.
 
         Raises:
             StorageError: a request failed.
@@ -102,7 +102,7 @@ class Side:
 
 
 def differing_members(one: JsonObject, other: JsonObject) -> list[str]:
-    """The members in which two presented documents mean different things; a checksum more at the end of chunks is none."""
+    """Return the members in which two presented documents differ in meaning; an additional checksum at the end of chunks does not count."""
     if is_array(one) != is_array(other):
         return ["node_type"]
     one, other = hide_kept(one), hide_kept(other)
@@ -117,7 +117,7 @@ def differing_members(one: JsonObject, other: JsonObject) -> list[str]:
 
 
 def _value(document: JsonObject, name: str) -> object:
-    """Absent attributes and names are empty ones; a fill value of zero is spelled ``0`` or ``0.0``."""
+    """Return a value to compare: absent attributes and names equal empty ones, and a fill value of zero is spelled ``0`` or ``0.0``."""
     value = document.get(name)
     if name == "dimension_names":
         return value if value is not None and any(v is not None for v in value) else None

@@ -1,11 +1,11 @@
-"""Execution of long work: tasks of whole shards, on any ``concurrent.futures.Executor``, bounded in flight, each of them tried
-again where that can help.
+"""Carry out long work: tasks of whole shards, on any ``concurrent.futures.Executor``, with a bounded number in flight, each retried where
+that can help.
 
-A task is a frozen value that can be pickled, and the function that does it is one of a module: both may travel to another process. The
-driver, which makes the tasks and hears of their results, stays where it was called; it alone keeps records.
+A task is a frozen value that can be pickled, and its function belongs to a module: both may travel to another process. The driver,
+which makes the tasks and receives their results, stays where it was called; it alone keeps records.
 
-Without an executor the tasks run in threads of this process, each of which waits for fsspec's IO loop. With ``part`` only a share of the
-tasks is done: shares are disjoint, whatever the driver of each has seen of the store, since they are told by names and not by count.
+Without an executor the tasks run in threads of this process, each of which waits for fsspec's IO loop. With ``part`` only a share of
+the tasks is done. Shares are disjoint, whatever the driver of each has seen of the store, since names decide, not counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT_MAX_MEMORY = 256 * 2**20
 
 
 class Interrupted(ShardStoreError):
-    """The run was interrupted; what had been finished by then stays, and the same call goes on from there."""
+    """The run was interrupted; finished work stays, and the same call continues from there."""
 
 
 # -- shares ------------------------------------------------------------------------------------------------------------
@@ -58,10 +58,10 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """From ``I/N``.
+        """Return the part that ``I/N`` names.
 
         Raises:
-            InvalidInput: the text is no such thing, or the part is none.
+            InvalidInput: the text has another form, or there is no such part.
         """
         match = _PART.fullmatch(text.strip())
         if match is None:
@@ -69,7 +69,7 @@ class Part:
         return cls(int(match[1]), int(match[2]))
 
     def has(self, path: str, number: int) -> bool:
-        """Return whether piece ``number`` of what is named ``path`` belongs to this share."""
+        """Return whether piece ``number`` of the thing named ``path`` belongs to this share."""
         return (zlib.crc32(path.encode(errors="surrogatepass")) + number) % self.of == self.number - 1
 
     def __str__(self) -> str:
@@ -85,10 +85,10 @@ _stopped: set[str] = set()
 
 
 def check_running(run: str) -> None:
-    """Called by tasks between steps: ends the task of a run of this process that is being interrupted.
+    """End the task of a run of this process that is being interrupted; called by tasks between steps.
 
     Raises:
-        Interrupted: it is.
+        Interrupted: the run is being interrupted.
     """
     if run in _stopped:
         raise Interrupted("the run was interrupted")
@@ -99,7 +99,7 @@ def check_running(run: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[Task]):
-    """A task that was given up, and why."""
+    """A task that was given up, and the reason."""
 
     task: Task
     error: Exception
@@ -107,23 +107,23 @@ class Failure(Generic[Task]):
 
 @dataclass(frozen=True)
 class Execution:
-    """The settings by which the tasks of one run are carried out."""
+    """The settings for carrying out the tasks of one run."""
 
     executor: ExecutorLike | None = None
-    """``None``: threads of this process. A client of a dask cluster becomes its executor."""
+    """The executor; ``None``: threads of this process. A client of a dask cluster becomes its executor."""
     workers: int | None = None
-    """Tasks that run at once: threads without an executor; how many an executor has, where it does not tell."""
+    """The number of concurrent tasks: the threads without an executor; the executor's workers, where it does not give their number."""
     retries: int = 2
-    """The number of retries of a task whose storage failed, or whose worker was lost."""
+    """The number of retries of a task after its storage failed, or its worker was lost."""
     part: Part = WHOLE
     """The share of the work that is to be done."""
     only: frozenset[str] | None = None
-    """The keys of the objects that are to be dealt with; all, if it is not given."""
+    """The keys of the objects to work on; all objects if it is not given."""
     max_memory: int = DEFAULT_MAX_MEMORY
-    """Bytes of chunks that the tasks of one process hold together; each its share of it, and one chunk at least."""
+    """Bytes of chunks that the tasks of one process hold together; each task has its share, and at least one chunk."""
     _met: set[str] = field(default_factory=set, repr=False, compare=False)
     run: str = field(default_factory=lambda: uuid4().hex)
-    """Names the run, for ``check_running``."""
+    """The name of the run, for ``check_running``."""
 
     @classmethod
     def of(
@@ -135,7 +135,7 @@ class Execution:
         max_memory: int = DEFAULT_MAX_MEMORY,
         only: Iterable[str] | None = None,
     ) -> Execution:
-        """Return the execution that callers ask for; ``part`` also as ``"I/N"``. Raises ``InvalidInput``."""
+        """Return the execution that callers ask for; ``part`` may also be ``"I/N"``. Raises ``InvalidInput``."""
         share = Part.parse(part) if isinstance(part, str) else part or WHOLE
         return cls(executor, workers, retries, share, None if only is None else frozenset(only), max_memory)
 
@@ -150,7 +150,7 @@ class Execution:
 
     @property
     def worker_count(self) -> int:
-        """Return how many tasks run at once."""
+        """The number of concurrent tasks."""
         if self.workers is not None:
             return self.workers
         if self.executor is None:
@@ -160,11 +160,11 @@ class Execution:
 
     @property
     def window_bytes(self) -> int:
-        """Return how many bytes of chunks one task may hold."""
+        """The number of bytes of chunks that one task may hold."""
         return max(_LEAST_WINDOW, self.max_memory // self.worker_count)
 
     def takes(self, key: str, name: str | None = None, number: int = 0) -> bool:
-        """Return whether the object at ``key`` is to be dealt with, which its own name decides, or ``number`` of what is named ``name``."""
+        """Return whether the object at ``key`` is to be worked on; its own name decides, or ``number`` of the thing named ``name``."""
         if self.only is not None:
             if key not in self.only:
                 return False
@@ -172,7 +172,7 @@ class Execution:
         return self.part.has(key if name is None else name, number)
 
     def unmet(self) -> list[str]:
-        """The keys of ``only`` that ``takes`` was never asked about: there is nothing of that name."""
+        """Return the keys of ``only`` that ``takes`` was never asked about: no object has these names."""
         return sorted((self.only or frozenset()) - self._met)
 
     def carry_out(
@@ -185,14 +185,14 @@ class Execution:
     ) -> None:
         """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
 
-        ``halves`` cuts a task that failed into smaller ones, which are tried in its place, so that what is wrong with one thing is not
-        said of others; one task or none where it cannot be cut.
+        ``halves`` cuts a failed task into smaller ones, which are tried instead, so that the failure of one object is not reported for
+        others. It returns one task or none where the task cannot be cut.
 
         No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
-        interrupted, no task is begun any more, and the error is raised when all that run have ended.
+        interrupted, no further task is started, and the error is raised when all running tasks have ended.
 
         Raises:
-            ExecutorLost: the executor does nothing any more. ``failed`` has heard of what was in flight; other tasks were never begun.
+            ExecutorLost: the executor can do no more work. ``failed`` was called for tasks in flight; other tasks were never started.
         """
         with self._opened() as executor:
             run = _Run(self, executor, function, iter(tasks), done, failed, halves)
@@ -215,7 +215,7 @@ class Execution:
 
 
 class _Run(Generic[Task, Result]):
-    """One run while it goes on."""
+    """The state of one run."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class _Run(Generic[Task, Result]):
             self._give_back(task, exc)
 
     def _give_back(self, task: Task, exc: BrokenExecutor) -> None:
-        """The executor could not do this one, and does nothing any more."""
+        """Report a task as failed that the executor could not do, since it can do no more work."""
         error = exc if isinstance(exc, ExecutorLost) else ExecutorLost(f"{type(exc).__name__}: {exc}")
         self._lost = self._lost or error
         self._takes_more = False
@@ -290,7 +290,7 @@ class _Run(Generic[Task, Result]):
             self._failed(Failure(task, error))
 
     def give_up(self) -> None:
-        """Begin nothing any more, wait for what runs, and hear of what has been done all the same."""
+        """Start no further task, wait for the running ones, and still report their results."""
         for future in self._flying:
             future.cancel()
         wait(self._flying)
@@ -300,7 +300,7 @@ class _Run(Generic[Task, Result]):
 
 
 def _may_help(exc: Exception) -> bool:
-    """Return whether to try again can help: after errors of a storage that is not full, lost races, and lost workers, whose errors are the
+    """Return whether a retry can help: after errors of a storage that is not full, lost races, and lost workers, whose errors are the
     executor's own.
     """
     if isinstance(exc, AccessDenied) or is_full(exc):

@@ -1,4 +1,4 @@
-"""Division of work: objects of arrays into tasks, of one array each, and what a task reads into windows of so many bytes."""
+"""Cut work to size: objects into tasks of one array each, and the reads of a task into windows of so many bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
 
 
 def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool]) -> Iterator[tuple[ArrayPlan, list[Located]]]:
-    """Objects of arrays, in the order in which they come; ``reads_all`` says of which arrays all bytes will be read."""
+    """Yield objects of arrays, in the order of their arrival; ``reads_all`` returns for which arrays all bytes will be read."""
     plan: ArrayPlan | None = None
     some: list[Located] = []
     nbytes = 0
@@ -39,7 +39,7 @@ def _is_full(plan: ArrayPlan, objects: int, nbytes: int) -> bool:
 
 
 def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: int) -> Iterator[list[T]]:
-    """Items in their order, so many at once as have at most ``window_bytes`` together; one that has more comes alone."""
+    """Yield groups of items in their order, with at most ``window_bytes`` together; an item with more comes alone."""
     window: list[T] = []
     held = 0
     for item in items:
@@ -54,20 +54,20 @@ def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: 
 
 
 def halved(items: Sequence[T]) -> list[Sequence[T]]:
-    """Both halves of what can be cut into two."""
+    """Return both halves of a sequence that can be cut into two."""
     middle = len(items) // 2
     return [items[:middle], items[middle:]] if middle else [items]
 
 
 class Ahead(Generic[T]):
-    """Tasks, taken so many objects ahead of the work that their total is known early: at once where there are no more than that."""
+    """Tasks, taken so many objects ahead of the work that their total is known early: at once where there are not more."""
 
     def __init__(self, tasks: Iterable[T], objects_of: Callable[[T], int], most_objects: int = 100_000) -> None:
         self._tasks = tasks
         self._objects_of = objects_of
         self._most = most_objects
         self.total: int | None = None
-        """Objects of all tasks; ``None`` while these come."""
+        """The number of objects of all tasks; ``None`` until all tasks are known."""
 
     def __iter__(self) -> Iterator[T]:
         waiting: deque[T] = deque()

@@ -1,6 +1,6 @@
-"""Pins: shards that must stay where they are, into which somebody holds offsets, such as references and snapshots.
+"""Pins: shards that must stay as they are, because somebody holds offsets into them, such as references and snapshots.
 
-Whoever rewrites shards is told of all pins by the caller; a set without any says that nobody holds such offsets.
+The caller gives all pins to every operation that rewrites shards; an empty set says that nobody holds such offsets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NAMED = 5  # pins, in one error
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One held object: ``key`` from the root of the store; the token of the version that is held, or ``None`` for whichever is there.
+    """One held object: ``key`` from the root of the store, and the token of the held version, or ``None`` for any version.
 
-    A slash in front of the key is left out.
+    A slash in front of the key is removed.
 
     Raises:
         InvalidInput: ``key`` cannot be the key of an object.
@@ -43,7 +43,7 @@ class Pins:
 
     @classmethod
     def of(cls, pins: Iterable[Pin]) -> Pins:
-        """Raises ``InvalidInput`` where one of them is no ``Pin``."""
+        """Return the pins as a set. Raises ``InvalidInput`` where one of them is no ``Pin``."""
         found: dict[str, set[str | None]] = {}
         for pin in pins:
             if not isinstance(pin, Pin):
@@ -52,7 +52,7 @@ class Pins:
         return cls({key: frozenset(tokens) for key, tokens in found.items()})
 
     async def check(self, engine: Engine) -> None:
-        """See to it that each pin can hold something: a key that no array has would be a pin that silently holds nothing.
+        """Check that each pin can hold something: a key that no array has would silently hold nothing.
 
         Raises:
             InvalidInput: pins name no chunk and no shard of any array.
@@ -72,23 +72,23 @@ class Pins:
             )
 
     def at(self, key: str) -> frozenset[str | None]:
-        """The tokens that are held of one object, to travel with a task."""
+        """Return the held tokens of one object, to travel with a task."""
         return self.generations.get(key, frozenset())
 
 
 def is_held(tokens: frozenset[str | None], generation: str) -> bool:
     """Return whether pins with these tokens hold this version of their object.
 
-    Those of local files do so after a new mode, owner or hard link too, which change the token but not the bytes.
+    Pins of local files hold after a new mode, owner or hard link too: these change the token but not the bytes.
     """
     return None in tokens or any(may_be_same_bytes(token, generation) for token in tokens if token is not None)
 
 
 def parse_pins(text: str) -> list[Pin]:
-    """Pins as a file has them, one a line: a key as it is, or a JSON object with ``key`` and, for one version only, ``generation``.
+    """Return the pins in a file, one per line: a key as it is, or a JSON object with ``key`` and, for one version only, ``generation``.
 
     Raises:
-        InvalidInput: a line begins as JSON, and is no such object.
+        InvalidInput: a line begins as JSON, but is no such object.
     """
     return [_parse_line(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 

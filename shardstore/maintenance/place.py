@@ -25,7 +25,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class Place:
-    """A storage that can be pickled again and again: whoever unpickles it in one process has the same storage, with its threads."""
+    """A storage that can be pickled again and again: all copies unpickled in one process share one storage, with its threads."""
 
     storage: Storage
 

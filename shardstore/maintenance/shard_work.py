@@ -1,4 +1,4 @@
-"""The common part of all runs that replace shards: when they may, how much they hold in memory, and how they report."""
+"""Shared parts of all runs that replace shards: when they may, how much memory they hold, and how they report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_FAILED = 100_000  # that are listed, so that they can be tried again
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[T]):
-    """A count, and the first of the things counted."""
+    """A count of things, and the first of them."""
 
     count: int = 0
     first: tuple[T, ...] = ()
@@ -30,7 +30,7 @@ class Listed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class FailedShard:
-    """A shard that was given up, and why; it is as it was."""
+    """A shard that was given up, and the reason; it is unchanged."""
 
     path: str
     """The path of the array."""
@@ -43,24 +43,24 @@ class ShardProgress:
     """The progress of a run."""
 
     phase: Literal["looking", "working"]
-    """First the indices of all shards are looked at, then what has to be done about some is done."""
+    """The phase: first the indices of all shards are looked at, then the work on some of them is done."""
     shards: int
-    """That were dealt with in this phase."""
+    """The number of shards finished in this phase."""
     total_shards: int | None = None
-    """``None`` while the listing goes on."""
+    """The total number of shards; ``None`` while the listing goes on."""
     nbytes: int | None = None
-    """The bytes of these shards, where they are known."""
+    """Bytes of the finished shards, where that is known."""
     total_nbytes: int | None = None
     failed: int = 0
 
 
 def can_delete_emptied(capabilities: Capabilities) -> bool:
-    """Return whether a shard without chunks is removed: where that could remove a chunk that is written just then, it is not."""
+    """Return whether a shard without chunks may be removed: not where that could remove a chunk that is written at the same time."""
     return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 
 async def check_can_swap(storage: Storage, exclusive: bool) -> None:
-    """Before shards are replaced: can nobody's writes be lost?
+    """Check, before shards are replaced, that no writer's update can be lost.
 
     Raises:
         Unsupported: the storage has no compare-and-swap, and others may write.

@@ -1,6 +1,6 @@
-"""The shards of a store, one after the other, and what their indices say: what whoever works on shards begins with.
+"""The shards of a store, one after the other, and their indices: the first step of all work on shards.
 
-One listing, one request for each metadata document, and one for the index of each shard.
+It takes one listing, one request for each metadata document, and one for the index of each shard.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INDEX_BYTES_A_TASK = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """The object of one shard as it was listed; travels with tasks."""
+    """The object of one shard as it was listed; it travels with tasks."""
 
     path: str
     """The path of the array."""
@@ -43,7 +43,7 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """One version of a shard: its size, and its index or why that cannot be read."""
+    """One version of a shard: its size, and its index or the reason why that cannot be read."""
 
     generation: Generation
     nbytes: int
@@ -54,9 +54,9 @@ class LookedAt:
 
 
 def stored_shards(engine: Engine, path: str, unreadable: list[Node]) -> Iterator[StoredShard]:
-    """Every shard of the arrays at and below ``path``, in the order of the listing; from a thread that is not the IO loop's.
+    """Yield every shard of the arrays at and below ``path``, in the order of the listing; from a thread that is not the IO loop's.
 
-    Nodes whose documents cannot be read are added to ``unreadable``: what lies below them is passed over.
+    Nodes whose documents cannot be read are added to ``unreadable``; everything below them is skipped.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -97,7 +97,7 @@ async def _shards_of(nodes: SurveyedNodes, found: Sequence[ObjectInfo]) -> list[
 
 
 def in_tasks(shards: Iterable[StoredShard]) -> Iterator[tuple[StoredShard, ...]]:
-    """So many shards together as are looked at in one round: bounded in number, and in the bytes of their indices."""
+    """Yield groups of shards that are looked at in one round: bounded in number, and in the bytes of their indices."""
     some: list[StoredShard] = []
     nbytes = 0
     for shard in shards:
@@ -114,7 +114,7 @@ def in_tasks(shards: Iterable[StoredShard]) -> Iterator[tuple[StoredShard, ...]]
 
 
 async def look_at(engine: Engine, shards: Sequence[StoredShard]) -> list[LookedAt | None]:
-    """The indices of shards, one request a shard; ``None`` where there is no shard any more.
+    """Return the indices of shards, by one request per shard; ``None`` where the shard no longer exists.
 
     Raises:
         StorageError: a request failed.
@@ -138,9 +138,9 @@ def _look(shard: StoredShard, found: Found) -> LookedAt:
 
 
 async def current(engine: Engine, shard: StoredShard) -> Shard | None:
-    """The shard with its node as the storage has it now; ``None`` where its array is gone, or laid out otherwise than it was.
+    """Return the shard with its node as the storage has it now; ``None`` where its array is gone, or has another layout by now.
 
-    Asked before damage is believed: it may be the layout that is out of date.
+    Called before damage is reported: the layout may be stale instead.
     """
     node = await engine.hierarchy.node(shard.path, fresh=True)
     if node is None or node.layout is None or not same_shards(node.layout, shard.layout):

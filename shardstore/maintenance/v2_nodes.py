@@ -1,4 +1,4 @@
-"""Nodes of Zarr v2, as they are stored: shardstore passes them through, verification looks at them."""
+"""Nodes of Zarr v2, as they are stored: shardstore passes them through, verification checks them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class V2Nodes:
         self._absent: set[str] = set()
 
     def arrays(self) -> list[ArrayPlan]:
-        """That have been read, and whose objects can be told, in the order of their paths."""
+        """Return the arrays that have been read, and whose objects can be identified, in the order of their paths."""
         return [plan for _, plan in sorted(self._arrays.items()) if plan is not None]
 
     async def owners(self, keys: Sequence[str]) -> list[tuple[ArrayPlan, ChunkCoords] | None]:
-        """The outermost array of Zarr v2 that has an object at each key."""
+        """Return the outermost array of Zarr v2 that has an object at each key."""
         cuts = [[(path, rest) for path, rest in ancestors(key) if looks_like_chunk_key(rest)] for key in keys]
         await self.load(path for some in cuts for path, _ in some)
         return [self._owner(some) for some in cuts]
@@ -61,7 +61,7 @@ class V2Nodes:
         return None
 
     def has_unreadable(self, key: str) -> bool:
-        """Return whether an array above ``key`` says nothing of its objects: then the key may be one of them."""
+        """Return whether an array above ``key`` does not show its objects: then the key may be one of them."""
         return any(path in self._arrays and self._arrays[path] is None for path, _ in ancestors(key))
 
     async def load(self, paths: Iterable[str]) -> None:
@@ -79,7 +79,7 @@ class V2Nodes:
 
 
 async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | None]:
-    """The documents at ``keys``, ``None`` where there is none.
+    """Return the documents at ``keys``, ``None`` where there is none.
 
     Raises:
         StorageError: a request failed.
@@ -108,8 +108,8 @@ def _says_the_same(own: V2Document, repeated: Any) -> bool:
 
 
 async def is_stale_v2(storage: Storage, key: str, listed: Iterable[str]) -> bool:
-    """Return whether the ``.zmetadata`` at ``key`` differs from the documents that it repeats, or lacks one of those that are
-    ``listed``.
+    """Return whether the ``.zmetadata`` at ``key`` differs from the documents that it repeats, or lacks one of
+    those that are ``listed``.
     """
     (read,) = await read_v2(storage, [key])
     metadata = None if read is None or read.document is None else read.document.get("metadata")

@@ -1,4 +1,4 @@
-"""Everything that lies in a store, by one listing, and what each object is: a document, a chunk or shard of an array, or a stray.
+"""Everything in a store, by one listing, with the role of each object: a document, a chunk or shard of an array, or a stray.
 
 Neither keys nor objects are kept: memory grows with the number of nodes.
 """
@@ -28,7 +28,7 @@ Role = Literal["document", "v2-document", "array", "stray", "untold"]
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A stored object. ``plan`` and ``coords`` of one of an array; ``untold``: what it is, damaged metadata would have to say."""
+    """A stored object. ``plan`` and ``coords`` are set for an object of an array; ``untold``: damaged metadata hide its role."""
 
     info: ObjectInfo
     role: Role
@@ -37,10 +37,12 @@ class Located:
 
 
 class Walk:
-    """One way through all that lies at and below ``path``."""
+    """One walk through everything at and below ``path``."""
 
     def __init__(self, engine: Engine, path: str, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
-        """``seen`` is called with each node of Zarr v3 as it is read, those above ``path`` included, and with its document."""
+        """Prepare the walk. ``seen`` is called with each node of Zarr v3 as it is read, including those above ``path``, and with its
+        document.
+        """
         self._engine = engine
         self._seen = seen
         self._plans: dict[str, ArrayPlan | None] = {}
@@ -53,7 +55,7 @@ class Walk:
         return self.path + "/" if self.path else ""
 
     def plans(self) -> list[ArrayPlan]:
-        """The arrays at and below ``path`` that have been read, in the order of their paths."""
+        """Return the arrays at and below ``path`` that have been read, in the order of their paths."""
         of_v3 = [plan for path, plan in self._plans.items() if plan is not None and self._is_below(path)]
         of_v2 = [plan for plan in self.v2.arrays() if self._is_below(plan.path)]
         return sorted(of_v3 + of_v2, key=lambda plan: plan.path)
@@ -67,7 +69,7 @@ class Walk:
             self._seen(node, document)
 
     async def batches(self) -> AsyncIterator[list[Located]]:
-        """Return what the storage lists, a thousand objects at a time.
+        """Yield what the storage lists, a thousand objects at a time.
 
         Raises:
             StorageError: a request failed.
@@ -82,13 +84,13 @@ class Walk:
             yield await self.locate(found)
 
     def located(self) -> Iterator[Located]:
-        """Return what the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
+        """Yield what the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
         batches = self.batches()
         while batch := run_sync(_next(batches)):
             yield from batch
 
     async def locate(self, infos: list[ObjectInfo]) -> list[Located]:
-        """Return what each object is."""
+        """Return the role of each object."""
         owners = await self.nodes.owners([info.key for info in infos])
         located: list[Located] = []
         strays: list[int] = []

@@ -1,1 +1,1 @@
-"""Frozen values that every layer shares. No input or output happens here."""
+"""Frozen values that every layer shares, without input or output."""

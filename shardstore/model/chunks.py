@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 ChunkCoords = tuple[int, ...]
-"""A position in a grid, one non-negative integer a dimension; ``()`` for a 0-d array."""
+"""A position in a grid, one non-negative integer per dimension; ``()`` for a 0-d array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ChunkLocation:
 
 @dataclass(frozen=True, slots=True)
 class ShardGrid:
-    """The grouping of an array's chunks to shards: ``chunks_per_shard`` of them along each dimension, from the origin.
+    """The grouping of an array's chunks: ``chunks_per_shard`` of them along each dimension, from the origin.
 
     ``slot`` is a chunk's flat number inside its shard, in row-major (C) order.
     """
@@ -43,7 +43,9 @@ class ShardGrid:
         return slot
 
     def split_all(self, chunk_coords: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-        """Split ``(n, ndim)`` positions, one dimension at least: return the shards, ``(k, ndim)``; which of these each is in; the slots."""
+        """Split ``(n, ndim)`` positions, of at least one dimension; return the shards, ``(k, ndim)``, the number of each position's shard
+        among these, and the slots.
+        """
         per_shard = np.array(self.chunks_per_shard, dtype=np.int64)
         shards = chunk_coords // per_shard
         slots = (chunk_coords - shards * per_shard) @ np.array([prod(self.chunks_per_shard[i + 1 :]) for i in range(len(per_shard))])
@@ -57,7 +59,7 @@ class ShardGrid:
         return rows, of_shard.reshape(-1), slots
 
     def coords_of(self, shard_coords: ChunkCoords, slot: int) -> ChunkCoords:
-        """The chunk that occupies ``slot`` of the shard; the inverse of ``shard_of`` and ``slot_of``."""
+        """Return the chunk that occupies ``slot`` of the shard; the inverse of ``shard_of`` and ``slot_of``."""
         inside: list[int] = []
         for n in reversed(self.chunks_per_shard):
             slot, digit = divmod(slot, n)

@@ -10,7 +10,7 @@ import google_crc32c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """Names one version of an object: an ETag, a generation number, a file's identity.
+    """The name of one version of an object: an ETag, a generation number, a file's identity.
 
     Two equal generations of one key mean equal bytes. The token is opaque above the storage layer.
     """
@@ -25,8 +25,8 @@ class Generation:
 
     @property
     def digest(self) -> int:
-        """64 bits of it, the same in every process, to compare with those of generations of the same storage; 0 where it names nothing
-        that can come again.
+        """64 bits of the token, the same in every process, to compare with those of generations of the same storage; 0 where the
+        generation cannot come again.
         """
         data = self.token.encode(errors="surrogatepass")
         return (google_crc32c.value(data) << 32 | zlib.crc32(data)) or 1
@@ -34,17 +34,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Unconditional:
-    """Write or delete whatever is there."""
+    """The condition to write or delete whatever is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfAbsent:
-    """Write only where there is no object."""
+    """The condition to write only where there is no object."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfGeneration:
-    """Write or delete only where the object is still this version."""
+    """The condition to write or delete only where the object still is this version."""
 
     generation: Generation
 

@@ -1,4 +1,4 @@
-"""Byte ranges of values."""
+"""Ranges of bytes of a value."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EVERYTHING = ByteOffset(0)
 
 
 def resolve(request: ByteRequest, nbytes: int) -> ByteRange:
-    """The part of ``[0, nbytes)`` that ``request`` names, clipped to it; possibly empty."""
+    """Return the part of ``[0, nbytes)`` that ``request`` names, clipped to it; possibly empty."""
     match request:
         case ByteRange(start, end):
             return ByteRange(min(start, nbytes), min(end, nbytes))

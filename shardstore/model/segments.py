@@ -1,4 +1,4 @@
-"""The segments that a new version of an object is put together from, in the order in which they lie in it."""
+"""Segments that a new version of an object is put together from, in their order in it."""
 
 from __future__ import annotations
 

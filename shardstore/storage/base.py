@@ -1,8 +1,8 @@
 """The protocol that every kind of underlying storage implements.
 
-Keys are relative to the storage's root: non-empty segments joined by ``/``, no leading or trailing ``/``. All methods
-are coroutines that run on fsspec's IO loop. Implementations translate their library's exceptions at this edge, ``from
-exc``: ``AccessDenied`` for refused access, ``StorageError`` for the rest. What is absent is a value, not an exception.
+Keys are relative to the storage's root: non-empty segments joined by ``/``, no leading or trailing ``/``. All methods are coroutines
+that run on fsspec's IO loop. Implementations translate their library's exceptions at this edge, ``from exc``: ``AccessDenied`` for
+refused access, ``StorageError`` for the rest. Absence is a value, not an exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardstore.model.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Another object, and the version of it without which what is read means nothing."""
+    """Another object and its version; if that changes, what was read means nothing."""
 
     key: str
     generation: Generation
@@ -30,9 +30,8 @@ class Guard:
 class Read:
     """Ranges of one object, all of one version; with a ``generation``, of that version only.
 
-    With ``guard``, the other object still was of its version after the ranges had been read, or were found absent, or the outcome is
-    ``GuardChanged``. Kinds
-    without the capability ``guarded_reads`` take no notice of it.
+    With ``guard``, the other object must still have its version after the ranges were read, or found absent; otherwise the outcome is
+    ``GuardChanged``. Kinds without the capability ``guarded_reads`` ignore it.
     """
 
     key: str
@@ -40,21 +39,23 @@ class Read:
     generation: Generation | None = None
     guard: Guard | None = None
     most_nbytes: int | None = None
-    """An object that is asked for whole and is longer is not read: the outcome is ``Failed``."""
+    """The most bytes of an object that is asked for whole: a longer one is not read, and the outcome is ``Failed``."""
 
 
 MOST_DOCUMENT_NBYTES = 256 << 20
-"""More than any metadata document has: consolidated metadata of 100,000 arrays has about 100 MiB. Its JSON takes ten times the memory."""
+"""More bytes than any metadata document has: consolidated metadata of 100,000 arrays have about 100 MiB. Their JSON takes ten times the
+memory.
+"""
 
 
 def document_read(key: str) -> Read:
-    """The read of a whole metadata document."""
+    """Return the read of a whole metadata document."""
     return Read(key, (EVERYTHING,), most_nbytes=MOST_DOCUMENT_NBYTES)
 
 
 class ServerTimes(NamedTuple):
-    """The times at which a server stored a version, which nobody else can set, and at which it was asked for it; seconds since the epoch
-    by its own clock.
+    """The times when a server stored a version, which nobody else can set, and when it was asked for it; seconds since the epoch by its
+    own clock.
     """
 
     stored: float
@@ -63,13 +64,13 @@ class ServerTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer to a read: one buffer a range, clipped to the object, which is ``nbytes`` long."""
+    """The bytes that were read: one buffer for each range, clipped to the object, which is ``nbytes`` long."""
 
     generation: Generation
     nbytes: int
     buffers: tuple[memoryview, ...]
     times: ServerTimes | None = None
-    """The times of the server, where it tells them and can be believed."""
+    """The server's times, where it gives them and they can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The object is not, or was not during the whole read, the version that was asked for."""
+    """The object does not have the version that was asked for, or did not have it during the whole read."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardChanged:
-    """The object was read, but the one beside it has changed."""
+    """The object was read, but the guard has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,11 @@ GUARD_CHANGED = GuardChanged()
 
 
 UNKNOWN_NBYTES = 2**63 - 1
-"""The size of an object of which a listing, or a read of a part, does not tell it; more than any object has."""
+"""The size of an object where a listing, or a read of a part, does not give it; more than any object has."""
 
 
 class ObjectInfo(NamedTuple):
-    """One object as a listing or ``stat`` shows it; ``generation`` where that costs nothing more."""
+    """One object as a listing or ``stat`` shows it; with ``generation`` where that costs nothing more."""
 
     key: str
     nbytes: int
@@ -134,25 +135,25 @@ class Storage(Protocol):
 
     @property
     def url(self) -> str:
-        """Return where the root is, as a user would write it; without credentials."""
+        """The URL of the root, as a user would write it; without credentials."""
         ...
 
     @property
     def kind(self) -> str:
-        """``memory``, ``local``, ``s3``, …"""
+        """The kind's name: ``memory``, ``local``, ``s3``, …"""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what is known of the abilities of this storage; of a server nothing is claimed before ``probe``."""
+        """The known abilities of this storage; of a server nothing is claimed before ``probe``."""
         ...
 
     async def probe(self) -> Capabilities:
-        """Find out, once an endpoint and process, what a server honours; called before the first write."""
+        """Find out what a server honours, once for each endpoint and process; called before the first write."""
         ...
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """One round: every range of every read, concurrently within the storage's own bound; outcomes in order.
+        """Read every range of every read in one round, concurrently within the storage's own bound; outcomes are in order.
 
         All ranges of one ``Read`` come from one version or the outcome is ``Changed``. A range that starts at or
         after the end gives an empty buffer. A suffix longer than the object gives all of it.
@@ -162,41 +163,43 @@ class Storage(Protocol):
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Store the pieces of ``body``, ``nbytes`` in all, as one object, and return its version.
 
-        Durable and visible when this returns, never partly. Raises ``ConditionFailed`` where the condition did not
-        hold, ``WriteOutcomeUnknown`` where the answer was lost and reading back could not settle it. An error, or a
-        body that ends early, leaves the old object; but for an error of making a stored one durable.
+        The object is durable and visible when this returns, never partly. Raises ``ConditionFailed`` where the condition did not hold,
+        ``WriteOutcomeUnknown`` where the answer was lost and reading back could not settle it. An error, or a body that ends early,
+        leaves the old object. The exception is an error while a stored object is made durable.
         """
         ...
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         """Replace the object by ``segments``, its copies taken from version ``source`` of the same key.
 
-        Only where ``capabilities.compose``. Raises as ``write`` does; ``ConditionFailed`` too where ``source`` is gone, and
-        ``Unsupported``, with nothing written, where the server turned out not to be able to; then the capability is gone too.
+        Called only where ``capabilities.compose``. Raises as ``write`` does; also ``ConditionFailed`` where ``source`` is gone, and
+        ``Unsupported``, with nothing written, where the server turns out not to be able to do it; then the capability is gone too.
 
-        Where ``capabilities.appends_in_place``, segments of the form all of the old object, ``Padding(APPEND_PADDING_NBYTES)``, and what is
-        new may be carried out behind the old bytes, which stay as they are. Readers that do not go through this protocol may see any
-        beginning of it: where a page of the file ends, or in one of the pieces. The caller sees to it that none of these looks whole.
+        Where ``capabilities.appends_in_place``, segments may be appended in place if they are all of the old object, then
+        ``Padding(APPEND_PADDING_NBYTES)``, then new bytes; the old bytes stay as they are. Readers that do not go through this protocol
+        may see any beginning of the new object: it may end with a page of the file, or inside one of the pieces. The caller makes sure
+        that no such beginning looks whole.
         """
         ...
 
     async def copy(self, source: str, target: str) -> Generation | None:
-        """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; ``None``: no source.
+        """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; return ``None`` where there is no
+        source.
 
-        Without sending its bytes through this process where the kind can. Durable and visible when this returns.
+        Where the kind can, the bytes do not go through this process. The copy is durable and visible when this returns.
         """
         ...
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        """Move all objects below ``source/`` to ``target/`` in one step; ``False``, and nothing was done, where the kind cannot.
+        """Move all objects below ``source/`` to ``target/`` in one step; return ``False``, with nothing done, where the kind cannot.
 
-        Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` where there is something below ``target``
-        already, or an object at it. The caller sees to it that nobody writes below ``source`` meanwhile.
+        Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` where there is something below ``target`` already, or an
+        object at it. The caller makes sure that nobody writes below ``source`` meanwhile.
         """
         ...
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        """Remove the object; ``False`` where there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
+        """Remove the object; return ``False`` where there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
         ...
 
     async def delete_many(self, keys: Sequence[str]) -> None:
@@ -204,29 +207,32 @@ class Storage(Protocol):
         ...
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        """Size and generation of one object, or ``None``."""
+        """Return size and generation of one object, or ``None``."""
         ...
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every object whose key starts with the string ``prefix`` (which need not end at a ``/``), in key order
-        within what one request returns. Past any listing cache. Temporary and lock files are not objects."""
+        """Yield every object whose key starts with the string ``prefix`` (which need not end at a ``/``), in key order within what one
+        request returns. Listing caches are bypassed. Temporary and lock files are not objects.
+        """
         ...
 
     async def list_dir(self, prefix: str) -> DirListing:
-        """The direct children of ``prefix``, which is ``""`` or ends with ``/``. Past any listing cache."""
+        """Return the direct children of ``prefix``, which is ``""`` or ends with ``/``. Listing caches are bypassed."""
         ...
 
     async def close(self) -> None:
-        """Release descriptors and threads. What was acknowledged stays."""
+        """Release descriptors and threads. Acknowledged writes stay."""
         ...
 
 
 @runtime_checkable
 class ToldByRanges(Protocol):
-    """A storage that knows no versions but what a range of an object holds: the range that was read first is read again.
+    """A storage without versions of its own: a version is identified by the range that was read first, which is read again.
 
-    What ``write`` returns names nothing that could be read by it.
+    The version that ``write`` returns cannot be used to read.
     """
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """The version of an object in which ``request`` gives ``data``; ``None`` where these are too many to be read again each time."""
+        """Return the version of an object in which ``request`` gives ``data``; ``None`` where these bytes are too many to be read again
+        each time.
+        """

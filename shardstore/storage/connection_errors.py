@@ -1,6 +1,6 @@
-"""Recognise the exceptions that say that a server was not reached at all.
+"""Exceptions of the packages below that say that a server was not reached at all.
 
-Nothing of aiohttp, botocore or requests is imported: their classes are told apart by name.
+Nothing of aiohttp, botocore or requests is imported: their classes are recognised by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHECK_ADDRESS = "check the network, and host and port of the URL"
 
 
 def is_unreachable(exc: BaseException) -> bool:
-    """Return whether no connection was made, as opposed to one that broke, or an answer that says no."""
+    """Return whether no connection was made. An error where a connection broke, or where the answer was a refusal, is not such an error."""
     return any(
         base.__name__ in _NAMES or (base.__name__ == _OF_REQUESTS and base.__module__.partition(".")[0] == "requests")
         for error in (exc, exc.__cause__)

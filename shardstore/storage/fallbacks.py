@@ -1,4 +1,4 @@
-"""Operations for kinds of storage that have none of their own."""
+"""Fallbacks for kinds of storage that have no such operation of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, R
 
 
 class ReadsAndWrites:
-    """The operations of a storage that reads and writes objects, and has nothing that does more at once."""
+    """The operations of a storage that reads and writes objects, and has no request that does more at once."""
 
     async def compose(self: Storage, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         raise no_compose(key, self.url)
@@ -27,7 +27,7 @@ class ReadsAndWrites:
         return False
 
     async def stat(self: Storage, key: str) -> ObjectInfo | None:
-        """By reading nothing of it, or all where that does not tell its size."""
+        """Return size and version by reading no bytes of the object, or all of it where that does not show its size."""
         (outcome,) = await self.read([Read(key, ())])
         if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])

@@ -1,15 +1,16 @@
-"""Versions for objects of storages that tell none: made of what can be looked at, so that a change of equal size is noticed.
+"""Versions for objects of storages without versions: made of what can be looked at, so that a change of equal size is noticed.
 
 ::
 
     a mapping               its bytes, which have to be read to know how long they are
     a reference to a URL    the reference, and the version of the object that it refers to
     a reference to bytes    the bytes
-    an archive, but zip     what its entry tells, and the version of the archive (entries of zip tell a checksum)
-    a cache                 none is asked: what is behind it is read, of which it may show an older version
+    an archive, not zip     the facts of its entry, and the version of the archive (entries of zip have a checksum)
+    a cache                 the version in the filesystem behind it, which is read instead: a cache may show an older version
     anything else           as it is
 
-A version is looked at before the bytes are read. So it may be older than these, and then is another one at the next look; never newer.
+A version is looked at before the bytes are read. So it may be older than the bytes, and then differs at the next look; it is never
+newer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _KEYS_AT_ONCE = 1000
 
 
 def options_of_new(source: object, options: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The storage options by which a URL of an archive or of references is opened anew: filesystems are remembered by fsspec, and show
-    what was there when they were opened.
+    """Return the storage options to open a URL of an archive or of references anew: fsspec remembers filesystems, and they show what was
+    there when they were opened.
     """
     if not isinstance(source, str) or source.partition("://")[0].partition("::")[0] not in ARCHIVES | REFERENCES:
         return options
@@ -48,9 +49,9 @@ def options_of_new(source: object, options: dict[str, Any] | None) -> dict[str, 
 
 
 def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
-    """``storage``, to be read from now, with versions of as many of its objects as can be.
+    """Return ``storage`` for reading, with versions for as many of its objects as possible.
 
-    Archives and sets of references are opened anew, unless they are (see ``options_of_new``).
+    Archives and sets of references are opened anew, unless they were just opened anew (see ``options_of_new``).
 
     Raises:
         InvalidInput, StorageError: as ``open_storage`` does.
@@ -73,7 +74,7 @@ def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
 
 
 class _Fingerprinted(StaticStorage):
-    """``inner``, with a version for what it tells none of, or not all; only to be read."""
+    """``inner`` with versions where it has none for some or all objects; for reading only."""
 
     inner: Any
 
@@ -111,7 +112,7 @@ class _Fingerprinted(StaticStorage):
 
 
 class _OfMapping(_Fingerprinted):
-    """A mapping, whose values are read for each look at them."""
+    """A mapping whose values are read for each look at them."""
 
     async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
         found: list[ObjectInfo | None] = []
@@ -130,7 +131,7 @@ class _OfMapping(_Fingerprinted):
 
 
 class _OfArchive(_Fingerprinted):
-    """An archive that tells no checksums: times of its entries may be anything. Nothing changes in it while it is open."""
+    """An archive without checksums: times of its entries may be anything. Nothing changes in it while it is open."""
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         outcomes = await super().read([replace(read, generation=None) for read in reads])
@@ -157,7 +158,7 @@ class _OfReferences(_Fingerprinted):
         return [info._replace(generation=self._version(value)) for info, value in zip(infos, references, strict=True)]
 
     def _reference(self, key: str) -> bytes | list[Any] | None:
-        """The bytes, or the URL and what goes with it; ``None`` where there is none."""
+        """Return the bytes, or the URL and its further parts; ``None`` where there is no reference."""
         fs: Any = self.inner.fs
         try:
             value: Any = fs.references[f"{self.inner.path}/{key}" if self.inner.path else key]
@@ -187,7 +188,7 @@ class _OfReferences(_Fingerprinted):
 
 
 async def _version_of(fs: AbstractFileSystem, path: str) -> str | None:
-    """The version of an object of any filesystem; ``None`` where it tells none, or cannot be looked at."""
+    """Return the version of an object of any filesystem; ``None`` where it gives none, or cannot be looked at."""
     fs = vars(fs).get("sync_fs", fs)  # a synchronous one, made asynchronous for references
     parent, _, name = str(fs._strip_protocol(path)).rpartition("/")
     try:

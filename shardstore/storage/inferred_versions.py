@@ -1,4 +1,4 @@
-"""Names for versions of objects whose storage has none of its own: what its metadata shows, or nothing but the size.
+"""Names for versions of objects whose storage gives none: made of their metadata, or of nothing but the size.
 
 ::
 
@@ -25,7 +25,7 @@ _UNVERSIONED = "unversioned-"
 
 
 class Unversioned(Generation):
-    """Made up for one answer."""
+    """A version that was made up for one answer."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class Unversioned(Generation):
 
 
 def unversioned(nbytes: int) -> Generation:
-    """A name for what was just seen, ``nbytes`` long, of an object without a version; equal to no other."""
+    """Return a name for an object without a version that was just seen with ``nbytes`` bytes; it equals no other name."""
     return Unversioned(f"{_UNVERSIONED}{uuid.uuid4().hex}-{nbytes}")
 
 
@@ -44,15 +44,15 @@ def is_unversioned(generation: Generation) -> bool:
 
 
 def agrees(asked: Generation, found: Generation) -> bool:
-    """Return whether ``found`` may be the version ``asked``: the same name, or, where neither has a version, the same size."""
+    """Return whether ``found`` may be the version ``asked``: it has the same name, or, where neither has a version, the same size."""
     if is_unversioned(asked) and is_unversioned(found):
         return asked.token.rpartition("-")[2] == found.token.rpartition("-")[2]
     return asked == found
 
 
 def trace_of(info: Mapping[str, Any]) -> str | None:
-    """Return what the metadata ``info`` of an object shows that tells its versions apart, but for the size; ``None`` where it shows
-    nothing.
+    """Return the part of the metadata ``info`` of an object that tells its versions apart, except for the size; ``None`` where there is no
+    such part.
     """
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
     for name in _IDENTITIES:
@@ -62,16 +62,16 @@ def trace_of(info: Mapping[str, Any]) -> str | None:
 
 
 def version_from(trace: str, nbytes: int) -> Generation:
-    """The version of an object of ``nbytes`` with this trace."""
+    """Return the version of an object of ``nbytes`` with this trace."""
     return Generation(f"{trace}-{nbytes}")
 
 
 def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
-    """The version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
+    """Return the version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
     trace = trace_of(info)
     return None if trace is None else version_from(trace, nbytes)
 
 
 def _text(value: object) -> str:
-    """Times as seconds: a listing may show a number where the object itself shows a date."""
+    """Return a value as text, times as seconds: a listing may show a number where the object itself shows a date."""
     return repr(value.timestamp()) if isinstance(value, datetime) else repr(value)

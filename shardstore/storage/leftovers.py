@@ -1,7 +1,7 @@
-"""Leftovers of writers that died in the middle: nothing that a reader sees, but space, and on some servers money.
+"""Leftovers of writers that died: readers do not see them, but they take space, and on some servers cost money.
 
-A storage that can tell has a coroutine method ``leftovers(prefix)``, which is no part of the protocol: kinds without it have none, or
-no way to ask.
+A storage that can list it has a coroutine method ``leftovers(prefix)``, which is no part of the protocol: kinds without it leave
+nothing behind, or have no way to ask.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardstore.storage.wrappers.base import innermost
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One of them: ``key`` is where it lies, or, of an upload, the object that it would have become."""
+    """One thing that was left: ``key`` is its place, or, for an upload, the object that it would have become."""
 
     key: str
     kind: Literal["temporary", "lock", "tail", "upload"]
@@ -24,8 +24,8 @@ class Leftover:
 
 
 async def leftovers_of(storage: Storage, prefix: str) -> Sequence[Leftover] | None:
-    """Return what is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` where that cannot
-    be asked.
+    """Return what is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` where it cannot be
+    asked.
 
     Raises:
         StorageError: the request failed, or was denied.

@@ -1,4 +1,4 @@
-"""Any mapping from keys to bytes, to be read from: a dictionary, an ``fsspec`` mapper of a filesystem that is not known here, a store of
+"""Any mapping from keys to bytes, for reading: a dictionary, an ``fsspec`` mapper of a filesystem that is not known here, a store of
 zarr-python 2.
 """
 
@@ -20,7 +20,7 @@ _IN_MEMORY = (dict,)  # whose values cost nothing to look at
 
 
 class MappingStorage(ReadsAndWrites):
-    """The values of ``mapping``, which nobody may change meanwhile: it tells no versions, and no sizes before a value was read."""
+    """The values of ``mapping``, which nobody may change meanwhile: it gives no versions, and no size before a value was read."""
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
         self.mapping = mapping
@@ -90,4 +90,4 @@ class MappingStorage(ReadsAndWrites):
         return ReadOnly(f"{key!r} cannot be written or deleted: a {type(self.mapping).__name__} is only read from")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

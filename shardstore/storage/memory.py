@@ -1,7 +1,7 @@
 """Objects in fsspec's process-wide memory filesystem, the one behind ``memory://``.
 
-Readers and writers that use fsspec directly see the same objects. A generation is a token stamped on the file object
-that fsspec stores; whoever replaces that object, or changes its length, makes a new generation.
+Readers and writers that use fsspec directly see the same objects. A generation is a token stamped on the file object that fsspec
+stores; replacing that object, or changing its length, makes a new generation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _generation(file: MemoryFile, nbytes: int) -> Generation:
-    """The version of ``file``; call with the lock held. A foreign object gets its token at first sight."""
+    """Return the version of ``file``; call with the lock held. A foreign object gets its token when it is first seen."""
     stamp: tuple[Generation, int] | None = getattr(file, _STAMP, None)
     if stamp is None or stamp[1] != nbytes:
         stamp = (Generation(f"{_process_token}-{next(_serial)}-{nbytes}"), nbytes)
@@ -110,7 +110,9 @@ class MemoryStorage:
         return self.capabilities
 
     def _snapshot(self, key: str) -> tuple[Generation, bytes] | None:
-        """One version and its bytes, which are immutable: ``getvalue`` shares them, and a later foreign write in place unshares."""
+        """Return one version and its bytes, which are immutable: ``getvalue`` shares them, and a later foreign write in place unshares
+        them.
+        """
         with _lock:
             file = self._files.get(f"{self.path}/{key}")
             if file is None:
@@ -252,4 +254,4 @@ class MemoryStorage:
         return DirListing(tuple(objects), tuple(prefixes))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

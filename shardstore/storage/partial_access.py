@@ -1,4 +1,4 @@
-"""Stores of the draft's interface as underlying storage, whoever wrote them.
+"""Stores of the draft's interface, whoever wrote them, as underlying storage.
 
 Specification: draft core protocol 3.0, "Abstract store interface"; sharding storage transformer 1.0 (draft), "API implementation".
 """
@@ -34,7 +34,7 @@ from shardstore.storage.requests.conditions import check_deletion, failed
 T = TypeVar("T")
 
 WITHOUT_VERSIONS = "partial-access"
-"""The kind of stores that know no versions."""
+"""The kind's name of stores without versions."""
 
 _MOST_WITNESS_BYTES = 4 * 2**20
 _WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
@@ -42,11 +42,11 @@ _WITNESS = re.compile(r"(-?[0-9]+):([0-9]*):[0-9a-f]{32}", re.ASCII)
 
 @runtime_checkable
 class StoreWithPartialAccess(Protocol):
-    """The draft's interface, as far as a storage transformer needs it of the store below. Keys and prefixes are strings.
+    """The draft's interface, as far as a storage transformer needs it from the store below. Keys and prefixes are strings.
 
     Ranges are ``(start, length)``, ``None`` for all; a negative start counts from the end, which is how the index of a shard is read
-    (the draft has no such start, zarr-python's stores do). It also needs ``set(key, value)``, or ``store[key] = value`` as zarr-python 2's
-    stores have it. What is optional is used where it is there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
+    (the draft has no such start, zarr-python's stores do). It also needs ``set(key, value)``, or ``store[key] = value`` as zarr-python
+    2's stores have it. Optional methods are used where they are there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
     """
 
     def get_partial_values(self, key_ranges: Any) -> Sequence[BytesLike | None]: ...
@@ -59,7 +59,7 @@ class StoreWithPartialAccess(Protocol):
 
 
 def underlying_storage(target: object) -> Storage | None:
-    """The storage that a target of the draft's interface is; ``None`` where it is something else."""
+    """Return the storage for a target of the draft's interface; ``None`` where the target is something else."""
     storage = getattr(target, "as_storage", None)
     if callable(storage):
         found = storage()
@@ -75,9 +75,9 @@ def underlying_storage(target: object) -> Storage | None:
 class PartialAccessStorage(ReadsAndWrites):
     """A store of the draft's interface, called in threads, one call at a time.
 
-    It knows no versions. A version is told here by a witness: the range that was read first, the index of a shard as a rule, which is
-    read again beside whatever is asked for of that version. So chunks are never cut out by the index of another version; but nothing
-    keeps two writers from losing each other's chunks, and nothing is claimed.
+    Such a store has no versions. Here a version is identified by a witness: the range that was read first, as a rule the index of a
+    shard. The witness is read again with every later read of that version. So chunks are never cut out by the index of another version.
+    But two writers can still lose each other's chunks, so no capability is claimed.
     """
 
     def __init__(self, store: StoreWithPartialAccess) -> None:
@@ -100,7 +100,7 @@ class PartialAccessStorage(ReadsAndWrites):
 
     @property
     def documents_first(self) -> bool:
-        """Like ``EngineStorage`` says it, where this is of a transformer."""
+        """True where documents are read first, as ``EngineStorage`` says: where the store is a transformer of this package."""
         return hasattr(self._store, "as_storage")
 
     @property
@@ -111,7 +111,7 @@ class PartialAccessStorage(ReadsAndWrites):
         return self.capabilities
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Like ``ToldByRanges`` says it."""
+        """Return the version in which a range has these bytes, as ``ToldByRanges`` says."""
         generation = _witnessed(request, data)
         return None if _witness_of(generation) is None else generation
 
@@ -127,7 +127,7 @@ class PartialAccessStorage(ReadsAndWrites):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """One call of ``get_partial_values``."""
+        """Read by one call of ``get_partial_values``."""
         asked = [_asked(read) for read in reads]
         key_ranges = [(read.key, _range_of(r)) for read, ranges in zip(reads, asked, strict=True) for r in ranges or ()]
         found: Sequence[BytesLike | None] = ()
@@ -152,7 +152,7 @@ class PartialAccessStorage(ReadsAndWrites):
         return _witnessed(EVERYTHING, data)
 
     async def _holds(self, key: str, condition: Condition) -> bool:
-        """Now; another writer may come before the write."""
+        """Return whether the condition holds now; another writer may come before the write."""
         generation = condition.generation if isinstance(condition, IfGeneration) else None
         (outcome,) = await self.read([Read(key, (), generation)])
         if outcome == CHANGED and generation is not None and _witness_of(generation) is None:  # it is told by all its bytes
@@ -199,11 +199,11 @@ class PartialAccessStorage(ReadsAndWrites):
         return await self._call("listing", prefix, listed)
 
     async def close(self) -> None:
-        """The store is the user's, and stays open."""
+        """Do nothing: the store is the user's, and stays open."""
 
 
 def _sized(store: Any, keys: Iterable[str]) -> list[ObjectInfo]:
-    """Objects in the order of their keys, with their sizes where the store tells them."""
+    """Return objects in the order of their keys, with their sizes where the store gives them."""
     getsize: Callable[[str], int] | None = getattr(store, "getsize", None)
     return [ObjectInfo(key, UNKNOWN_NBYTES if getsize is None else int(getsize(key))) for key in sorted(keys)]
 
@@ -216,7 +216,7 @@ def _set(store: Any, key: str, data: bytes) -> None:
 
 
 def _erase(store: Any, keys: Sequence[str]) -> None:
-    """Erase keys; a missing one is no error, as with ``erase_values``, though a store may raise for it."""
+    """Erase a value; an absent one is no error, as with ``erase_values``: a store may raise for it."""
     if hasattr(store, "erase_values"):
         store.erase_values(list(keys))
         return
@@ -236,7 +236,7 @@ def _range_of(request: ByteRequest) -> tuple[int, int | None]:
 
 
 def _asked(read: Read) -> list[ByteRequest] | None:
-    """The ranges of a read, and behind them the witness of the version that is asked for; ``None`` where that has none."""
+    """Return the ranges of a read, and then the witness of the version that is asked for; ``None`` where that version has none."""
     ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 1)]  # of none a store may say that there is nothing
     if read.generation is None:
         return ranges
@@ -256,7 +256,9 @@ def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLi
 
 
 def _told_nbytes(request: ByteRequest, got: int) -> int:
-    """The size of the object, or what it is at most where the request starts behind its end, as far as the answer tells it."""
+    """Return the size of the object as far as the answer shows it; where the request starts behind its end, the
+    size that it has at most.
+    """
     match request:
         case ByteRange(start, end):
             return UNKNOWN_NBYTES if got == end - start else start + got

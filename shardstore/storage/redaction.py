@@ -1,4 +1,4 @@
-"""URLs, options and messages without the secrets that they may carry: users and passwords, tokens, and queries, which can be signatures."""
+"""Remove secrets from URLs, options and messages: users and passwords, tokens, and queries, which can be signatures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardstore.errors import InvalidInput
 HARMLESS = frozenset(
     {"asynchronous", "auto_mkdir", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths"}
 )
-"""Options of fsspec itself, which mean nothing where a storage does without it."""
+"""Options of fsspec itself, which mean nothing where a storage does without fsspec."""
 
 # Greedy up to the last "@" before the path: a password may hold one.
 _USER = re.compile(r"(?<=://)[^/\s'\"<>]*@")
@@ -26,12 +26,12 @@ _SECRET = re.compile(
 
 
 def redacted(text: str) -> str:
-    """``text`` with every URL in it freed of user, password and query, of which the mark stays, ``?…``; and without tokens."""
+    """Return ``text`` without tokens, and without user, password and query in every URL; a query is shown as ``?…``."""
     return _SECRET.sub(r"\1…", _QUERY.sub(r"\1?…", _USER.sub("", text)))
 
 
 def shown_cause(exc: BaseException) -> BaseException | None:
-    """``exc``, or ``None`` where it or what led to it would show a secret in a traceback: for ``raise … from``."""
+    """Return ``exc``, or ``None`` where it or its causes would show a secret in a traceback; for ``raise … from``."""
     error: BaseException | None = exc
     while error is not None:
         if redacted(str(error)) != str(error):
@@ -41,6 +41,6 @@ def shown_cause(exc: BaseException) -> BaseException | None:
 
 
 def unusable_options(what: str, options: Mapping[str, Any], exc: Exception) -> InvalidInput:
-    """The error of a filesystem that fails on its options by an exception of Python's; names them, without their values."""
+    """Return the error where a filesystem fails on its options by an exception of Python's; it names them, without their values."""
     given = ", ".join(sorted(set(options) - HARMLESS)) or "none"
     return InvalidInput(f"{what}: check the values of its storage_options, which are {given} ({type(exc).__name__}: {redacted(str(exc))})")

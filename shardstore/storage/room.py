@@ -16,7 +16,7 @@ _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucke
 
 
 def is_full(exc: BaseException) -> bool:
-    """Return whether an error of a storage says that there is no room left: then nothing else that is written will fit either."""
+    """Return whether an error of a storage says that there is no room left: then no other write will fit either."""
     return isinstance(exc, NoSpace) or getattr(exc, "status", None) == _FULL_STATUS or getattr(exc, "code", None) in _FULL_CODES
 
 
@@ -28,9 +28,9 @@ class Room:
     """The path that was asked about."""
     nbytes: int
     files: int | None
-    """``None`` where the file system has no fixed number of them."""
+    """The number of files that can still be made; ``None`` where the file system has no fixed number of them."""
     block_nbytes: int
-    """The size of the blocks by which files take up room."""
+    """The unit in which files take up room."""
 
 
 def room_at(path: str) -> Room | None:

@@ -1,7 +1,7 @@
-"""Places in which nothing changes as long as they are open, because they cannot or because the user says so.
+"""Places in which nothing changes as long as they are open, because nothing can or because the user says so.
 
-There, what was once seen of an object stays true: filesystems without versions are not asked again whether it is still the same, and
-metadata documents are not read again. Nothing is written to such a place, or it would contradict what was said.
+There, everything seen of an object stays true: filesystems without versions are not asked again for changes, and metadata documents are
+not read again. Nothing is written to such a place, since that would contradict the promise.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.wrappers.base import StorageWrapper
 
 OPTION = "static"
-"""Among ``storage_options`` too, so that everything that takes those takes it."""
+"""The option's name; also among ``storage_options``, so that everything that takes those takes it."""
 
 
 def check_static(static: object) -> bool | None:
-    """Raise ``InvalidInput`` where it is neither true, nor false, nor ``None``, which leaves it to the kind of storage."""
+    """Raise ``InvalidInput`` where the value is not true, false or ``None``, which leaves it to the kind of storage."""
     if static is None or isinstance(static, bool):
         return static
     raise InvalidInput(f"{OPTION}={static!r} is neither True nor False: it says whether nothing changes while the place is open")
 
 
 def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool | None:
-    """Return what ``options`` say, also under a protocol, or else what was ``given``; they are left without it.
+    """Return the value that ``options`` have, also under a protocol, or else the ``given`` one; it is removed from ``options``.
 
     Raises:
-        InvalidInput: they say what can be no value, or another one than was given.
+        InvalidInput: they have an invalid value, or another one than was given.
     """
     said: set[bool | None] = {given}
     if OPTION in options:
@@ -54,7 +54,7 @@ def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool |
 
 
 def as_said(static: bool | None, storage: Storage) -> Storage:
-    """``storage``, of which the user says that nothing changes in it, or that something may; ``None``: nothing is said."""
+    """Return ``storage`` with the user's word that nothing changes in it, or that something may; ``None``: the user says neither."""
     if static is None:
         return storage
     if isinstance(storage, GenericStorage):
@@ -65,7 +65,7 @@ def as_said(static: bool | None, storage: Storage) -> Storage:
 
 
 class StaticStorage(StorageWrapper):
-    """The same place as ``inner``, in which nothing changes."""
+    """The same place as ``inner``, where nothing changes."""
 
     def __reduce__(self) -> tuple[type[StaticStorage], tuple[Storage]]:
         return type(self), (self.inner,)
@@ -81,7 +81,7 @@ class StaticStorage(StorageWrapper):
 
     @property
     def identity(self) -> str:
-        """Return what tells this place from others. Not to be shown."""
+        """A text that tells this place from others. Not to be shown."""
         return f"{OPTION} {getattr(self.inner, 'identity', self.inner.url)}"
 
     @property
@@ -124,7 +124,7 @@ class StaticStorage(StorageWrapper):
 
 
 class StaticLocal(StaticStorage):
-    """A local directory in which nothing changes; it is read in the thread that asks, as others are."""
+    """A local directory in which nothing changes; it is read in the calling thread, as other local directories are."""
 
     inner: LocalStorage
 

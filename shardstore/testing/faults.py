@@ -1,10 +1,9 @@
-"""A storage that goes wrong on purpose, at the n-th request, in the way that a test asks for, and a sweep over every request.
+"""A storage that fails on purpose, at the n-th request, in the way that a test asks for, and a sweep over every request.
 
-What goes wrong is a value (``Fail``, ``DropReply``, …), where is a ``Fault``. ``FaultStorage`` is a storage like any other:
+The kind of failure is a value (``Fail``, ``DropReply``, …), its place is a ``Fault``. ``FaultStorage`` is a storage like any other:
 ``shardstore.open`` takes it in the place of a URL.
 
-Everything is decided by a plan of frozen values, and by the order in which requests arrive: the same plan goes wrong in the same
-place again.
+A plan of frozen values, and the order in which requests arrive, decide everything: the same plan fails in the same place again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class TimeOut:
-    """Like ``Fail``, after ``seconds``."""
+    """The request fails as with ``Fail``, after ``seconds``."""
 
     seconds: float = 60.0
 
@@ -54,10 +53,10 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class DropReply:
-    """The request is carried out, and its caller does not hear of it.
+    """The request is carried out, but its caller gets no answer.
 
-    What changes something ends in ``WriteOutcomeUnknown``, as where a storage could not confirm it by reading back; what
-    asks ends in a ``StorageError``.
+    A change ends in ``WriteOutcomeUnknown``, as where a storage could not confirm it by reading back; a query ends in a
+    ``StorageError``.
     """
 
 
@@ -65,9 +64,9 @@ class DropReply:
 class Truncate:
     """The connection breaks in the middle.
 
-    A range that is read comes without the bytes past the first ``nbytes``, which no sound storage hands on. The body of a
-    write ends after as many, which must leave the old object; its caller gets a ``StorageError``. A listing ends in one after
-    its first object, and so does a ``delete_many`` after its first key.
+    A range that is read has only its first ``nbytes`` bytes, which no sound storage returns. The body of a write ends after as many,
+    which must leave the old object; its caller gets a ``StorageError``. A listing raises one after its first object, and so does a
+    ``delete_many`` after its first key.
     """
 
     nbytes: int = 0
@@ -105,26 +104,30 @@ Effect = Fail | TimeOut | Delay | DropReply | Truncate | Change | Refuse | Cance
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, as ``TraceStorage`` and the engine count them: of a read, one range."""
+    """One request, as ``TraceStorage`` and the engine count them: for a read, one range."""
 
     operation: str
-    """``read``, ``write``, ``compose``, ``copy``, ``rename_prefix``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or ``stat``."""
+    """The operation: ``read``, ``write``, ``compose``, ``copy``, ``rename_prefix``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or
+    ``stat``.
+    """
     key: str
-    """The key or prefix; of ``delete_many`` the first key, of ``copy`` and ``rename_prefix`` the target."""
+    """The key or prefix; for ``delete_many`` the first key, for ``copy`` and ``rename_prefix`` the target."""
     range: ByteRequest | None = None
-    """The range as it was asked for; of reads only."""
+    """The range as it was asked for; only for reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``effect`` strikes the request number ``at``, counted from 1 over those that match. Where it means nothing, nothing happens."""
+    """A fault: ``effect`` strikes the request number ``at``, counted from 1 over those that match. Where it has no meaning, nothing
+    happens.
+    """
 
     at: int
     effect: Effect
     operations: frozenset[str] = frozenset()
-    """Only requests of these operations match; empty: of all."""
+    """The operations whose requests match; empty: all operations."""
     keys: str = "*"
-    """Only requests whose key matches this pattern of ``fnmatch`` match; a ``*`` takes in ``/``."""
+    """The pattern of ``fnmatch`` for the keys of requests that match; a ``*`` also matches ``/``."""
     times: int | None = 1
     """The number of matching requests in a row that it strikes; ``None``: all from ``at`` on."""
 
@@ -132,16 +135,16 @@ class Fault:
         return (not self.operations or request.operation in self.operations) and fnmatchcase(request.key, self.keys)
 
     def strikes(self, number: int) -> bool:
-        """Return whether it strikes the matching request of this number."""
+        """Return whether the fault strikes the matching request of this number."""
         return self.at <= number and (self.times is None or number < self.at + self.times)
 
 
 class FaultStorage(StorageWrapper):
-    """Forwards to ``inner``, but for the requests that ``faults`` strike; where several strike one, the first of them.
+    """Forwards to ``inner``, except requests that ``faults`` strike; where several strike one, the first fault counts.
 
-    Without faults it only counts: ``requests`` holds what was asked, ``struck`` which of it went wrong. A ``rename_prefix``
-    counts even at kinds that cannot do it, which shows only afterwards. ``sleep`` is called for ``TimeOut`` and ``Delay``. A
-    pickle has the same faults, and has counted nothing.
+    Without faults it only counts: ``requests`` holds all requests, ``struck`` those that were struck. A ``rename_prefix`` counts even
+    for kinds that cannot do it, which shows only afterwards. ``sleep`` is called for ``TimeOut`` and ``Delay``. A pickle has the same
+    faults, and has counted nothing.
     """
 
     def __init__(self, inner: Storage, faults: Sequence[Fault] = (), sleep: Sleep = asyncio.sleep) -> None:
@@ -156,7 +159,7 @@ class FaultStorage(StorageWrapper):
         return f"FaultStorage({self.inner!r}, {self.faults!r})"
 
     def plan(self, *faults: Fault) -> None:
-        """Put these faults in the place of what was planned; counting starts again."""
+        """Replace the planned faults by these; counting starts again."""
         self.faults = faults
         self.requests: list[Request] = []
         self.struck: list[tuple[Fault, Request]] = []
@@ -165,7 +168,7 @@ class FaultStorage(StorageWrapper):
     # -- one request ---------------------------------------------------------------------------------------------------
 
     def _arrived(self, operation: str, key: str, asked: ByteRequest | None = None) -> _Struck:
-        """Count a request; what is to become of it."""
+        """Count a request; return the effect on it."""
         request = Request(operation, key, asked)
         self.requests.append(request)
         effect: Effect | None = None
@@ -179,10 +182,10 @@ class FaultStorage(StorageWrapper):
         return _Struck(request, effect, f"{operation} of {key!r} in {self.url}")
 
     async def _before(self, struck: _Struck) -> None:
-        """Do what happens instead of the operation, or before it.
+        """Apply the effect before the request is carried out, or instead of that.
 
         Raises:
-            StorageError: it is not carried out.
+            StorageError: the request is not carried out.
         """
         match struck.effect:
             case Fail():
@@ -198,11 +201,11 @@ class FaultStorage(StorageWrapper):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _after(self, struck: _Struck) -> None:
-        """Do what happens once the operation was carried out.
+        """Apply the effect after the request was carried out.
 
         Raises:
-            WriteOutcomeUnknown: of what changes something.
-            StorageError: of what asks.
+            WriteOutcomeUnknown: for a change.
+            StorageError: for a query.
         """
         match struck.effect:
             case DropReply():
@@ -235,7 +238,7 @@ class FaultStorage(StorageWrapper):
         return [outcomes[i] for i in range(len(reads))]
 
     def _answer(self, struck: Sequence[_Struck], outcome: ReadOutcome) -> ReadOutcome:
-        """Return what becomes of the answer to one read."""
+        """Return the answer to one read with the effect applied."""
         for i, one in enumerate(struck):
             try:
                 self._after(one)
@@ -349,7 +352,7 @@ class _Struck:
 
 
 def _cut(body: Body, nbytes: int) -> Body:
-    """The first ``nbytes`` of ``body``."""
+    """Return the first ``nbytes`` of ``body``."""
     if not isinstance(body, Sequence):
         return _cut_pieces(body, nbytes)
     kept: list[BytesLike] = []
@@ -370,10 +373,11 @@ async def _cut_pieces(body: AsyncIterator[BytesLike], nbytes: int) -> AsyncItera
 
 
 def at_every_request(effect: Effect, attempt: Callable[[Fault], bool], *, every: int = 1) -> int:
-    """Call ``attempt`` with ``effect`` at the first request, the second, and so on, or at one in ``every`` of them; how many were struck.
+    """Call ``attempt`` with ``effect`` at the first request, the second, and so on, or at one in ``every`` of them; return how many were
+    struck.
 
-    ``attempt`` starts from the same state each time, runs the operation over a ``FaultStorage`` with the fault that it is given,
-    checks what became of it, and returns whether the fault struck anything: the sweep ends where it did not.
+    ``attempt`` starts from the same state each time, runs the operation over a ``FaultStorage`` with the given fault, checks the
+    outcome, and returns whether the fault struck anything: the sweep ends where it did not.
     """
     for struck, at in enumerate(itertools.count(1, every)):
         if not attempt(Fault(at, effect)):

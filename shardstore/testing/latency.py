@@ -1,4 +1,4 @@
-"""A storage whose requests take as long as on a network, for tests and benchmarks of what is waited for."""
+"""A storage whose requests take as long as on a network, for tests and benchmarks of waiting times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sleep = Callable[[float], Awaitable[None]]
 class LatencyStorage(StorageWrapper):
     """Forwards to ``inner``; every request first takes ``seconds``, and its bytes their time at ``bandwidth`` bytes a second.
 
-    At most ``concurrency`` requests are under way at once; each of them has the whole bandwidth. ``sleep`` is called for each.
+    At most ``concurrency`` requests run at once; each of them has the whole bandwidth. ``sleep`` is called for each.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The conformance suite of storages, as a class for pytest.
+"""The contract of every kind of underlying storage, as a class for pytest.
 
-Inherit from ``StorageSuite`` in a class whose name starts with ``Test``, and give it a fixture ``storage`` that returns an
-empty storage. What a storage does not claim in its capabilities is skipped; nothing is to be overridden.
+Inherit from ``StorageSuite`` in a class whose name starts with ``Test``, and give it a fixture ``storage`` that returns an empty
+storage. Tests of capabilities that a storage does not claim are skipped; nothing is to be overridden.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _is_server(storage: Storage) -> bool:
 
 
 def on_io_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of ``coroutine``, run on fsspec's IO loop, where every storage runs."""
+    """Return the result of ``coroutine``, run on fsspec's IO loop, where every storage runs."""
     return asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop()).result(120)
 
 
@@ -115,12 +115,12 @@ class SyncStorage:
 
 
 def values(found: Found) -> list[bytes]:
-    """Return what was read, to be compared."""
+    """Return the bytes that were read, for comparison."""
     return [bytes(buffer) for buffer in found.buffers]
 
 
 async def pieces(*given: BytesLike) -> AsyncIterator[BytesLike]:
-    """A body that is made while it is written."""
+    """Yield a body that is made while it is written."""
     for piece in given:
         await asyncio.sleep(0)
         yield piece
@@ -339,7 +339,7 @@ class StorageSuite:
         assert s.get("a") is None
 
     def test_no_two_versions_have_one_name(self, s: SyncStorage) -> None:
-        """Versions of one size, as fast as they can be written: clocks may tick seldom, and inode numbers be used again."""
+        """Write versions of one size as fast as possible: clocks may tick seldom, and inode numbers be used again."""
         _claimed(s.storage, "compare_and_swap")
         pinned = on_io_loop(s.storage.probe()).pinned_reads
         names: list[Generation] = []

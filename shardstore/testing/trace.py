@@ -1,4 +1,4 @@
-"""A storage that records every request it forwards, so that tests can assert how many there were and of how many bytes."""
+"""A storage that records every request that it forwards, so that tests can assert their number and their bytes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One operation; of a read, one range."""
+    """One operation; for a read, one range."""
 
     op: str
-    """``read``, ``write``, ``compose``, ``copy``, ``rename_prefix``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or ``stat``."""
+    """The operation: ``read``, ``write``, ``compose``, ``copy``, ``rename_prefix``, ``delete``, ``delete_many``, ``list``, ``list_dir`` or
+    ``stat``.
+    """
     key: str
-    """The key or prefix; of ``delete_many`` the first key, of ``copy`` and ``rename_prefix`` the target."""
+    """The key or prefix; for ``delete_many`` the first key, for ``copy`` and ``rename_prefix`` the target."""
     round: int
-    """The number of ``read`` calls before this one ended up here, itself included."""
+    """The number of ``read`` calls until this one ended, including itself."""
     range: ByteRequest | None = None
-    """The range as it was asked for; of reads only."""
+    """The range as it was asked for; only for reads."""
     nbytes: int = 0
-    """Bytes that went through: read, or written, without those that the storage copied."""
+    """Bytes that went through: read or written, without those that the storage copied."""
     copied_nbytes: int = 0
-    """Bytes that ``compose`` copied; ``copy`` does not say how many it did."""
+    """Bytes that ``compose`` copied; ``copy`` does not say how many it copied."""
     requests: int = 1
-    """The number of requests that this makes on an object store."""
+    """The number of requests that this takes on an object store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Summary:
 
 
 def summarised(events: Sequence[Event]) -> Summary:
-    """The sums over ``events``."""
+    """Return the sums over ``events``."""
     return Summary(
         requests=sum(event.requests for event in events),
         bytes_read=sum(event.nbytes for event in events if event.op == "read"),
@@ -58,7 +60,7 @@ def summarised(events: Sequence[Event]) -> Summary:
 
 
 class TracedBlock:
-    """The requests in a ``with storage.count() as block:``; complete once the block ended."""
+    """The events in a ``with storage.count() as block:``; complete once the block ended."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -90,7 +92,7 @@ class TraceStorage(StorageWrapper):
             self._rounds = 0
 
     def summary(self) -> Summary:
-        """The sums over all events since the start or ``reset``."""
+        """Return the sums over all events since the start or ``reset``."""
         with self._lock:
             return summarised(self.events)
 

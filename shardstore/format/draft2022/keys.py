@@ -1,4 +1,4 @@
-"""Keys of the 2022 draft's hierarchy, and those of final Zarr v3 that mean the same.
+"""Keys of the 2022 draft's hierarchy, and the keys of final Zarr v3 with the same meaning.
 
 ::
 
@@ -8,17 +8,17 @@
     meta/root/x/y.array.json, .group.json x/y/zarr.json
     data/root/x/c0/1                      x/c/0/1
     data/root/x/c0.1                      x/c.0.1
-    data/root/x/c5                        x/c/5        (1-d: the key does not tell the separator)
+    data/root/x/c5                        x/c/5        (1-d: the key does not show the separator)
     data/root/x/c                         x/c          (0-d)
     data/root/c0/1                        c/0/1        (the array at the root)
     data/root/x/notes.txt                 x/notes.txt  (a foreign key)
 
-A chunk key is told by its tail alone: a segment ``c`` followed by canonical decimal numbers to the end of the key, of which
-the last such segment counts, so that nodes may be called ``c``, ``0`` and ``c0``. Two stored keys never have one canonical
-key, save the array's and the group's document of one node, of which the draft allows one. What would be confused has no
-counterpart: ``data/root/x/c/5`` (``x/c/5`` is the chunk of ``data/root/x/c5``), ``data/root/x/c00``, which zarr-python 2.18
-reads as chunk 0, and everything outside ``meta/root`` and ``data/root``. For those who ask for them, such keys are named by
-``verbatim_key``. Specification: draft core protocol 3.0, "Storage keys".
+A chunk key is recognised by its tail alone: a segment ``c`` followed by canonical decimal numbers to the end of the key. The last such
+segment counts, so nodes may be called ``c``, ``0`` and ``c0``. Two stored keys never have one canonical key, except the array's and the
+group's document of one node; the draft allows only one of them. Keys that would be confused have no counterpart: ``data/root/x/c/5``
+(``x/c/5`` is the chunk of ``data/root/x/c5``), ``data/root/x/c00``, which zarr-python 2.18 reads as chunk 0, and everything outside
+``meta/root`` and ``data/root``. For callers that need them, ``verbatim_key`` names such keys. Specification: draft core protocol 3.0,
+"Storage keys".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ META_ROOT = "meta/root"
 DATA_ROOT = "data/root/"
 
 VERBATIM = ".draft2022/"
-"""The prefix of keys that are shown as they are stored: no node or foreign key has this name."""
+"""The prefix for stored keys in their stored form: no node or foreign key has this name."""
 
 _CANONICAL_NAME = "zarr.json"
 _VERBATIM_END = "~"  # so that none looks like a document's or a chunk's
@@ -52,12 +52,12 @@ _NODE_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,255}", re.ASCII)
 
 
 def array_document_key(path: str) -> str:
-    """The stored key of the document of an array at ``path``; ``""`` is the root."""
+    """Return the stored key of the document of an array at ``path``; ``""`` is the root."""
     return _node_key(path) + ARRAY_SUFFIX
 
 
 def group_document_key(path: str) -> str:
-    """The stored key of the document of a group at ``path``; ``""`` is the root."""
+    """Return the stored key of the document of a group at ``path``; ``""`` is the root."""
     return _node_key(path) + GROUP_SUFFIX
 
 
@@ -66,25 +66,26 @@ def _node_key(path: str) -> str:
 
 
 def verbatim_key(stored: str) -> str:
-    """The name of any stored key among canonical ones, beside the canonical key that it may have."""
+    """Return the name of any stored key among canonical ones, beside the canonical key that it may have."""
     return VERBATIM + stored + _VERBATIM_END
 
 
 def verbatim_stored(key: str) -> str | None:
-    """The stored key that ``verbatim_key`` has named, or ``None`` where it is a canonical key."""
+    """Return the stored key that ``verbatim_key`` named, or ``None`` where this is a canonical key."""
     is_named = key.startswith(VERBATIM) and key.endswith(_VERBATIM_END)
     return key[len(VERBATIM) : -len(_VERBATIM_END)] if is_named else None
 
 
 def document_path(canonical: str) -> str | None:
-    """The path of the node whose document lies at this canonical key, or ``None`` where the key is of no document."""
+    """Return the path of the node whose document has this canonical key, or ``None`` where it is the key of no document."""
     parent, _, name = canonical.rpartition("/")
     return parent if name == _CANONICAL_NAME and (not parent or _is_path(parent)) and not canonical.startswith("/") else None
 
 
 def data_key(canonical: str) -> str | None:
-    """The stored key of a chunk, or of a foreign key beside chunks; ``None`` for documents and for what the draft cannot
-    store so that it comes back as the same key."""
+    """Return the stored key of a chunk, or of a foreign key beside chunks; ``None`` for documents and for keys that the draft cannot store
+    and give back unchanged.
+    """
     if not _is_path(canonical) or document_path(canonical) is not None:
         return None
     chunk = _CANONICAL_CHUNK.fullmatch(canonical)
@@ -95,7 +96,7 @@ def data_key(canonical: str) -> str | None:
 
 
 def canonical_key(stored: str) -> str | None:
-    """The canonical key of a stored document, chunk or foreign key, or ``None`` where it has none."""
+    """Return the canonical key of a stored document, chunk or foreign key, or ``None`` where it has none."""
     if stored.startswith(META_ROOT):
         return _canonical_document(stored.removeprefix(META_ROOT))
     tail = stored.removeprefix(DATA_ROOT)
@@ -119,21 +120,21 @@ def _canonical_document(tail: str) -> str | None:
 
 
 def scalar_data_keys(path: str) -> tuple[str, str]:
-    """The two stored keys that the one chunk of a 0-d array may have: the draft's ``c`` and zarr-python 2.18's ``c0``.
+    """Return the two stored keys that the one chunk of a 0-d array may have: the draft's ``c`` and zarr-python 2.18's ``c0``.
 
-    By its key alone the second is ``c/0`` of a 1-d array; only the array's document tells. A reader of ``<path>/c`` tries
-    first the one that ``storage_transformers.scalar_key_name`` names, then the other; a writer writes the first; who erases
-    erases both.
+    By its key alone the second is ``c/0`` of a 1-d array; only the array's document shows the difference. A reader of ``<path>/c``
+    tries first the one that ``storage_transformers.scalar_key_name`` names, then the other. A writer writes the first. An erasure
+    removes both.
     """
     prefix = f"{DATA_ROOT}{path}/" if path else DATA_ROOT
     return f"{prefix}c", f"{prefix}c0"
 
 
 def stored_prefixes(canonical_prefix: str) -> list[str]:
-    """The stored prefixes below which every stored key lies whose canonical key starts with ``canonical_prefix``.
+    """Return the stored prefixes below which every stored key lies whose canonical key starts with ``canonical_prefix``.
 
-    The prefix need not end at a slash. Other keys lie below them too: filter by ``canonical_key``. At most four, none of
-    which covers another; a caller that knows to be inside an array needs none of those in ``META_ROOT``.
+    The prefix need not end at a slash. Other keys lie below them too: filter by ``canonical_key``. There are at most four, and none of
+    them covers another. A caller that knows that it is inside an array needs none of those in ``META_ROOT``.
     """
     if not canonical_prefix:
         return [DATA_ROOT, META_ROOT]
@@ -154,7 +155,7 @@ def stored_prefixes(canonical_prefix: str) -> list[str]:
 
 
 def canonical_prefixes(stored_prefix: str) -> list[str]:
-    """The canonical prefixes below which every canonical key lies whose stored key starts with ``stored_prefix``.
+    """Return the canonical prefixes below which every canonical key lies whose stored key starts with ``stored_prefix``.
 
     The prefix need not end at a slash. Other keys lie below them too: filter by the stored key. None of them covers another.
     """
@@ -177,8 +178,9 @@ def canonical_prefixes(stored_prefix: str) -> list[str]:
 
 
 def unwritable_name(path: str) -> str | None:
-    """Why the draft (and zarr-python 2.18) cannot have a node of this path, or ``None`` where it can. Nothing that is
-    stored is refused for it."""
+    """Return why the draft (and zarr-python 2.18) cannot have a node of this path, or ``None`` where it can. Stored nodes are not refused
+    for this.
+    """
     for name in path.split("/") if path else ():
         if not _NODE_NAME.fullmatch(name):
             return f"the 2022 draft has no node named {name!r}: names are 1 to 255 of a-z, A-Z, 0-9, '-', '_', '.', not periods alone"
@@ -186,7 +188,7 @@ def unwritable_name(path: str) -> str | None:
 
 
 def _resembles_chunk(key: str) -> bool:
-    """Return whether a key that is no chunk key on its own side is one on the other, or nearly one on either."""
+    """Return whether a key that is no chunk key on its own side is a chunk key on the other, or nearly one on either."""
     return _STORED_CHUNK.fullmatch(key) is not None or _RESEMBLES_CHUNK.fullmatch(key) is not None
 
 

@@ -13,10 +13,10 @@
     storage_transformers [...]                      storage_transformers [...], verbatim; chunk_grid is the chunk's
     attributes._ARRAY_DIMENSIONS ["y", "x"]         dimension_names ["y", "x"]
 
-The draft has no dimension names. They are kept where xarray kept them in those days: zarr-python 2.18 drops members that it
-does not know on every resize, but no attribute. A member that the draft does not define is shown only where it is an object
-with ``must_understand: false``, and survives in any case while the chunks keep their meaning. Specification: draft core
-protocol 3.0, "Metadata" (24 Feb 2022 and 18 Nov 2022); Zarr v3, "Array metadata".
+The draft has no dimension names. They are kept in the attribute where xarray then kept them: on every resize zarr-python 2.18 drops
+members that it does not know, but no attribute. A member that the draft does not define is shown only where it is an object with
+``must_understand: false``; it is kept in any case as long as the chunks keep their meaning. Specification: draft core protocol 3.0,
+"Metadata" (24 Feb 2022 and 18 Nov 2022); Zarr v3, "Array metadata".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # by Blosc's number
 
 
 def dump_document(document: JsonObject) -> bytes:
-    """The bytes of a document as zarr-python 2.18 writes them: four spaces an indent, members sorted, ASCII."""
+    """Return the bytes of a document as zarr-python 2.18 writes them: four spaces an indent, members sorted, ASCII."""
     marker = uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
 
     def mark(value: object) -> str:
@@ -78,7 +78,7 @@ def dump_document(document: JsonObject) -> bytes:
 
 
 def entry_point() -> JsonObject:
-    """A new ``zarr.json``, as zarr-python 2.18 writes it."""
+    """Return a new ``zarr.json``, as zarr-python 2.18 writes it."""
     return {"zarr_format": _WRITTEN_CORE_URI, "metadata_encoding": _WRITTEN_CORE_URI, "metadata_key_suffix": ".json", "extensions": []}
 
 
@@ -89,7 +89,7 @@ def is_entry_point(document: Any) -> bool:
 
 
 def entry_point_problem(document: JsonObject) -> str | None:
-    """Why a hierarchy with this entry point cannot be shown, or ``None`` where it can."""
+    """Return why a hierarchy with this entry point cannot be shown, or ``None`` where it can."""
     encoding = document.get("metadata_encoding", _WRITTEN_CORE_URI)
     if not isinstance(encoding, str) or not _CORE_URI.fullmatch(encoding):
         return f"its metadata_encoding {encoding!r} is not known"
@@ -110,22 +110,22 @@ def _extension_problem(extensions: Any) -> str | None:
 
 
 def implicit_group() -> JsonObject:
-    """The canonical document of a group that is there only because nodes lie below it."""
+    """Return the canonical document of a group that exists only because nodes lie below it."""
     return {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
 def group_to_v3(document: JsonObject) -> JsonObject:
-    """The canonical document of a group."""
+    """Return the canonical document of a group."""
     attributes = document.get("attributes")
     return _optional(document) | implicit_group() | {"attributes": attributes if isinstance(attributes, dict) else {}}
 
 
 def group_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
-    """The draft's document of a group; members of ``previous`` that are not shown are kept.
+    """Return the draft's document of a group; members of ``previous`` that are not shown are kept.
 
     Raises:
-        InvalidInput: a member that the draft cannot express. Consolidated metadata is one: a draft writer, who does not
-            know of it, would leave it stale.
+        InvalidInput: a member that the draft cannot express. Consolidated metadata is one: a draft writer, who does not know it,
+            would leave it stale.
     """
     if not is_group(canonical):
         raise InvalidInput("a group of the 2022 draft can only be written from a Zarr v3 group document")
@@ -135,12 +135,12 @@ def group_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
 
 
 def with_stored(canonical: JsonObject, stored: JsonObject) -> JsonObject:
-    """The canonical document with the draft's beside it, for those who show that one: a member that others may ignore."""
+    """Return the canonical document with the draft's in a member beside it, which readers may ignore; for callers that show the draft's."""
     return canonical | {_AS_STORED: {"must_understand": False, "document": stored}}
 
 
 def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """The canonical document and the draft's, where ``with_stored`` has put one beside it."""
+    """Return the canonical document and the draft's, where ``with_stored`` has put one beside it."""
     beside = canonical.get(_AS_STORED)
     stored = beside.get("document") if isinstance(beside, dict) else None
     if not isinstance(stored, dict):
@@ -149,8 +149,8 @@ def split_stored(canonical: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 
 def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
-    """Return what to store of an array whose document a client has ``given`` as one of the draft: that, with the storage transformers, and
-    what is kept among the attributes, of the canonical document that was made of it.
+    """Return the document to store for an array that a client has ``given`` as a document of the draft: that document, with the storage
+    transformers, and the kept attributes, of the canonical document made from it.
 
     Raises:
         InvalidInput: it would not be shown as ``canonical``.
@@ -167,7 +167,7 @@ def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
 
 
 def given_group(canonical: JsonObject, given: JsonObject) -> JsonObject:
-    """Like ``given_array``, of a group."""
+    """Return the document to store for a group, as ``given_array`` does for an array."""
     return _with_kept(canonical, given)
 
 
@@ -179,18 +179,20 @@ def _with_kept(canonical: JsonObject, given: JsonObject) -> JsonObject:
 
 
 def _optional(document: JsonObject) -> JsonObject:
-    """Members of a stored document that neither side defines and that may be ignored: they are shown as they are."""
+    """Return the members of a stored document that neither side defines and that may be ignored: they are shown unchanged."""
     return {m: v for m, v in document.items() if m not in _DRAFT_MEMBERS | _V3_MEMBERS and _may_be_ignored(v)}
 
 
 def _hidden(document: JsonObject) -> JsonObject:
-    """Members of a stored document that are not shown, or, of an array, shown in another form."""
+    """Return the members of a stored document that are not shown, or, for an array, are shown in another form."""
     shown = _optional(document)
     return {m: v for m, v in document.items() if m not in shown}
 
 
 def _checked_extra(canonical: JsonObject) -> JsonObject:
-    """Members of a canonical document that final v3 does not define."""
+    """Return the members of a canonical document that final v3 does not define. Raises ``InvalidInput`` for those that the draft cannot
+    have.
+    """
     extra = {m: v for m, v in canonical.items() if m not in _V3_MEMBERS}
     for member, value in extra.items():
         if not _may_be_ignored(value):
@@ -212,7 +214,7 @@ def _attributes(canonical: JsonObject) -> JsonObject:
 
 
 def array_to_v3(document: JsonObject, transformers_override: tuple[int, ...] | None = None) -> JsonObject | str:
-    """The canonical document of a stored array, or in words why it cannot be shown.
+    """Return the canonical document of a stored array, or the reason in words why it cannot be shown.
 
     ``transformers_override`` are the chunks per shard of an array whose ``storage_transformers`` were lost, as
     zarr-python 2.18's ``resize`` loses them; it has to agree with the document where that still has them.
@@ -256,7 +258,7 @@ def array_to_v3(document: JsonObject, transformers_override: tuple[int, ...] | N
 
 
 def _chunk_shape(chunk_shape: Any, shape: list[Any]) -> Any:
-    """zarr-python 2.18 writes a chunk of 0 elements along a dimension of length 0; final v3 has no such chunk."""
+    """Return the chunk shape. zarr-python 2.18 writes a chunk of 0 elements along a dimension of length 0; final v3 has no such chunk."""
     if not isinstance(chunk_shape, list) or len(chunk_shape) != len(shape):
         return chunk_shape
     return [1 if n == 0 and c == 0 and type(c) is int else c for n, c in zip(shape, chunk_shape, strict=True)]
@@ -272,7 +274,7 @@ def _attributes_to_v3(attributes: Any, ndim: int) -> JsonObject:
 
 
 def _are_dimension_names(names: Any, ndim: int) -> bool:
-    """Names that tell something: all null is what final v3 means by leaving the member out."""
+    """Return whether these are dimension names, at least one of them not null: final v3 leaves the member out where all are null."""
     if not isinstance(names, list) or len(names) != ndim:
         return False
     return all(n is None or isinstance(n, str) for n in names) and (ndim == 0 or any(n is not None for n in names))
@@ -307,7 +309,7 @@ def _codecs_to_v3(document: JsonObject, data_type: DataType, endian: str | None,
 
 
 def _stored_codecs(document: JsonObject) -> list[tuple[str, JsonObject]] | str:
-    """Short names and configurations of ``compressor`` (February 2022) or ``codecs`` (November 2022)."""
+    """Return short names and configurations of ``compressor`` (February 2022) or ``codecs`` (November 2022)."""
     compressor, codecs = document.get("compressor"), document.get("codecs") or []
     if not isinstance(codecs, list) or (compressor is not None and codecs):
         return "its codecs are not a list, or stand beside a compressor"
@@ -342,10 +344,10 @@ def _compressor_to_v3(short: str, configuration: JsonObject, data_type: DataType
 
 
 def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
-    """The draft's document of an array whose canonical document is to be ``canonical``.
+    """Return the draft's document of an array whose canonical document is to be ``canonical``.
 
-    ``previous`` is the stored document that it replaces. Where the chunks keep their meaning, everything else of it that
-    is not changed keeps its spelling, members that are not shown included. A new document is zarr-python 2.18's own.
+    ``previous`` is the stored document that it replaces. Where the chunks keep their meaning, all other unchanged members keep their
+    spelling, also members that are not shown. A new document is written as by zarr-python 2.18.
 
     Raises:
         InvalidInput: a member that the draft, or zarr-python 2.18, cannot express.
@@ -375,7 +377,7 @@ def array_from_v3(canonical: JsonObject, previous: JsonObject | None) -> JsonObj
 
 
 def _kept_array(canonical: JsonObject, previous: JsonObject, shown: JsonObject) -> JsonObject:
-    """Return what of the previous document stays: all that is not shown, and all that is shown and unchanged."""
+    """Return the members of the previous document that stay: all hidden ones, and all shown and unchanged ones."""
     document = _hidden(previous)
     if 0 in previous["chunk_grid"]["chunk_shape"] and 0 not in canonical["shape"]:
         document["chunk_grid"] = previous["chunk_grid"] | {"chunk_shape": shown["chunk_grid"]["configuration"]["chunk_shape"]}
@@ -425,7 +427,7 @@ def _attributes_from_v3(canonical: JsonObject, ndim: int) -> JsonObject:
 
 
 def _transformers_from_v3(canonical: JsonObject, document: JsonObject) -> JsonObject:
-    """The member, where it has to be written. Raises ``InvalidInput`` where it could not be read again."""
+    """Return the member where it has to be written. Raises ``InvalidInput`` where it could not be read again."""
     wanted, has = canonical.get(_TRANSFORMERS) or [], document.get(_TRANSFORMERS) or []
     if wanted == has:
         return {}
@@ -436,7 +438,7 @@ def _transformers_from_v3(canonical: JsonObject, document: JsonObject) -> JsonOb
 
 
 def _codecs_from_v3(codecs: Any, data_type: DataType, ndim: int) -> tuple[str, str, JsonObject | None]:
-    """``chunk_memory_layout``, endianness and ``compressor``."""
+    """Return ``chunk_memory_layout``, endianness and ``compressor``."""
     remaining = list(codecs) if isinstance(codecs, list) else []
     layout = "C"
     if remaining and codec_name(remaining[0]) == "transpose":

@@ -57,7 +57,7 @@ class DataType:
 
     @property
     def is_sized(self) -> bool:
-        """Return whether there are elements of this size."""
+        """True where elements of this size exist."""
         return self.nbytes in _SIZES.get(self.kind, (self.nbytes,)) and self.nbytes % (4 if self.kind == "U" else 1) == 0
 
     @property
@@ -69,7 +69,7 @@ class DataType:
         return _V3_KINDS[self.kind] + ("" if self.kind == "b" else str(8 * self.nbytes))
 
     def draft_name(self, endian: str) -> Any:
-        """Return the name of the type as zarr-python 2.18 writes it."""
+        """Return the name as zarr-python 2.18 writes it."""
         if self.kind == "b":
             return "bool"
         order = ("<" if endian == "little" else ">") if self.has_endian else "|" if self.kind == "S" else ""
@@ -79,7 +79,7 @@ class DataType:
 
 
 def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
-    """The type and its endianness (``None`` where its name leaves that open), or in words why it is not known."""
+    """Return the type and its endianness (``None`` where its name leaves that open), or the reason in words why it is not known."""
     name = value
     if isinstance(value, dict):
         name, uri = value.get("type"), str(value.get("extension"))
@@ -99,7 +99,7 @@ def parse_draft_type(value: Any) -> tuple[DataType, str | None] | str:
 
 
 def parse_v3_type(value: Any) -> DataType | None:
-    """A data type of final v3 that the draft has too, or ``None``."""
+    """Return a data type of final v3 that the draft has too, or ``None``."""
     name, configuration = codec_name(value) or "", codec_configuration(value)
     match, unit, nbytes = _CORE_NAME.fullmatch(name), "", configuration.get("length_bytes")
     kinds = {word: kind for kind, word in (_V3_KINDS if match else _V3_EXTENSIONS).items()}
@@ -114,7 +114,7 @@ def parse_v3_type(value: Any) -> DataType | None:
 
 
 def fill_to_v3(data_type: DataType, value: Any) -> Any:
-    """The final v3 form of a draft's fill value; zero for ``null``, which is "undefined"; ``None`` where it is no value."""
+    """Return the final v3 form of a draft's fill value; zero for ``null``, which is "undefined"; ``None`` where it is not valid."""
     kind, nbytes = data_type.kind, data_type.nbytes
     if value is None:
         value = [0, 0] if kind == "c" else "" if kind in "SU" else 0
@@ -146,7 +146,7 @@ def fill_to_v3(data_type: DataType, value: Any) -> Any:
 
 
 def fill_from_v3(data_type: DataType, value: Any) -> Any:
-    """The form that zarr-python 2.18 writes, or ``None`` where it has none: NaN of other than the usual bits, no value."""
+    """Return the form that zarr-python 2.18 writes, or ``None`` where it has none: a NaN with unusual bits, an invalid value."""
     if data_type.kind == "c" and isinstance(value, list) and len(value) == 2:
         parts = [fill_from_v3(DataType("f", data_type.nbytes // 2), v) for v in value]
         return None if None in parts else parts
@@ -161,7 +161,7 @@ def fill_from_v3(data_type: DataType, value: Any) -> Any:
 
 
 def _fill_bits(data_type: DataType, shown: Any) -> Any:
-    """Something by which two canonical fill values can be compared: the element's bytes, big-endian, for a float."""
+    """Return a value to compare two canonical fill values: for a float the element's bytes, big-endian."""
     if data_type.kind == "c":
         return [_fill_bits(DataType("f", data_type.nbytes // 2), v) for v in shown]
     if data_type.kind != "f":
@@ -179,7 +179,7 @@ def same_fill(data_type: DataType, one: Any, other: Any) -> bool:
 
 
 def _bits(value: Any, nbytes: int) -> bytes | None:
-    """The element's bytes, most significant first, of a value such as ``0x7fc0`` or ``0b0111...`` of full length."""
+    """Return the element's bytes, most significant first, of a value such as ``0x7fc0`` or ``0b0111...`` of full length."""
     match = re.fullmatch(f"0x([0-9a-fA-F]{{{2 * nbytes}}})|0b([01]{{{8 * nbytes}}})", value, re.ASCII) if isinstance(value, str) else None
     return int(match[1] or match[2], 16 if match[1] else 2).to_bytes(nbytes, "big") if match else None
 

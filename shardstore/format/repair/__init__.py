@@ -1,4 +1,4 @@
-"""Finding and proving shard indices in bytes that are damaged.
+"""Find and prove shard indices in damaged bytes.
 
 ``maintenance.repair.run`` imports ``index_proofs`` and ``index_search``; ``crc_algebra`` is the arithmetic of checksums behind them.
 Begin with ``index_proofs.py``.

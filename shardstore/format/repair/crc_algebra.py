@@ -1,4 +1,4 @@
-"""CRC-32C as the linear map that it is: checksums of all windows of some bytes at once, and which byte a wrong checksum points to.
+"""CRC-32C as a linear map: checksums of all windows of some bytes at once, and the byte that a wrong checksum points to.
 
 The register after ``n`` zero bytes is ``A^n`` times the register before, over GF(2); that of a sum is the sum of those. So the
 checksum of any window follows from the registers at its two ends, and the difference that one wrong byte makes from its value and its
@@ -38,7 +38,7 @@ def _step(register: Words, byte: npt.NDArray[np.uint8] | int = 0) -> Words:
 
 @lru_cache(maxsize=16)
 def _shift(nbytes: int) -> Words:
-    """``A^nbytes`` as four tables, ``(4, 256)``: by the bytes of a register."""
+    """Return ``A^nbytes`` as four tables, ``(4, 256)``: one for each byte of a register."""
     power = np.uint32(1) << np.arange(32, dtype=np.uint32)  # the images of each bit: of none, themselves
     square = _step(power)
     while nbytes:
@@ -59,7 +59,7 @@ def _tables(images: Words) -> Words:
 
 
 def _times(tables: Words, registers: Words) -> Words:
-    """The map applied to each register."""
+    """Return the map applied to each register."""
     result = tables[0][registers & 0xFF]
     for byte in (1, 2, 3):
         result = result ^ tables[byte][registers >> np.uint32(8 * byte) & 0xFF]
@@ -70,14 +70,14 @@ def _times(tables: Words, registers: Words) -> Words:
 
 
 def window_checksums(data: npt.NDArray[np.uint8], nbytes: int) -> Words:
-    """The checksum of ``data[s : s + nbytes]`` for every ``s``: ``len(data) - nbytes + 1`` of them."""
+    """Return the checksum of ``data[s : s + nbytes]`` for every ``s``: ``len(data) - nbytes + 1`` of them."""
     registers = _registers(data)
     begins, ends = registers[: len(registers) - nbytes], registers[nbytes:]
     return np.asarray(ends ^ _times(_shift(nbytes), begins ^ _ONES) ^ _ONES, dtype=np.uint32)
 
 
 def _registers(data: npt.NDArray[np.uint8]) -> Words:
-    """The register before each byte of ``data``, and behind the last one; it begins with zero."""
+    """Return the register before each byte of ``data``, and after the last one; it begins with zero."""
     rows = -(-len(data) // _ROW_BYTES) or 1
     padded = np.zeros(rows * _ROW_BYTES, dtype=np.uint8)
     padded[: len(data)] = data
@@ -101,7 +101,7 @@ def _registers(data: npt.NDArray[np.uint8]) -> Words:
 # -- bytes that end with their own checksum ----------------------------------------------------------------------------
 
 _RESIDUE = _step(_step(_step(_step(np.array([_ONES], dtype=np.uint32)))))[0]
-"""The register behind bytes and their checksum, whatever the bytes are."""
+"""The register after bytes and their checksum, whatever the bytes are."""
 
 
 BEGUN = int(_ONES)
@@ -109,10 +109,10 @@ BEGUN = int(_ONES)
 
 
 def first_checked_end(data: npt.NDArray[np.uint8], register: int = BEGUN) -> tuple[int | None, int]:
-    """The least ``n`` for which the bytes so far, with ``data[:n]``, end with the checksum of those before, and the register behind
-    all of ``data``; ``None``: there is no such ``n``.
+    """Return the least ``n`` for which the bytes so far, with ``data[:n]``, end with the checksum of the bytes before it, and the register
+    after all of ``data``. ``None``: there is no such ``n``.
 
-    ``register`` is that behind the bytes before ``data``, of the same chunk.
+    ``register`` is the one after the bytes before ``data``, of the same chunk.
     """
     begun = data.copy()
     begun[:4] ^= np.frombuffer(register.to_bytes(4, "little"), dtype=np.uint8)[: len(data)]
@@ -132,9 +132,9 @@ def first_checked_end(data: npt.NDArray[np.uint8], register: int = BEGUN) -> tup
 
 
 def single_corrections(nbytes: int, difference: int) -> list[tuple[int, int]]:
-    """Return which one byte of ``nbytes`` can be wrong where the checksum differs by ``difference``: ``(position, bits to flip in it)``.
+    """Return which single byte of ``nbytes`` can be wrong where the checksum differs by ``difference``: ``(position, bits to flip in it)``.
 
-    Beside these, the checksum itself may be what is wrong.
+    Instead of such a byte, the checksum itself may be wrong.
     """
     table = _TABLE.tolist()
     flips = {value: byte for byte, value in enumerate(table)}

@@ -1,13 +1,13 @@
-"""Prove what a damaged shard index must have said from what is left of it.
+"""Proofs of a shard's lost index, where the rest of it proves what it must have been.
 
 Each function gives an index or ``None``; none of them guesses:
 
-- ``corrected``: one byte is wrong, and the checksum tells which and what it was: exactly one correction makes sense.
-- ``restored``: several bytes are wrong; where the chunks lie is known, what is left of the index tells which is which, and its
-  checksum says that this was the index.
-- ``contiguous``: all chunks are there, of one known size, so that only their order is open, and what is left of the index tells that.
-- ``agreeing``: entries that stand in an older index of the same object as well, whose checksum is right.
-- ``claims``: entries that name bytes of their own; whether those are a chunk is for the chunk's own checksum to prove.
+- ``corrected``: one byte is wrong, and the checksum shows which one and its value: exactly one correction is sound.
+- ``restored``: several bytes are wrong; the places of the chunks are known, the rest of the index shows which is which, and its
+  checksum confirms that this was the index.
+- ``contiguous``: all chunks are there, of one known size, so only their order is open, and the rest of the index shows that.
+- ``agreeing``: entries that are also in an older index of the same object, whose checksum is right.
+- ``claims``: entries that name bytes that no other entry names; the chunk's own checksum has to prove that they are a chunk.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ _ENOUGH_CHECKSUM_BYTES = 3  # that agree: another index has them with a probabil
 
 
 def without_checksum(index_format: IndexFormat, encoded: bytes) -> ShardIndex:
-    """Return what the bytes of an index say, whatever its checksum says of them."""
+    """Decode the bytes of an index without comparing its checksum."""
     unchecked = replace(index_format, codecs=replace(index_format.codecs, checksum=False))
     return unchecked.decode(encoded[: unchecked.nbytes])
 
 
 def is_sound(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> bool:
-    """Return whether every entry fits the object, and none overlaps another or the index: as every writer leaves it that shares no
-    bytes.
-    """
+    """Return whether every entry fits the object, and none overlaps another or the index: true for every writer that shares no bytes."""
     if index.invalid(object_nbytes).any():
         return False
     starts, ends = _ranges(index)
@@ -56,7 +54,9 @@ def _ranges(index: ShardIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
 
 
 def corrected(index_format: IndexFormat, encoded: bytes, object_nbytes: int) -> ShardIndex | None:
-    """The index with its one wrong byte put right, where exactly one correction gives a sound index; the checksum's own bytes count too."""
+    """Return the index with its one wrong byte corrected, where exactly one correction gives a sound index; the checksum's own bytes count
+    too.
+    """
     body, stored = encoded[:-CRC32C_NBYTES], encoded[-CRC32C_NBYTES:]
     if not index_format.codecs.checksum or len(body) > _MOST_CORRECTED_BYTES:
         return None
@@ -81,11 +81,11 @@ def restored(
     older: ShardIndex | None,
     slot_orders: list[npt.NDArray[np.intp]],
 ) -> ShardIndex | None:
-    """The index whose damaged bytes are ``left``, from its beginning on, where its checksum proves it.
+    """Return the index whose damaged bytes are ``left``, from its beginning on, where its checksum proves it.
 
-    ``ranges``, ``(k, 2)``: where chunks lie that the index names and ``older`` does not, in the order of their bytes; they belong to slots
-    in one of ``slot_orders``. The other slots are as ``older`` has them, or empty. Of all such indices that one is taken that agrees
-    with most of the bytes. It is proved where 3 of the 4 bytes of the checksum are those that ``left`` has.
+    ``ranges``, ``(k, 2)``: the chunks that the index names and ``older`` does not, in the order of their bytes; they belong to slots in
+    one of ``slot_orders``. The other slots are as in ``older``, or empty. Of all such indices, the one is taken that agrees with the
+    most bytes. It is proved where 3 of the 4 bytes of the checksum are those in ``left``.
     """
     if not index_format.codecs.checksum or len(ranges) > prod(index_format.chunks_per_shard):
         return None
@@ -108,9 +108,10 @@ def _assigned(
     older: npt.NDArray[np.uint64] | None,
     order: npt.NDArray[np.intp],
 ) -> ShardIndex:
-    """Every range to one slot, in this order of slots, so that as many bytes as can be are those of ``damaged``.
+    """Assign every range to one slot, in this order of slots, so that as many bytes as possible are those of ``damaged``.
 
-    The best score of the first slots with the first ``j`` ranges follows from that of one slot less: its slot has range ``j``, or none.
+    The best score of the first slots with the first ``j`` ranges follows from that of one slot less: the last slot has range ``j``, or
+    none.
     """
     entries = np.full_like(damaged, EMPTY)
     if older is not None:
@@ -136,15 +137,15 @@ def _assigned(
 
 
 def _equal_bytes(some: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """``(n,)``: how many bytes of each entry, ``(n, 2)``, are those of the other."""
+    """Return ``(n,)``: how many bytes of each entry, ``(n, 2)``, equal those of the other."""
     differences = np.ascontiguousarray(some ^ others).view(np.uint8).reshape(len(some), ENTRY_NBYTES)
     return np.asarray((differences == 0).sum(axis=1), dtype=np.int64)
 
 
 def contiguous(index_format: IndexFormat, chunk_nbytes: int, left: bytes, slot_orders: list[npt.NDArray[np.intp]]) -> ShardIndex | None:
-    """The index of a full shard of chunks of ``chunk_nbytes`` in one of ``slot_orders``, the one that agrees with ``left``.
+    """Return the index of a full shard of chunks of ``chunk_nbytes`` in one of ``slot_orders``, the one that agrees with ``left``.
 
-    ``left`` is what is left of the index, from its beginning on. At least half of its whole entries have to agree, and with one order only.
+    ``left`` is the rest of the index, from its beginning on. At least half of its whole entries have to agree, with one order only.
     """
     counted = [(_agreement(index, index_format, left), index) for index in (_in_order(index_format, chunk_nbytes, o) for o in slot_orders)]
     best, index = max(counted, key=lambda one: one[0])
@@ -169,17 +170,17 @@ def _agreement(index: ShardIndex, index_format: IndexFormat, left: bytes) -> int
 
 
 def agreeing(damaged: ShardIndex, older: ShardIndex) -> ShardIndex:
-    """The entries that both say, the others empty."""
+    """Return an index with the entries that both have, the others empty."""
     same = (damaged.flat == older.flat).all(axis=1)
     return only(damaged, same)
 
 
 def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_start: int) -> bool:
     """Return whether ``damaged``, at ``index_start`` at the end of an object, is a whole index that followed on ``older``, which ends at
-    ``older_end``; and not the bytes of an append that was never finished.
+    ``older_end``, and not the bytes of an unfinished append.
 
-    Then chunks were kept, whose entries stand in the same slots of both, or all of them were replaced by chunks that fill all that lies
-    between the two.
+    If so, some chunks were kept, and their entries are in the same slots of both; or all of them were replaced by chunks that fill all
+    bytes between the two.
     """
     old = older.present()
     kept = int(((damaged.flat == older.flat).all(axis=1) & old).sum())
@@ -192,7 +193,7 @@ def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_star
 
 
 def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -> ShardIndex:
-    """The entries that name bytes of the object that are not the index's, and that no other entry names; the others empty."""
+    """Return an index with the entries that name bytes of the object outside the index that no other entry names; the others are empty."""
     present = damaged.present() & ~damaged.invalid(object_nbytes)
     offsets, lengths = damaged.flat[:, 0].astype(np.int64), damaged.flat[:, 1].astype(np.int64)
     at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
@@ -204,7 +205,7 @@ def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -
 
 
 def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:
-    """The index with no entries but those of ``slots``, ``(nslots,)``."""
+    """Return the index with only the entries of ``slots``, ``(nslots,)``."""
     entries = np.where(slots[:, np.newaxis], index.flat, np.uint64(EMPTY))
     entries.flags.writeable = False
     return ShardIndex(entries.reshape(index.entries.shape), index.chunk_nbytes)

@@ -1,12 +1,12 @@
-"""Finding a shard's index where it should not be: behind it lies what an append left that was never finished, or anything else.
+"""Find a shard's index that is not at the end of its object: behind it lie the bytes of an unfinished append, or anything else.
 
 ::
 
     | chunks ... | index | crc32c |  chunks that were being appended, the beginning of their index ...
                  ^ found by its checksum, with every entry before it
 
-A window of random bytes passes for an index of ``n`` entries with a probability of about 2**-32 for the checksum, and 2**-64 at most for
-each entry that fits what is before it.
+A window of random bytes passes for an index of ``n`` entries with a probability of about 2**-32 for the checksum, and 2**-64 at most
+for each entry that fits the bytes before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEW = 64  # candidates whose checksums are computed one by one
 
 
 def last_index(index_format: IndexFormat, data: BytesLike, at: int) -> tuple[int, ShardIndex] | None:
-    """The last index in ``data``, which begins at byte ``at`` of its object: the index's offset in the object, and what it says.
+    """Return the last index in ``data``, which begins at byte ``at`` of its object: the index's offset in the object, and the index.
 
     Every entry of it is empty or names bytes before it. The format has a checksum, and the index at the end of a shard.
     """
@@ -45,7 +45,7 @@ def last_index(index_format: IndexFormat, data: BytesLike, at: int) -> tuple[int
 
 
 def _plausible(index_format: IndexFormat, data: npt.NDArray[np.uint8], at: int) -> npt.NDArray[np.intp]:
-    """Return where an index may begin, judged by its first and its last entry."""
+    """Return the positions where an index may begin, judged by its first and its last entry."""
     starts = np.arange(len(data) - index_format.nbytes + 1)
     words = _words(data, index_format.codecs.dtype)
     last = index_format.nbytes - CRC32C_NBYTES - ENTRY_NBYTES
@@ -59,7 +59,7 @@ def _plausible(index_format: IndexFormat, data: npt.NDArray[np.uint8], at: int) 
 
 
 def _words(data: npt.NDArray[np.uint8], dtype: np.dtype[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The uint64 that begins at each byte."""
+    """Return the uint64 that begins at each byte."""
     words = np.empty(len(data) - 7, dtype=np.uint64)
     for first in range(8):
         some = data[first:]
@@ -68,7 +68,7 @@ def _words(data: npt.NDArray[np.uint8], dtype: np.dtype[np.uint64]) -> npt.NDArr
 
 
 def _matching(index_format: IndexFormat, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """At which of ``starts`` the bytes of an index have the checksum that stands behind them."""
+    """Return true for those of ``starts`` where the bytes of an index have the checksum that follows them."""
     covered = index_format.nbytes - CRC32C_NBYTES
     computed = window_checksums(data[: len(data) - CRC32C_NBYTES], covered)[starts]
     stored = np.zeros(len(starts), dtype=np.uint32)

@@ -1,8 +1,8 @@
-"""The document of an array: ``.zarray`` and ``.zattrs`` as a v3 ``zarr.json`` that is not sharded, and back.
+"""Documents of arrays: ``.zarray`` and ``.zattrs`` as a v3 ``zarr.json`` that is not sharded, and back.
 
-Attributes: ``_ARRAY_DIMENSIONS``, xarray's name for the dimensions in v2, becomes ``dimension_names`` where it is a list of
-as many strings as the array has dimensions; anything else of that name stays an attribute. The other way round names are
-shown only where each dimension has one (v2 has no half of them), and an attribute of that name goes before.
+Attributes: ``_ARRAY_DIMENSIONS``, xarray's name for the dimensions in v2, becomes ``dimension_names`` where it is a list of as many
+strings as the array has dimensions; anything else of that name stays an attribute. On the way back names are shown only where each
+dimension has one (v2 needs all of them), and an attribute of that name takes precedence.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _IN_V2 = {"data_type": "dtype", "codecs": "filters"}
 
 
 def array_from_v2(zarray: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None = None) -> JsonObject:
-    """The v3 document of a v2 array, presented: without sharding. ``zattrs`` is ``None`` where there is no ``.zattrs``.
+    """Return the v3 document of a v2 array, presented: without sharding. ``zattrs`` is ``None`` where there is no ``.zattrs``.
 
-    ``previous`` is the v3 document that is replaced, if there is one. Where it describes the same array but for shape and
-    attributes, all else is taken from it: its spelling, its chunk keys, and the members that v2 cannot show.
-    ``array_to_v2`` gives back exactly ``zarray`` and ``zattrs``.
+    ``previous`` is the v3 document that is replaced, if there is one. Where it describes the same array except for shape and
+    attributes, everything else is taken from it: its spelling, its chunk keys, and the members that v2 cannot show. ``array_to_v2``
+    gives back exactly ``zarray`` and ``zattrs``.
 
     Raises:
-        InvalidInput: a member has no exact counterpart in Zarr v3, named with the reason.
+        InvalidInput: a member has no exact counterpart in Zarr v3; the message names it with the reason.
     """
     try:
         document = _core(zarray)
@@ -61,12 +61,12 @@ def array_from_v2(zarray: JsonObject, zattrs: JsonObject | None, previous: JsonO
 
 
 def array_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """``.zarray`` and ``.zattrs`` of a v3 array without sharding; of one sharded, its presented document has to be given.
+    """Return ``.zarray`` and ``.zattrs`` of a v3 array without sharding; for a sharded array pass its presented document.
 
     ``.zattrs`` is ``None`` where the document has no attributes to show.
 
     Raises:
-        Unsupported: no v2 document describes these chunks exactly; the reason in words.
+        Unsupported: no v2 document describes these chunks exactly; the message has the reason.
     """
     try:
         regenerated = _regenerate(document)
@@ -80,7 +80,7 @@ def array_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 
 def _core(zarray: JsonObject) -> JsonObject:
-    """The v3 document that a ``.zarray`` means, without attributes. Raises ``NoCounterpart``."""
+    """Return the v3 document for a ``.zarray``, without attributes. Raises ``NoCounterpart``."""
     if type(zarray.get("zarr_format")) is not int or zarray["zarr_format"] != 2:
         raise NoCounterpart("zarr_format", f"{zarray.get('zarr_format')!r} is not 2")
     shape = _sizes("shape", zarray.get("shape"), 0)
@@ -120,7 +120,7 @@ def _sizes(member: str, value: Any, minimum: int) -> list[int]:
 
 
 def _regenerate(document: JsonObject) -> JsonObject:
-    """The ``.zarray`` that zarr-python 2 writes for the array of a v3 document. Raises ``NoCounterpart``."""
+    """Return the ``.zarray`` that zarr-python 2 writes for the array of a v3 document. Raises ``NoCounterpart``."""
     plain = parse_plain(document) if is_array(document) else "it is no array"
     if isinstance(plain, str):
         raise NoCounterpart("document", plain)
@@ -139,7 +139,7 @@ def _regenerate(document: JsonObject) -> JsonObject:
 
 
 def _restore(regenerated: JsonObject, kept: Kept) -> JsonObject:
-    """``regenerated`` in the spelling that is kept, as far as it still describes the same array."""
+    """Return ``regenerated`` in the kept spelling, as far as that still describes the same array."""
     extra = kept.only(name for name in kept.members if name not in _MEMBERS)
     zarray = regenerated
     for group in _GROUPS:
@@ -159,7 +159,7 @@ def _same_array(one: JsonObject, other: JsonObject) -> bool:
 
 
 def _update(zarray: JsonObject, previous: JsonObject) -> tuple[JsonObject, Kept] | None:
-    """``previous`` with the shape of ``zarray`` and without attributes, where the two agree on all else."""
+    """Return ``previous`` with the shape of ``zarray`` and without attributes, where the two agree on everything else."""
     try:
         shown, _ = array_to_v2(previous)
     except Unsupported:
@@ -172,7 +172,7 @@ def _update(zarray: JsonObject, previous: JsonObject) -> tuple[JsonObject, Kept]
 
 
 def _move_dimensions(document: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None) -> JsonObject | None:
-    """The attributes for ``document``, whose ``dimension_names`` are set to what ``zattrs`` and ``previous`` say."""
+    """Return the attributes for ``document``, and set its ``dimension_names`` from ``zattrs`` and ``previous``."""
     document.pop("dimension_names", None)
     ndim = len(document["shape"])
     names = (zattrs or {}).get(ARRAY_DIMENSIONS)

@@ -6,20 +6,20 @@
     v3    [transpose]  →  [numcodecs.delta, …]  →  bytes | vlen-utf8 | vlen-bytes  →  [numcodecs.shuffle, blosc, …]
            order F         array → array                array → bytes                    bytes → bytes
 
-The core names of v3 are used for blosc, gzip, zstd and crc32c; for the rest zarr-python 3's own, ``numcodecs.<id>`` with
-numcodecs' configuration. The bytes of a chunk are the same in both, or the codecs are refused. Refused are, because what
-zarr-python 3 writes with them zarr-python 2 would read as other values, or neither would read:
+The core names of v3 are used for blosc, gzip, zstd and crc32c; for the rest zarr-python 3's own, ``numcodecs.<id>`` with numcodecs'
+configuration. The bytes of a chunk are the same in both, or the codecs are refused. These codecs are refused, because zarr-python 2
+would read other values than zarr-python 3 wrote, or neither could read them:
 
 - a filter of elements behind one of bytes, and codecs that v3 has no name for (pickle, json2, categorize, base64, …);
 - filters that flatten an array (delta, fixedscaleoffset, packbits, vlen-utf8, vlen-bytes) in order F with two dimensions
   or more: in numcodecs they follow the layout of memory, which ``transpose`` does not change;
-- filters that are told the type of their elements (delta, fixedscaleoffset, quantize, astype) on big-endian elements, or
-  told another type than they get: numcodecs reinterprets the bytes then. (zarr-python 3.1 gives a filter little-endian
-  elements when it writes, and big-endian ones when it reads, so that no spelling of the type is right for both.)
+- filters with the type of their elements in the configuration (delta, fixedscaleoffset, quantize, astype) on big-endian elements, or
+  with another type than they get: numcodecs reinterprets the bytes then. (zarr-python 3.1 gives a filter little-endian elements when
+  it writes, and big-endian ones when it reads, so that no spelling of the type is right for both.)
 - filters that make elements of several bytes out of single bytes: zarr-python 3 derives no byte order for them;
 - quantize to another type: zarr-python 3 does not follow it.
 
-In order F numcodecs' bitround loses the order of what zarr-python 2 writes; both versions read the same of it.
+In order F numcodecs' bitround loses the order of what zarr-python 2 writes; both versions read the same values from it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ZSTD_LEVELS = range(-131072, 23)
 
 @dataclass(frozen=True, slots=True)
 class V2Codecs:
-    """The members of a ``.zarray`` that say how a chunk is encoded, as zarr-python 2 writes them."""
+    """The members of a ``.zarray`` that define the encoding of a chunk, as zarr-python 2 writes them."""
 
     element: ElementType
     order: str
@@ -76,7 +76,7 @@ class V2Codecs:
 
 @dataclass(slots=True)
 class _Chain:
-    """The codecs of v3 so far, and what the next one gets: elements of a type, or bytes."""
+    """The codecs of v3 so far, and the input of the next one: elements of a type, or bytes."""
 
     ndim: int
     order: str
@@ -91,10 +91,10 @@ class _Chain:
 
 
 def to_v3(members: V2Codecs, ndim: int) -> list[JsonObject]:
-    """The v3 ``codecs`` whose chunks are those of a v2 array.
+    """Return the v3 ``codecs`` whose chunks are those of a v2 array.
 
     Raises:
-        NoCounterpart: there are none, or not for exactly these bytes.
+        NoCounterpart: v3 has no such codecs, or none for exactly these bytes.
     """
     chain = _Chain(ndim, members.order, members.element, members.element, [], [])
     if members.order == "F" and ndim > 1:
@@ -153,7 +153,7 @@ def _step_to_v3(member: str, config: Any, chain: _Chain) -> None:
 
 
 def _element_filter(member: str, config: JsonObject, element: ElementType) -> tuple[JsonObject, ElementType]:
-    """The configuration in v3, and the type of what the filter returns."""
+    """Return the configuration in v3, and the type of the filter's output."""
     identifier = config["id"]
     configuration = {name: value for name, value in config.items() if name != "id"}
     if identifier == "packbits":
@@ -181,7 +181,7 @@ def _element_filter(member: str, config: JsonObject, element: ElementType) -> tu
 
 
 def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObject:
-    """A v3 codec from bytes to bytes; ``item_nbytes`` is the size of the elements of the buffer that it gets in v2."""
+    """Return a v3 codec from bytes to bytes; ``item_nbytes`` is the element size of its input buffer in v2."""
     identifier = config["id"]
     if identifier == "blosc":
         return {"name": "blosc", "configuration": _blosc_to_v3(member, config, item_nbytes)}
@@ -229,10 +229,10 @@ def _blosc_to_v3(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
 
 
 def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
-    """The members of a ``.zarray`` whose chunks are those of a v3 array with these ``codecs``, without sharding.
+    """Return the members of a ``.zarray`` whose chunks are those of a v3 array with these ``codecs``, without sharding.
 
     Raises:
-        NoCounterpart: v2 has none, or not for exactly these bytes.
+        NoCounterpart: v2 has no such codecs, or none for exactly these bytes.
     """
     if not isinstance(codecs, list):
         raise NoCounterpart("codecs", "they are no list")
@@ -274,7 +274,7 @@ def _transposed(permutation: list[int], order: Any) -> list[int]:
 
 
 def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool) -> JsonObject:
-    """The configuration that numcodecs writes for a v3 codec; ``of_bytes`` says whether the codec gets bytes."""
+    """Return the configuration that numcodecs writes for a v3 codec; ``of_bytes`` is true where the codec takes bytes."""
     identifier = name.removeprefix(NUMCODECS) if name is not None else None
     core = identifier in ("blosc", "zstd", "gzip", "crc32c")
     if identifier is None or identifier not in _ELEMENT_FILTERS | _BYTES_CODECS or (name == identifier and not core):
@@ -295,7 +295,7 @@ def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool)
 
 
 def _core_config_from_v3(identifier: str, config: JsonObject) -> JsonObject:
-    """``config`` with what a v3 library assumes where it is silent; only blosc says it in other words."""
+    """Return ``config`` with the defaults that a v3 library assumes for missing members; only blosc has other terms for them."""
     if identifier == "zstd":
         return {"level": 0, "checksum": False} | config
     if identifier == "gzip":

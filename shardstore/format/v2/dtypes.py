@@ -66,10 +66,10 @@ class ElementType:
 
 
 def from_v2(dtype: Any, object_codec: str | None = None) -> ElementType:
-    """The type that a v2 ``dtype`` names; ``object_codec`` is the id of the first filter, which decides what ``|O`` holds.
+    """Return the type that a v2 ``dtype`` names; ``object_codec`` is the id of the first filter, which decides what ``|O`` holds.
 
     Raises:
-        NoCounterpart: v3 has no such type, or none that is stored in the same bytes.
+        NoCounterpart: v3 has no such type, or none that is stored as the same bytes.
     """
     if isinstance(dtype, list):
         return _structured([_field_from_v2(field) for field in dtype])
@@ -87,7 +87,7 @@ def from_v2(dtype: Any, object_codec: str | None = None) -> ElementType:
 
 
 def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
-    """The type that a v3 ``data_type`` names, whose ``bytes`` codec says ``endian``.
+    """Return the type that a v3 ``data_type`` names, whose ``bytes`` codec says ``endian``.
 
     Raises:
         NoCounterpart: v2 has no such type.
@@ -122,9 +122,9 @@ def from_v3(data_type: Any, endian: Endian | None) -> ElementType:
 
 
 def number_from_v2(dtype: Any, member: str) -> ElementType:
-    """The type that a filter's configuration names, in any spelling of numpy's with a definite meaning.
+    """Return the type that a filter's configuration names, in any spelling of numpy's with a definite meaning.
 
-    zarr-python 3 writes ``float64`` where numcodecs writes ``<f8``, and means the byte order of nearly every machine.
+    zarr-python 3 writes ``float64`` where numcodecs writes ``<f8``; it means little-endian, the byte order of nearly every machine.
     """
     if isinstance(dtype, str) and dtype in _NUMBERS_BY_NAME:
         kind, size = _NUMBERS_BY_NAME[dtype]
@@ -136,7 +136,7 @@ def number_from_v2(dtype: Any, member: str) -> ElementType:
 
 
 def _simple(spelling: Any, kind: str, size: int, endian: Endian | None, unit: Any, factor: int) -> ElementType:
-    """The type of one letter and size, in its canonical spellings; ``size`` counts characters for ``U``, else bytes."""
+    """Return the type of a letter and a size, in its canonical spellings; ``size`` counts characters for ``U``, else bytes."""
     suffix = ""
     v3: Any
     if kind in _TIME_NAMES:

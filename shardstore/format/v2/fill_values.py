@@ -1,14 +1,13 @@
 """Fill values in the spellings of Zarr v2 and of Zarr v3.
 
-Both are brought to the spelling that zarr-python writes: the value rounded to the element's type, ``0.0`` for a float,
-base64 of the element's bytes for ``S``, ``V`` and structured types. What a document said otherwise is for the caller
-to keep. Where the formats differ:
+Both are converted to the spelling that zarr-python writes: the value rounded to the element's type, ``0.0`` for a float, base64 of the
+element's bytes for ``S``, ``V`` and structured types. The caller keeps any other spelling of a document. Where the formats differ:
 
 - v2 has ``null``: chunks that are missing hold anything. v3 requires a value: zero. A library of v3 may leave out chunks of
   zeros, as zarr-python 3 does by default; a v2 program that is shown ``null`` then reads whatever its memory held.
 - v3 can name a NaN by its bits (``"0x7fc00001"``), v2 has one NaN; an element that was never written has other bits then.
 - Complex values are the same in both. (zarr-python 2.18 reads ``[1.0, "Infinity"]`` as ``nan+infj``, as it adds a product
-  with ``1j``, and writes that back when it resizes; the translation goes by the document.)
+  with ``1j``, and writes that back when it resizes; the translation follows the document.)
 - For objects zarr-python 2 writes ``0`` unless told otherwise. Its codecs take ``0`` and ``null`` for an empty element, as
   does this module. An array of ``bytes`` objects has no other fill value in v2, because JSON holds no bytes.
 
@@ -37,7 +36,7 @@ _FLOAT_TYPES: dict[int, type[np.floating[Any]]] = {2: np.float16, 4: np.float32,
 
 
 def from_v2(value: Any, element: ElementType) -> Any:
-    """The v3 ``fill_value`` for a v2 one. Raises ``NoCounterpart`` where it is none of the type, or has none."""
+    """Return the v3 ``fill_value`` for a v2 one. Raises ``NoCounterpart`` where it is no value of the type, or v3 has none for it."""
     if value is None:
         return _zero(element)
     if element.kind == "O":
@@ -50,7 +49,7 @@ def from_v2(value: Any, element: ElementType) -> Any:
 
 
 def to_v2(value: Any, element: ElementType) -> Any:
-    """The v2 ``fill_value`` that zarr-python 2 writes for a v3 one. Raises ``NoCounterpart`` where there is none."""
+    """Return the v2 ``fill_value`` that zarr-python 2 writes for a v3 one. Raises ``NoCounterpart`` where there is none."""
     if element.object_codec == "vlen-bytes":
         if value not in ("", []):
             raise NoCounterpart("fill_value", "a v2 array of bytes objects cannot be filled with other than empty elements")

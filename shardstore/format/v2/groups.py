@@ -1,4 +1,4 @@
-"""The documents of groups: ``.zgroup`` and ``.zattrs``, and the consolidated metadata of a hierarchy, as v3 and back.
+"""Documents of groups: ``.zgroup`` and ``.zattrs``, and the consolidated metadata of a hierarchy, as v3 and back.
 
 ::
 
@@ -9,10 +9,10 @@
        "a/b/.zarray": …, "a/b/.zattrs": …                   "a/b": {"node_type": "array", …}
     }}                                                }}}
 
-Paths are relative to the group, all in one object, as both versions of zarr-python write them; groups that hold
-consolidated metadata of their own, as v3 allows, are read too. The group's own documents are not repeated in v3: what
-``.zmetadata`` shows of them is what they are now. A group without a document, above nodes that have one, gets one in v3,
-where zarr-python 3 does not open a hierarchy without; marked, so that v2 is not shown it.
+Paths are relative to the group, all in one object, as both versions of zarr-python write them; groups that hold consolidated metadata
+of their own, as v3 allows, are read too. The group's own documents are not repeated in v3: ``.zmetadata`` shows their current state. A
+group without a document, above nodes that have one, gets one in v3, since zarr-python 3 does not open a hierarchy without it. It is
+marked, so that v2 does not show it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ZGROUP: JsonObject = {"zarr_format": 2}
 
 
 def group_from_v2(zgroup: JsonObject, zattrs: JsonObject | None, previous: JsonObject | None = None) -> JsonObject:
-    """The v3 document of a v2 group. ``zattrs`` is ``None`` where there is no ``.zattrs``.
+    """Return the v3 document of a v2 group. ``zattrs`` is ``None`` where there is no ``.zattrs``.
 
-    ``previous`` is the v3 document that is replaced, if there is one: its other members are kept, ``consolidated_metadata``
-    among them, which becomes stale in v2 as well when attributes change. ``group_to_v2`` gives back exactly both documents.
+    ``previous`` is the v3 document that is replaced, if there is one. Its other members are kept, also ``consolidated_metadata``, which
+    becomes stale in v2 as well when attributes change. ``group_to_v2`` gives back exactly both documents.
 
     Raises:
-        InvalidInput: it is no ``.zgroup``.
+        InvalidInput: the document is no ``.zgroup``.
     """
     if type(zgroup.get("zarr_format")) is not int or zgroup["zarr_format"] != 2:
         raise InvalidInput(f"'zarr_format' of this Zarr v2 group is {zgroup.get('zarr_format')!r}, not 2")
@@ -48,10 +48,10 @@ def group_from_v2(zgroup: JsonObject, zattrs: JsonObject | None, previous: JsonO
 
 
 def group_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
-    """``.zgroup`` and ``.zattrs`` (``None`` where the document has no attributes to show) of a v3 group.
+    """Return ``.zgroup`` and ``.zattrs`` (``None`` where the document has no attributes to show) of a v3 group.
 
     Raises:
-        Unsupported: it is no group.
+        Unsupported: the document is of no group.
     """
     if not is_group(document):
         raise Unsupported("this document cannot be shown as a Zarr v2 group: it is none of Zarr v3")
@@ -60,13 +60,13 @@ def group_to_v2(document: JsonObject) -> tuple[JsonObject, JsonObject | None]:
 
 
 def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObject] | None = None) -> JsonObject:
-    """The ``consolidated_metadata`` member for the v3 document of the group where ``.zmetadata`` is written.
+    """Return the ``consolidated_metadata`` member for the v3 document of the group where ``.zmetadata`` is written.
 
-    ``previous`` has the presented v3 documents of nodes, by path relative to the group: what v2 does not show of them is
-    taken over, as ``array_from_v2`` does.
+    ``previous`` has the presented v3 documents of nodes, by path relative to the group: members that v2 does not show are taken over,
+    as by ``array_from_v2``.
 
     Raises:
-        InvalidInput: a document inside cannot be stored as Zarr v3, or ``.zmetadata`` holds what is no such document.
+        InvalidInput: a document inside cannot be stored as Zarr v3, or ``.zmetadata`` holds something else.
     """
     if set(zmetadata) != {"metadata", "zarr_consolidated_format"} or not isinstance(zmetadata["metadata"], dict):
         raise InvalidInput(f"{CONSOLIDATED_NAME} has other members than 'metadata' and 'zarr_consolidated_format'")
@@ -114,9 +114,9 @@ def _without_consolidated(document: JsonObject | None) -> JsonObject | None:
 
 
 def consolidated_to_v2(document: JsonObject, *, omit_unsupported: bool = False) -> JsonObject | None:
-    """The ``.zmetadata`` document of a v3 group, whose consolidated metadata is presented; ``None`` where it has none.
+    """Return the ``.zmetadata`` document of a v3 group, whose consolidated metadata is presented; ``None`` where it has none.
 
-    ``omit_unsupported`` leaves out what has no v2 counterpart, as a view does that does not show those nodes.
+    ``omit_unsupported`` leaves out documents without a v2 counterpart, for views that do not show those nodes.
 
     Raises:
         Unsupported: a document inside has no v2 counterpart, or it is no group.

@@ -1,4 +1,4 @@
-"""JSON as zarr-python 2 writes it: sorted members, four spaces an indent, ASCII; numbers kept as text come out as they came in."""
+"""JSON as zarr-python 2 writes it: sorted members, four spaces per indent, ASCII; numbers kept as text are written unchanged."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MARKED = re.compile(f'"{_MARKER}(.*?){_MARKER}"')
 
 
 def dumps(document: Any) -> bytes:
-    """The bytes of ``.zarray``, ``.zgroup``, ``.zattrs`` and ``.zmetadata``, equal to those of zarr-python 2.18."""
+    """Return the bytes of ``.zarray``, ``.zgroup``, ``.zattrs`` and ``.zmetadata``, equal to those of zarr-python 2.18."""
     return _text(document, indent=4).encode("ascii")
 
 
 def same_text(one: Any, other: Any) -> bool:
-    """Return whether two parsed documents are the same but for the order of members: ``0``, ``0.0`` and ``false`` differ."""
+    """Return whether two parsed documents are the same except for the order of members: ``0``, ``0.0`` and ``false`` differ."""
     return _text(one, indent=None) == _text(other, indent=None)
 
 

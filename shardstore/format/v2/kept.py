@@ -1,4 +1,4 @@
-"""Members of v2 documents that v3 cannot express, kept in an attribute of the v3 document that the v2 view hides.
+"""Parts of a v2 document that v3 cannot express, kept in an attribute of the v3 document that the v2 view hides.
 
 ::
 
@@ -12,7 +12,7 @@
         }
     }
 
-It is there only where the document regenerated from v3 would be another, and holds only the members that would differ.
+The attribute exists only where the document regenerated from v3 would differ, and holds only the members that would differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESERVED = "_shardstore_v2"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Members of a v2 document in the spelling that they had; ``absent`` names those that it lacked."""
+    """Members of a v2 document in their original spelling; ``absent`` names those that it lacked."""
 
     members: JsonObject = field(default_factory=dict)
     absent: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Kept:
     implicit: bool = False
 
     def __bool__(self) -> bool:
-        """Return whether it changes the document; ``no_attributes`` only matters beside what does."""
+        """Return whether this changes the document; ``no_attributes`` only matters beside members that do."""
         return bool(self.members or self.absent or self.implicit)
 
     def only(self, names: Iterable[str]) -> Kept:
@@ -51,13 +51,13 @@ class Kept:
 
 
 def difference(original: JsonObject, regenerated: JsonObject) -> Kept:
-    """Return what has to be applied to ``regenerated`` for ``original``, down to the spelling of numbers."""
+    """Return the changes that make ``regenerated`` equal to ``original``, down to the spelling of numbers."""
     members = {k: v for k, v in original.items() if k not in regenerated or not same_text(v, regenerated[k])}
     return Kept(members, tuple(k for k in regenerated if k not in original))
 
 
 def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: Kept) -> JsonObject:
-    """``document`` with ``attributes`` (``None``: no such member) and what is kept, if anything is.
+    """Return ``document`` with ``attributes`` (``None``: no such member) and the kept members, if any.
 
     Raises:
         InvalidInput: the client uses the reserved name.
@@ -79,9 +79,9 @@ def with_attributes(document: JsonObject, attributes: JsonObject | None, kept: K
 
 
 def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
-    """The attributes of a v3 document without the reserved one (``None``: there are none to show), and what that keeps.
+    """Return the attributes of a v3 document without the reserved one (``None``: there are none to show), and the kept members in it.
 
-    What somebody else wrote under the reserved name is ignored.
+    A value that another program wrote under the reserved name is ignored.
     """
     attributes = document.get("attributes")
     if not isinstance(attributes, dict):
@@ -102,7 +102,9 @@ def split_attributes(document: JsonObject) -> tuple[JsonObject | None, Kept]:
 
 
 def hide_kept(document: JsonObject) -> JsonObject:
-    """A v3 document without the reserved attribute, for the v3 view; those inside a group's consolidated metadata too."""
+    """Return a v3 document without the reserved attribute, for the v3 view; documents inside a group's consolidated metadata are changed
+    too.
+    """
 
     def one(path: str, node: JsonObject) -> JsonObject:
         attributes = node.get("attributes")
@@ -116,11 +118,12 @@ def hide_kept(document: JsonObject) -> JsonObject:
 
 
 def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
-    """Return what a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it replaces.
+    """Return the document that a client of the v3 view writes, with the reserved attribute of ``previous``, the stored document that it
+    replaces.
 
-    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata;
-    for those that it lacks the copies in ``previous`` are taken. What is kept but no longer applies does no harm: the v2
-    view compares (see ``array_to_v2``).
+    ``nodes`` has the stored documents of nodes, by path relative to the group, for the copies in its consolidated metadata; where it
+    lacks one, the copy in ``previous`` is taken. Kept members that no longer apply do no harm: the v2 view compares (see
+    ``array_to_v2``).
 
     Raises:
         InvalidInput: the client uses the reserved name itself.
@@ -149,7 +152,7 @@ def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping
 
 
 def _map_nodes(document: JsonObject, path: str, change: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
-    """``document`` changed, and every document inside its consolidated metadata; paths are relative to the first."""
+    """Return ``document`` changed, with every document inside its consolidated metadata; paths are relative to the first."""
     changed = change(path, document)
     consolidated = document.get("consolidated_metadata")
     if not is_group(document) or not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):

@@ -1,4 +1,4 @@
-"""Zarr v2 metadata documents as Zarr v3 ones, and back: what the v2 view writes and shows.
+"""Zarr v2 metadata documents as Zarr v3 ones, and back: the documents that the v2 view writes and shows.
 
 ::
 
@@ -8,16 +8,15 @@
 
 Pure functions on parsed JSON (``json_text.loads_object``; ``dumps`` here writes v2's bytes). Three promises:
 
-- The chunks' bytes are the same in both formats. What would make them differ is refused: with ``InvalidInput`` towards v3,
-  where it was asked for, with ``Unsupported`` towards v2, where it is stored.
-- What v2 says is given back exactly: what v3 has no member for is kept in the attribute ``RESERVED``, absent in the usual
-  case. Both views hide it: ``array_to_v2`` and ``group_to_v2`` leave it out, ``hide_kept`` takes it out of what the v3 view
-  shows, and ``carry_kept`` puts it back into what a client of that view writes. The order of members is not kept, as
-  ``dumps`` sorts them.
-- A change made in v3 wins over what is kept.
+- The chunks' bytes are the same in both formats. A document that would make them differ is refused: with ``InvalidInput`` on the way
+  to v3, where a client asked for it, with ``Unsupported`` on the way to v2, where it is stored.
+- A v2 document is given back exactly: parts without a member in v3 are kept in the attribute ``RESERVED``, which is usually absent.
+  Both views hide it: ``array_to_v2`` and ``group_to_v2`` leave it out, ``hide_kept`` takes it out of what the v3 view shows, and
+  ``carry_kept`` puts it back into what a client of that view writes. The order of members is not kept, as ``dumps`` sorts them.
+- A change made in v3 takes precedence over kept members.
 
-``NaN`` and the like as numbers, which JSON does not have and zarr-python of both versions writes in attributes, stay what they
-are; stricter readers, tensorstore among them, refuse a ``zarr.json`` that holds one.
+``NaN`` and the like as numbers, which JSON does not have and zarr-python of both versions writes in attributes, stay unchanged;
+stricter readers, tensorstore among them, refuse a ``zarr.json`` that holds one.
 
 Specifications: Zarr v2, "Metadata"; Zarr v3, "Array metadata" and "Group metadata". ``dtypes``, ``fill_values`` and
 ``codecs`` say how each member is translated.

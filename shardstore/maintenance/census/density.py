@@ -1,4 +1,4 @@
-"""Reduce a census to a picture of few cells: how much of what lies behind each cell exists. Pure numbers; others draw."""
+"""A picture of few cells from a census: the share of chunks behind each cell that exist. Pure numbers; other modules draw them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Density:
     """An array's grid of chunks, seen along all but two axes."""
 
     axes: tuple[int | None, int | None]
-    """The axes of the array that go down and across; ``None`` where it has too few."""
+    """The array's axes, down and across; ``None`` where it has too few."""
     chunks: tuple[int, int]
-    """Down and across, in the array's grid."""
+    """The number of chunks down and across, in the array's grid."""
     cells: npt.NDArray[np.float64]
-    """``(rows, columns)``: the share of chunks that exist, 0 to 1; empty where the array has no chunks."""
+    """The share of chunks that exist, 0 to 1, as ``(rows, columns)``; empty where the array has no chunks."""
 
 
 def density(array: ArrayCensus, rows: int, columns: int, axes: tuple[int, int] | None = None) -> Density:
-    """At most so many cells. Without ``axes``, or where the array has too few dimensions for them, down and across go the two along which
-    there are most chunks, in their order.
+    """Return a picture of at most so many cells. Without ``axes``, or where the array has too few dimensions for them, the two axes with
+    the most chunks go down and across, in their order.
 
     Raises:
-        InvalidInput: ``axes`` are one and the same.
+        InvalidInput: both ``axes`` are the same.
     """
     grid = array.chunk_grid
     down, across = _chosen(grid, axes)
@@ -71,14 +71,14 @@ def _chosen(grid: tuple[int, ...], axes: tuple[int, int] | None) -> tuple[int | 
 
 
 def _cell(chunk: npt.NDArray[np.int64], size: int, cells: int) -> npt.NDArray[np.int64]:
-    """Return which of ``cells`` cells each chunk of ``size`` falls into."""
+    """Return which of ``cells`` cells each chunk of ``size`` belongs to."""
     if size < 2**31:
         return chunk * cells // size
     return np.minimum(cells - 1, (chunk / size * cells).astype(np.int64))  # the product would wrap; a cell more or less is not seen
 
 
 def _widths(size: int, cells: int) -> npt.NDArray[np.float64]:
-    """Return how many chunks fall into each cell."""
+    """Return how many chunks belong to each cell."""
     if size < 2**31:
         edges = -(-np.arange(cells + 1, dtype=np.int64) * size // cells)
         return np.diff(edges).astype(np.float64)

@@ -8,10 +8,10 @@
     blocks:  | coords: int64, n x ndim | nbytes: int64, n | digests: 16 bytes each, n | bitmaps: ceil(slots / 8) bytes each, n |
 
 Numbers are little-endian. ``nbytes`` of the header is that of the body before zlib. Bit 0 of the flags: digests are of whole objects;
-else they are of the encoded index, and zero where an object is one chunk. The JSON has for each array its path, shape, shape of chunks,
-chunks an object along each dimension, and ``objects``, the ``n`` of its blocks. Objects are in C order of their coordinates in the grid of
-objects; those outside of the array's shape are left out. In a bitmap the chunk of the first slot is the highest bit of the first byte;
-slots are in C order. A set bit: the chunk exists, in the array's shape. Digests are BLAKE2b's, 128 bits.
+otherwise they are of the encoded index, and zero where an object is one chunk. The JSON has for each array its path, shape, shape of
+chunks, chunks an object along each dimension, and ``objects``, the ``n`` of its blocks. Objects are in C order of their coordinates in
+the grid of objects; those outside of the array's shape are left out. In a bitmap the chunk of the first slot is the highest bit of the
+first byte; slots are in C order. A set bit: the chunk exists, in the array's shape. Digests are BLAKE2b's, 128 bits.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class ArrayCensus:
     path: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
-    """The presented chunk shape, in elements."""
+    """The shape of a chunk in elements, as presented."""
     chunks_per_object: tuple[int, ...]
     is_sharded: bool
     coords: npt.NDArray[np.int64]
-    """``(n, ndim)``: in the grid of objects."""
+    """Coordinates in the grid of objects: ``(n, ndim)``."""
     nbytes: npt.NDArray[np.int64]
-    """``(n,)``: of the objects."""
+    """Sizes of the objects: ``(n,)``."""
     digests: npt.NDArray[np.uint8]
-    """``(n, 16)``."""
+    """Digests: ``(n, 16)``."""
     bitmaps: npt.NDArray[np.uint8]
-    """``(n, ceil(slots / 8))``."""
+    """One bit for each slot: ``(n, ceil(slots / 8))``."""
 
     @property
     def chunk_grid(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class ArrayCensus:
 
     @property
     def chunks(self) -> int:
-        """That exist, in the array's shape."""
+        """The number of existing chunks in the array's shape."""
         return int(np.unpackbits(self.bitmaps).sum()) if self.bitmaps.size < 2**24 else self._chunks_in_pieces()
 
     def _chunks_in_pieces(self) -> int:
@@ -101,7 +101,7 @@ class ArrayCensus:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An object that could not be read, so that nothing is known of it."""
+    """An object that could not be read, so nothing is known of it."""
 
     key: str
     error: ShardStoreError
@@ -113,11 +113,11 @@ class Census:
 
     arrays: tuple[ArrayCensus, ...]
     of_contents: bool = False
-    """Digests are of whole objects, not only of their indexes."""
+    """True where digests are of whole objects, not only of their indices."""
     damaged: tuple[str, ...] = ()
     """Keys of shards whose index cannot be read, so that their chunks are not counted; not part of the file."""
     failed: tuple[Unread, ...] = ()
-    """Objects that could not be read, and are not in it; not part of the file."""
+    """Objects that could not be read, and are missing in it; not part of the file."""
 
     def __repr__(self) -> str:
         chunks = sum(array.chunks for array in self.arrays)
@@ -125,7 +125,7 @@ class Census:
         return f"<Census of {len(self.arrays)} arrays: {chunks} of {possible} chunks exist>"
 
     def array(self, path: str) -> ArrayCensus:
-        """Raises ``NotFound`` where there is none."""
+        """Return the census of one array. Raises ``NotFound`` where there is none."""
         for array in self.arrays:
             if array.path == path:
                 return array
@@ -143,7 +143,7 @@ class Census:
         return _HEADER.pack(_MAGIC, _VERSION, int(self.of_contents), len(body), crc32c(compressed)) + compressed
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Store it as a local file."""
+        """Store the census as a local file."""
         Path(path).write_bytes(self.to_bytes())
 
 
@@ -159,11 +159,11 @@ def _described(array: ArrayCensus) -> dict[str, Any]:
 
 
 def read_census(path: str | os.PathLike[str]) -> Census:
-    """A census out of a local file.
+    """Read a census from a local file.
 
     Raises:
         NotFound: there is no such file.
-        Corruption: it is none, or damaged.
+        Corruption: the file is no census, or damaged.
     """
     try:
         data = Path(path).read_bytes()
@@ -176,10 +176,10 @@ def read_census(path: str | os.PathLike[str]) -> Census:
 
 
 def merged(censuses: Sequence[Census]) -> Census:
-    """One census of censuses that parts have taken of the same store; of an object that several have, the last one's.
+    """Merge censuses that parts have taken of the same store; where several have an object, the last one counts.
 
     Raises:
-        InvalidInput: there is none, or they do not go together.
+        InvalidInput: there is no census, or they do not belong together.
     """
     if not censuses:
         raise InvalidInput("there is no census to merge: give one at least")
@@ -208,10 +208,10 @@ def _merged_array(parts: Sequence[ArrayCensus]) -> ArrayCensus:
 
 
 def census_from_bytes(data: BytesLike) -> Census:
-    """The inverse of ``Census.to_bytes``.
+    """Decode a census; the inverse of ``Census.to_bytes``.
 
     Raises:
-        Corruption: the bytes are no census, or damaged, or of a version that is not known.
+        Corruption: the bytes are no census, are damaged, or have an unknown version.
     """
     if len(data) < _HEADER.size or bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise Corruption("this is not a census")
@@ -235,7 +235,7 @@ def census_from_bytes(data: BytesLike) -> Census:
 
 
 class _Blocks:
-    """Takes one block after the other."""
+    """A reader that takes one block after the other."""
 
     def __init__(self, body: memoryview, offset: int) -> None:
         self._body = body
@@ -243,7 +243,7 @@ class _Blocks:
 
     @property
     def rest(self) -> int:
-        """Bytes that have not been taken."""
+        """The number of bytes that have not been taken."""
         return len(self._body) - self._offset
 
     def take(self, dtype: str, *shape: int) -> npt.NDArray[Any]:

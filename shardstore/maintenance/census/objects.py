@@ -1,4 +1,4 @@
-"""The task of a census: what some objects of one array hold."""
+"""The task of a census: find the chunks in some objects of one array."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_DIGEST = bytes(DIGEST_NBYTES)
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """The entry of one object in a census."""
+    """The entry of a census for one object."""
 
     nbytes: int
     digest: bytes
@@ -36,7 +36,7 @@ class ObjectEntry:
 
 @dataclass(frozen=True, slots=True)
 class CensusTask:
-    """Objects of one array, each with its size as it was listed."""
+    """A task: objects of one array, each with its size as it was listed."""
 
     run: str
     place: Place
@@ -61,7 +61,7 @@ def digest_of(data: BytesLike) -> bytes:
 
 
 def count_objects(task: CensusTask) -> Counted:
-    """Runs in a thread that is not the IO loop's.
+    """Count the chunks of some objects. Runs in a thread other than the IO loop's.
 
     Raises:
         Conflict: an object was replaced again and again.
@@ -149,6 +149,6 @@ def _found(outcome: ReadOutcome) -> Found | None:
 
 
 def slots_of(bitmap: bytes, slots: int) -> Sequence[int]:
-    """The numbers of the slots whose bit is set."""
+    """Return the numbers of the slots whose bit is set."""
     found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=slots)).tolist()
     return found

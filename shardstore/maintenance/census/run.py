@@ -1,4 +1,4 @@
-"""A census: which chunks exist, array by array. One listing, and one request for the index of each shard."""
+"""Take a census: the existing chunks, array by array. Takes one listing, and one request for the index of each shard."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def take_census(
     progress: Progress | None = None,
     shown: str | None = None,
 ) -> Census:
-    """Take the census of everything at and below ``path``, or of the share of it that ``execution`` is for. Not to be called on the IO
-    loop.
+    """Take the census of everything at and below ``path``, or of the share that ``execution`` is for. Not to be called on the IO loop.
 
-    With ``of_contents`` every object is read whole, and its digest recorded. ``progress`` is called with the number of objects that have
-    been looked at, of their bytes, and of how many objects (``None`` while they are listed). What others write meanwhile is in it or not,
-    each object as it was at one moment.
+    With ``of_contents`` every object is read whole, and its digest recorded. ``progress`` is called with the number of objects looked
+    at, the number of their bytes, and the total of objects (``None`` while they are listed). Writes of others during the run may be in
+    it or not; each object is as it was at one moment.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -50,7 +49,7 @@ def _halves(task: CensusTask) -> list[CensusTask]:
 
 @dataclass
 class _Rows:
-    """The rows of one array, in the order in which they come."""
+    """The rows of one array, in the order of their arrival."""
 
     coords: list[tuple[int, ...]] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
@@ -75,7 +74,7 @@ class _Rows:
 
 
 class _Taking:
-    """One census while it goes on."""
+    """The state of one census that is being taken."""
 
     def __init__(
         self, engine: Engine, path: str, of_contents: bool, execution: Execution, progress: Progress | None, shown: str | None

@@ -1,4 +1,4 @@
-"""The keys of the target that a run is about to write, announced before: so the unrecorded objects of a driver that died are known.
+"""The keys of the target that a run is about to write: they identify objects that a driver wrote before it died without recording them.
 
 ::
 
@@ -23,7 +23,7 @@ from shardstore.model.chunks import ChunkCoords
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """The grouping of the objects of an array to units."""
+    """The grouping of an array's objects into units."""
 
     encoding: ChunkKeyEncoding
     group: tuple[int, ...]
@@ -31,7 +31,7 @@ class _Grouping:
 
 @dataclass(slots=True)
 class Announced:
-    """A set of keys; those of arrays by the groups of objects that units make."""
+    """A set of keys; keys of arrays are stored as the groups of objects that units make."""
 
     _keys: set[str] = field(default_factory=set)
     _groups: dict[str, dict[_Grouping, set[ChunkCoords]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Announced:
         return lines
 
     def add_line(self, line: bytes) -> None:
-        """Raises ``ValueError`` or ``TypeError`` where it is none."""
+        """Add one line of the record. Raises ``ValueError`` or ``TypeError`` where it is invalid."""
         path, *rest = json.loads(line)
         if path is None:
             self._keys.update(*rest)

@@ -1,7 +1,7 @@
-"""Collisions of keys in the target: all of them are found before anything is written.
+"""Find objects that cannot be in the target under the keys that they would get: all at once, before anything is written.
 
-Objects that belong to no array go over under their own keys. Chunks get those of the target's encoding, and documents are called
-``zarr.json``: so a key that meant nothing in the source may be that of a shard, or of a document, in the target.
+Objects that belong to no array keep their keys. Chunks get keys of the target's encoding, and documents are called ``zarr.json``. So a
+key without meaning in the source may be that of a shard, or of a document, in the target.
 """
 
 from __future__ import annotations

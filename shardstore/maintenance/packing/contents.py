@@ -1,4 +1,4 @@
-"""The bytes of objects that have no versions to be compared by, as a digest."""
+"""Digests of the bytes of objects that have no versions to compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES_AT_ONCE = 4 << 20
 
 
 async def digest_of_contents(storage: Storage, made: Made) -> str:
-    """By which these objects are recognised, read again; empty where one is not there, or not as long.
+    """Return a digest by which these objects are recognised when they are read again; empty where one is absent, or has another length.
 
     Raises:
         StorageError: a request failed.

@@ -1,4 +1,4 @@
-"""The documents of the target: written when all data is there, and taken away before data that they would misread."""
+"""Documents of the target: written when all data are there, and removed before data that they would misread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, Storage
 
 _MEANING = ("node_type", "data_type", "chunk_grid", "chunk_key_encoding", "codecs", "storage_transformers")
-"""Members of a document that say what the bytes of a chunk mean, and where it lies."""
+"""Members of a document that define the meaning of a chunk's bytes, and their place."""
 
 
 async def _read(storage: Storage, keys: list[str]) -> dict[str, Found]:
@@ -31,7 +31,7 @@ async def _read(storage: Storage, keys: list[str]) -> dict[str, Found]:
 
 
 async def write_documents(storage: Storage, documents: Mapping[str, JsonObject]) -> Made:
-    """Write those that are not there as they are to be, by key, the deepest first; what is there then.
+    """Write the documents, by key, that are missing or differ, the deepest first; return the documents that are there then.
 
     Raises:
         StorageError: a request failed.
@@ -52,8 +52,8 @@ async def write_documents(storage: Storage, documents: Mapping[str, JsonObject])
 
 
 async def misread(storage: Storage, documents: Mapping[str, JsonObject], written: Collection[str], gone: Collection[str]) -> set[str]:
-    """Return the keys of those documents at the target under which new chunks of the arrays ``written`` would be misread: they say
-    something else of the chunks than ``documents`` will; and of those that repeat one of these, or one that is ``gone`` then
+    """Return the keys of documents at the target that would misread new chunks of the arrays ``written``: they describe the chunks in
+    another way than ``documents`` will. The keys of documents that repeat one of these, or one that is then ``gone``, are included
     (consolidated metadata).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Estimate the requests of a run before it begins."""
+"""An estimate of a run's objects, bytes and requests, before it begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUEST_BYTES = 16 << 20
 
 
 def estimated_objects(units: ArrayUnits) -> int:
-    """Objects of the target that hold chunks; where chunks become objects out of shards, as many as these can hold."""
+    """Return the number of target objects that hold chunks; where chunks become objects out of shards, as many as the shards can hold."""
     job = units.job
     if job.target_layout.index_format is not None:
         return len(units)
@@ -28,7 +28,9 @@ def estimated_objects(units: ArrayUnits) -> int:
 
 
 def estimated_nbytes(units: ArrayUnits) -> int:
-    """Their bytes: those of the source's objects without and with indices, and checksums."""
+    """Return the bytes of the target's objects: those of the source's objects, without the source's indices, with the target's indices and
+    checksums.
+    """
     job = units.job
     source, target = job.source_layout.index_format, job.target_layout.index_format
     rows = int(units.counts().sum())
@@ -42,8 +44,8 @@ def estimated_nbytes(units: ArrayUnits) -> int:
 
 
 def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_documents: int, documents: int) -> Requests:
-    """Return the requests of a run that begins from nothing. Each object of the source is read by one request; of shards also the index,
-    and long ones in pieces.
+    """Return the requests of a run from nothing. Each object of the source is read by one request; of shards also the index, and long ones
+    in pieces.
     """
     gets, puts = others + read_documents, others + documents
     for units in arrays:

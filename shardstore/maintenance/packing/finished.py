@@ -1,4 +1,4 @@
-"""Find the recorded units that are still valid: made from what is in the source now, and at the target as they were made."""
+"""Find recorded units that still hold: made from the source's present objects, and unchanged at the target."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def _no_numbers() -> npt.NDArray[np.int64]:
 
 @dataclass(slots=True)
 class TargetObjects:
-    """One listing of the target: 24 bytes an object, by the hashes of the keys, and the keys of what is not recorded."""
+    """One listing of the target: 24 bytes per object, by the hashes of the keys, and the keys of objects that are not recorded."""
 
     hashes: npt.NDArray[np.int64] = field(default_factory=_no_numbers)
-    """Ascending."""
+    """The hashes of the keys, ascending."""
     nbytes: npt.NDArray[np.uint64] = field(default_factory=lambda: _no_numbers().astype(np.uint64))
     versions: npt.NDArray[np.uint64] = field(default_factory=lambda: _no_numbers().astype(np.uint64))
     unknown: list[str] = field(default_factory=list)
 
     def has(self, made: Made) -> bool:
-        """Return whether all these objects are there, of their sizes and, where those are known, versions."""
+        """Return whether all these objects exist, with their sizes and, where known, their versions."""
         if not len(made):
             return True
         hashes = made.hashes()
@@ -46,7 +46,7 @@ class TargetObjects:
 
 
 async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
-    """Return what is at the target; nothing, without a request, where nothing is recorded.
+    """Return the objects at the target; nothing, without a request, where nothing is recorded.
 
     Raises:
         StorageError: a request failed.
@@ -81,10 +81,10 @@ async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
 async def intact_units(
     storage: Storage, there: TargetObjects, units: Iterable[Unit | OthersUnit], recorded: Recorded
 ) -> dict[UnitName, Finished]:
-    """Return what is recorded of those units that need not be done again.
+    """Return the records of those units that need not be done again.
 
-    A unit is done again if an object of the source has changed or tells no version, or an object of the target is not the one that was
-    made. Objects of a target that tells no versions are read again and compared by their bytes.
+    A unit is done again if an object of the source has changed or has no version, or an object of the target is not the one that was
+    made. Objects of a target without versions are read again and compared by their bytes.
 
     Raises:
         StorageError: a request failed.

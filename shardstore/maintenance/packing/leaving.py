@@ -1,7 +1,7 @@
-"""Objects of the target that have to go: those that runs have made of chunks, arrays and other objects that the source has no more.
+"""Objects at the target that have to be removed: made by runs for chunks, arrays and other objects that the source no longer has.
 
-Nothing else is touched. An object goes if the record says that a run has made it, or was about to, and it still is that version. Where
-an object of somebody else is in the way, so that the target would not show what the source is, that is an error which names it.
+Nothing else is touched. An object is removed if the record says that a run has made it, or was about to, and it still has that version.
+Where a foreign object is in the way, so that the target would not show the source, an error names it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _DELETED_AT_ONCE = 1000
 _NAMED = 20
 
 Candidates = Mapping[str, Sequence[MadeObject]]
-"""Keys that are not to be there, with what is recorded of each."""
+"""Keys that must not be at the target, with the recorded objects of each."""
 
 
 @dataclass(slots=True)
 class Leaving:
-    """The objects that have to go, documents first, and those that are in the way."""
+    """The objects to remove, documents first, and the objects in the way."""
 
     objects: list[ObjectInfo] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
@@ -50,10 +50,10 @@ class Leaving:
 def superseded(
     recorded: Recorded, planned: Iterable[UnitName], documents: Iterable[str], more: Iterable[str], *, as_draft: bool
 ) -> Candidates:
-    """Return what was made by units that are not ``planned``, or were done again with other results; and ``more`` keys, which are not
+    """Return the objects of units that are not ``planned``, or were done again with other results; and ``more`` keys, which are not
     recorded.
 
-    ``planned`` units count as they were done last: their objects are never among those that are returned, nor are ``documents``.
+    For ``planned`` units the last result counts: its objects are never returned, nor are ``documents``.
     """
     kept = [entry for name in planned if (entry := recorded.units.get(name)) is not None]
     is_kept = set(map(id, kept))
@@ -83,7 +83,7 @@ def _hashes(keys: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def foreign(unknown: Iterable[str], planned: Container[str], recorded: Recorded, *, as_draft: bool) -> list[str]:
-    """Return which of the ``unknown`` keys the plan has too, although no run has made them or was about to."""
+    """Return those of the ``unknown`` keys that the plan has too, although no run has made them or was about to."""
     doubtful = [key for key in unknown if key in planned and key not in recorded.announced]
     if not doubtful:
         return []
@@ -92,7 +92,7 @@ def foreign(unknown: Iterable[str], planned: Container[str], recorded: Recorded,
 
 
 def check_foreign(keys: list[str], shown_target: str) -> None:
-    """Raise ``Conflict`` where there are any."""
+    """Raise ``Conflict`` where there are such keys."""
     if keys:
         raise Conflict(
             f"at {shown_target} somebody else has written {_some_of(keys)}, which would be replaced, or taken for chunks of an array of "
@@ -105,8 +105,7 @@ def _some_of(keys: list[str]) -> str:
 
 
 async def look_at(storage: Storage, candidates: Candidates, recorded: Recorded, arrays: Mapping[str, TargetArray]) -> Leaving:
-    """Return which of the candidates are there, and are the runs' own. What is nobody's concern, as it lies in none of the ``arrays``, is
-    left out.
+    """Return the candidates that exist and are the runs' own. Foreign objects that lie in none of the ``arrays`` are left out.
 
     Raises:
         StorageError: a request failed.
@@ -133,7 +132,7 @@ def _is_made(made: MadeObject, info: ObjectInfo) -> bool:
 
 
 def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:
-    """Return whether readers of the target take it for a chunk, or a shard."""
+    """Return whether readers of the target take the key for a chunk, or a shard."""
     for path, rest in ancestors(key):
         array = arrays.get(path)
         if array is not None:
@@ -144,7 +143,7 @@ def _is_chunk(key: str, arrays: Mapping[str, TargetArray]) -> bool:
 
 
 async def remove(storage: Storage, leaving: Leaving) -> None:
-    """Remove ``leaving.objects`` as they were looked at, the documents before the others.
+    """Remove ``leaving.objects`` in the versions that were looked at, the documents before the others.
 
     Raises:
         Conflict: one was replaced just now.

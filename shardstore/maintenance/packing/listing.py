@@ -1,9 +1,9 @@
-"""One listing of a hierarchy: its documents, and its objects by array.
+"""List a hierarchy once: its documents, and its objects by array.
 
-Zarr v3, the 2022 draft and Zarr v2 are told apart by their documents; what is stored as the draft comes as final Zarr v3
+Zarr v3, the 2022 draft and Zarr v2 are distinguished by their documents; a hierarchy of the draft appears as final Zarr v3
 (``DraftStorage``). A key is a chunk's, or a shard's, only if an array's document says so, so documents are read as soon as they are
-needed: of Zarr v3 the key of a chunk tells where its array would be; of Zarr v2 the document is listed before the chunks, as ``.`` comes
-before digits. Keys that come before their documents all the same wait until the end.
+needed. In Zarr v3 the key of a chunk shows where its array would be; in Zarr v2 the document is listed before the chunks, as ``.``
+comes before digits. Keys that still come before their documents wait until the end.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class SourceArray:
     layout: ObjectLayout
     table: ObjectTable = field(default_factory=ObjectTable)
     outside: int = 0
-    """Objects outside of the array's grid."""
+    """The number of objects outside of the array's grid."""
     encoded_chunk_nbytes: int | None = None
     """The size of every chunk, where the codecs give all of them the same."""
 
 
 class OtherObject(NamedTuple):
-    """An object that is neither a document nor one of an array that is known."""
+    """An object that is neither a document nor part of a known array."""
 
     key: str
     nbytes: int
@@ -71,11 +71,11 @@ class OtherObject(NamedTuple):
 
 @dataclass(slots=True)
 class SourceNodes:
-    """The nodes that one listing has found."""
+    """The nodes and objects that one listing has found."""
 
     arrays: dict[str, SourceArray] = field(default_factory=dict)
     passed: dict[str, tuple[JsonObject, str]] = field(default_factory=dict)
-    """Arrays whose chunks cannot be told, with the reason: their objects are among the others."""
+    """Arrays whose chunks cannot be identified, with the reason: their objects are among the others."""
     groups: dict[str, JsonObject] = field(default_factory=dict)
     """The documents of groups, as Zarr v3; of Zarr v2 with ``.zattrs``."""
     consolidated_v2: dict[str, JsonObject] = field(default_factory=dict)
@@ -90,10 +90,10 @@ class SourceNodes:
 
 
 async def list_source(storage: Storage, progress: Callable[[int], None] | None = None) -> SourceNodes:
-    """List everything in ``storage``, once, and read its documents. ``progress`` is told how many objects have been seen.
+    """List everything in ``storage``, once, and read its documents. ``progress`` is called with the number of objects seen.
 
     Raises:
-        InvalidInput: an array has more objects than can be numbered, or too many belong to none.
+        InvalidInput: an array has more objects than can be numbered, or too many objects belong to no array.
         StorageError: a request failed.
     """
     listing = _Listing(storage)
@@ -113,7 +113,7 @@ async def list_source(storage: Storage, progress: Callable[[int], None] | None =
 
 
 class _Listing:
-    """One listing while it goes on."""
+    """The state of one listing."""
 
     def __init__(self, storage: Storage) -> None:
         self.nodes = SourceNodes()
@@ -160,7 +160,7 @@ class _Listing:
             )
 
     async def _look_above(self, keys: Iterable[str]) -> bool:
-        """Look for arrays of Zarr v3 that name their chunks as Zarr v2 does, which are listed before their documents; whether that may have
+        """Look for arrays of Zarr v3 with chunk names as in Zarr v2, which are listed before their documents; return whether that may have
         found any.
         """
         sought: dict[str, None] = {}
@@ -176,7 +176,7 @@ class _Listing:
         return bool(new)
 
     def _candidate(self, key: str) -> str | None:
-        """Return where the array of Zarr v3 would be whose chunk ``key`` may be, if its document has not been looked for."""
+        """Return the path of the Zarr v3 array whose chunk ``key`` may be, if its document has not been looked for."""
         match = _DEFAULT_KEY.fullmatch(key)
         if match is None:
             return None
@@ -184,7 +184,7 @@ class _Listing:
         return None if metadata_key(path) in self._looked_for else path
 
     async def settle(self) -> None:
-        """The end of the listing: what waits belongs to arrays that are known by now, or to none."""
+        """End the listing: waiting keys belong to arrays that are known by now, or to no array."""
         self._settle_groups()
         self._directories.clear()
         for others in self._assign(self._waiting).values():
@@ -196,7 +196,7 @@ class _Listing:
             await self._learn_sizes(self._of_unknown_size[start : start + _SIZES_AT_ONCE])
 
     async def _learn_sizes(self, objects: list[tuple[SourceArray, int]]) -> None:
-        """Learn the sizes of objects for which the listing did not tell them; what is listed last counts."""
+        """Look up the sizes of objects where the listing did not give them; the last listed one counts."""
         found = await asyncio.gather(*(self._storage.stat(join(array.path, array.layout.key(number))) for array, number in objects))
         for (array, number), info in zip(objects, found, strict=True):
             if info is not None:
@@ -206,7 +206,7 @@ class _Listing:
     # -- whose an object is --------------------------------------------------------------------------------------------
 
     def _assign(self, objects: Mapping[str, list[_Listed]]) -> dict[str, list[_Listed]]:
-        """Count objects, by directory, to their arrays; returns those that are none's, as far as is known."""
+        """Count objects, by directory, for their arrays; return those that belong to no known array."""
         unknown: dict[str, list[_Listed]] = {}
         for directory, of_directory in objects.items():
             if directory not in self._directories:
@@ -220,7 +220,9 @@ class _Listing:
         return unknown
 
     def _count(self, array: SourceArray, base: int | None, start: int, objects: list[_Listed]) -> list[_Listed]:
-        """Count the objects of a directory to ``array``; returns those that are not its. The names in their keys begin at ``start``."""
+        """Count the objects of a directory for ``array``; return those that do not belong to it. The names in their keys begin at
+        ``start``.
+        """
         layout = array.layout
         others: list[_Listed] = []
         add = array.table.add
@@ -249,8 +251,8 @@ class _Listing:
         return others
 
     def _meaning(self, directory: str) -> tuple[SourceArray, int | None] | None:
-        """Return the array whose objects are in a directory. With a number: that of the first, if the name of each is its last coordinate,
-        or -1 where all are outside of the grid; without, the name tells all coordinates.
+        """Return the array of the objects in a directory. A number comes with it where the name of each object is its last coordinate: the
+        number of the first object, or -1 where all are outside of the grid. Without a number the name holds all coordinates.
         """
         path, inside = directory, ""
         while True:
@@ -341,7 +343,7 @@ class _Listing:
         self.nodes.arrays[path] = SourceArray(path, document, document, ObjectLayout(encoding, grid), encoded_chunk_nbytes=nbytes)
 
     def _settle_groups(self) -> None:
-        """The groups of Zarr v2, and those above its nodes that have no document, which zarr-python 3 would not find its way through."""
+        """Add the groups of Zarr v2, and the groups above its nodes that have no document: zarr-python 3 needs them to find its way."""
         for path, documents in self._v2.items():
             if path in self._v3:
                 self.nodes.refused[path] = "it has documents of both Zarr v2 and v3: remove those that do not count"

@@ -13,7 +13,7 @@ _BETWEEN = "\0"  # no key holds it
 
 
 class MadeObject(NamedTuple):
-    """One object. ``version`` is ``version_digest``, 0 where the storage told none."""
+    """One object. ``version`` is ``version_digest``, 0 where the storage gave none."""
 
     key: str
     nbytes: int
@@ -25,14 +25,14 @@ class Made:
     """Objects by key, relative to the target."""
 
     prefix: str = ""
-    """The common beginning of all keys; ``names`` has the rest of them, joined."""
+    """The common start of all keys; ``names`` has the rest, joined."""
     names: str = ""
     numbers: bytes = b""
-    """``(2, n)``, uint64: the sizes, then the versions."""
+    """The sizes, then the versions: ``(2, n)``, uint64."""
 
     @classmethod
     def of(cls, prefix: str, names: Sequence[str], sizes: Sequence[int], versions: Sequence[int]) -> Made:
-        """Raises ``ValueError`` where there are not as many of each."""
+        """Return the objects as one value. Raises ``ValueError`` where the numbers of keys, sizes and versions differ."""
         if not len(names) == len(sizes) == len(versions):
             raise ValueError(f"{len(names)} objects have {len(sizes)} sizes and {len(versions)} versions")
         return cls(prefix, _BETWEEN.join(names), np.array([sizes, versions], dtype=np.uint64).tobytes())
@@ -56,18 +56,18 @@ class Made:
 
     @property
     def tells_versions(self) -> bool:
-        """Return whether the storage has told the version of each."""
+        """True where the storage has given the version of each."""
         return bool(self.versions.all())
 
     def relative(self) -> list[str]:
-        """The keys without the prefix."""
+        """Return the keys without the prefix."""
         return self.names.split(_BETWEEN) if len(self) else []
 
     def keys(self) -> list[str]:
         return [self.prefix + name for name in self.relative()]
 
     def hashes(self) -> npt.NDArray[np.int64]:
-        """``(n,)``: ``hash`` of each key, of this process."""
+        """Return ``(n,)``: ``hash`` of each key, valid in this process."""
         return np.array(list(map(hash, self.keys())), dtype=np.int64)
 
     def __iter__(self) -> Iterator[MadeObject]:

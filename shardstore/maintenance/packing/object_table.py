@@ -1,4 +1,4 @@
-"""The objects of one array, as numbers: 24 bytes an object, whatever their keys."""
+"""The objects of one array, as numbers: 24 bytes per object, whatever their keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_OBJECTS = 2**62  # so that numbers of objects fit into int64
 
 @dataclass(frozen=True)
 class ObjectLayout:
-    """The assignment of the chunks of an array to its objects.
+    """The layout of an array's chunks in its objects.
 
     An object holds a block of ``chunks_per_object`` chunks, from the origin: all ones, and ``index_format`` ``None``, where each chunk is
     an object. An object's *number* is its position in ``object_grid``, in row-major (C) order.
@@ -45,7 +45,7 @@ class ObjectLayout:
         return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
 
     def number_of(self, coords: ChunkCoords) -> int | None:
-        """The number of the object at ``coords`` of the object grid, or ``None`` where that is outside of it."""
+        """Return the number of the object at ``coords`` of the object grid, or ``None`` where that is outside of it."""
         number = 0
         for c, n in zip(coords, self.object_grid, strict=True):
             if c >= n:
@@ -54,27 +54,27 @@ class ObjectLayout:
         return number
 
     def coords_of(self, number: int) -> ChunkCoords:
-        """The inverse of ``number_of``."""
+        """Return the coordinates of an object's number; the inverse of ``number_of``."""
         return tuple(int(c) for c in np.unravel_index(number, self.object_grid)) if self.ndim else ()
 
     def key(self, number: int) -> str:
-        """The object's key, relative to the array."""
+        """Return the object's key, relative to the array."""
         return self.key_encoding.encode(self.coords_of(number))
 
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """The keys of many objects, relative to the array."""
+        """Return the keys of many objects, relative to the array."""
         if not self.ndim:
             return [self.key_encoding.encode(()) for _ in range(len(numbers))]
         return self.key_encoding.encode_all([axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)])
 
     def check(self, path: str) -> None:
-        """Raises ``InvalidInput`` where the array has more objects than can be numbered."""
+        """Raise ``InvalidInput`` where the array has more objects than can be numbered."""
         if prod(self.object_grid) >= _MOST_OBJECTS:
             raise InvalidInput(f"array {path!r} has a grid of {self.object_grid} objects, which is too large to be packed")
 
 
 def version_digest(generation: Generation | None) -> int:
-    """``Generation.digest`` of a version; 0 where the storage's listing tells none."""
+    """Return ``Generation.digest`` of a version; 0 where the storage's listing gives none."""
     return 0 if generation is None else generation.digest
 
 
@@ -82,11 +82,11 @@ ROW = np.dtype([("number", "<i8"), ("nbytes", "<i8"), ("version", "<u8")])
 """One object: its number, its size in bytes, and ``version_digest``."""
 
 Rows = npt.NDArray[np.void]
-"""``(n,)`` of ``ROW``."""
+"""Rows of a table: ``(n,)`` of ``ROW``."""
 
 
 class ObjectTable:
-    """Objects, while they are being listed."""
+    """A table of objects that are being listed."""
 
     __slots__ = ("_nbytes", "_numbers", "_versions")
 
@@ -104,7 +104,7 @@ class ObjectTable:
         return len(self._numbers)
 
     def rows(self) -> Rows:
-        """All objects by number; of one that was listed twice the last."""
+        """Return all objects by number; the last one counts where one was listed twice."""
         rows = np.empty(len(self), dtype=ROW)
         for name, column in (("number", self._numbers), ("nbytes", self._nbytes), ("version", self._versions)):
             rows[name] = column

@@ -1,4 +1,4 @@
-"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 where that was asked for, else pointed out."""
+"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 where that was asked for, otherwise reported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class OmeNodes:
-    """The nodes that are to be rewritten, by path."""
+    """The nodes to rewrite, by path."""
 
     groups: Mapping[str, OmeAttributes]
     dimension_names: Mapping[str, list[str]]
-    """The dimension names of the arrays of images: OME-Zarr 0.5 demands that they are the names of the axes."""
+    """The dimension names for the arrays of images: 0.5 demands that they are the names of the axes."""
 
     @property
     def refused(self) -> dict[str, str]:
@@ -30,7 +30,7 @@ class OmeNodes:
 
 
 def ome_nodes(target: TargetNodes) -> OmeNodes:
-    """Look for metadata of OME-Zarr before 0.5 in the groups of the target."""
+    """Find metadata of OME-Zarr before 0.5 in the groups of the target."""
     groups: dict[str, OmeAttributes] = {}
     names: dict[str, list[str]] = {}
     for path, document in target.groups.items():
@@ -44,10 +44,10 @@ def ome_nodes(target: TargetNodes) -> OmeNodes:
 
 
 def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
-    """The same nodes with the metadata of OME-Zarr 0.5, also where consolidated metadata repeat them.
+    """Return the same nodes with the metadata of OME-Zarr 0.5, also where consolidated metadata repeat them.
 
     Raises:
-        Unsupported: some cannot be rewritten, all of them named.
+        Unsupported: some cannot be rewritten; the message names all of them.
     """
     if refused := found.refused:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
@@ -64,7 +64,7 @@ def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
 
 
 def ome_notice(found: OmeNodes) -> str | None:
-    """Return what to say of metadata that stay as they are."""
+    """Return the notice about metadata that stay unchanged, or ``None``."""
     if not found.groups:
         return None
     paths = [path or "(root)" for path in found.groups]

@@ -1,10 +1,11 @@
-"""The objects of a target that is to be overwritten. Each stays until it is replaced, or the new hierarchy is whole beside it.
+"""Overwrite a target: the old hierarchy stays until it is replaced, object by object, or the new one is complete beside it.
 
-So a run that fails, or reads nothing, has not lost the old one for it. What would misread new chunks, or lies where a directory will be,
-goes before anything is written, as in a target that is renewed. What is not replaced goes at the end.
+So a run that fails, or reads nothing, has not lost the old hierarchy. Documents that would misread new chunks, and objects where a
+directory will be, are removed before anything is written, as in a target that is renewed. The objects that are not replaced are removed
+at the end.
 
-Links to directories go first, themselves: what they lead to is not the target's, and is neither written nor erased. A target that is not
-to be overwritten and has such links is refused.
+Links to directories are removed first: their targets are not part of the store, and are neither written nor erased. A target that is
+not to be overwritten and has such links is refused.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """The existing objects, by the keys as they are stored, with the key that the new hierarchy would give the object, if it has any."""
+    """The old objects, by their stored keys, each with the key that the new hierarchy would give it, if any."""
 
     keys: dict[str, str | None] = field(default_factory=dict)
     nbytes: int = 0
 
     @classmethod
     async def of(cls, places: Places, *, as_draft: bool) -> Overwritten:
-        """Raises ``StorageError`` where a request failed."""
+        """Look up the old objects. Raises ``StorageError`` where a request failed."""
         own = (PROBE_PREFIX, *([] if places.record_inside is None else [places.record_inside]))
         keys: dict[str, str | None] = {}
         nbytes = 0
@@ -50,22 +51,24 @@ class Overwritten:
         return bool(self.keys)
 
     def shown(self) -> set[str]:
-        """The keys that the new hierarchy may have, too."""
+        """Return the keys of old objects that the new hierarchy may have too."""
         return {key for key in self.keys.values() if key is not None}
 
     async def clear_the_way(self, storage: Storage) -> None:
-        """Remove links to directories; and the documents of Zarr v2, by which new chunks with keys of v2 would be misread."""
+        """Remove links to directories, and the documents of Zarr v2, which would misread new chunks with keys of v2."""
         kind = innermost(storage)
         if isinstance(kind, LocalStorage):
             await kind.cut_links("")
         await _delete(storage, (key for key in self.keys if document_key(key) is not None))
 
     async def clear_for_documents(self, storage: Storage) -> None:
-        """Remove what has no key in the new hierarchy, now that this is whole beside it: a hierarchy of another format, with its root."""
+        """Remove objects without a key in the new hierarchy, now that it is complete beside them: a hierarchy of another format, with its
+        root.
+        """
         await _delete(storage, (key for key, shown in self.keys.items() if shown is None))
 
     async def clear_up(self, storage: Storage, kept: Collection[str]) -> None:
-        """Remove what was not replaced: all that the new hierarchy does not have under the same key, documents first."""
+        """Remove objects that were not replaced: all whose key the new hierarchy does not have, documents first."""
         told = ((key, shown) for key, shown in self.keys.items() if shown is not None)
         leaving = [key for key, shown in told if shown not in kept and not (key != shown and _may_be_of_scalar(shown, kept))]
         await _delete(storage, (key for key in leaving if metadata_path(key) is not None))
@@ -73,9 +76,7 @@ class Overwritten:
 
 
 def _may_be_of_scalar(shown: str, kept: Collection[str]) -> bool:
-    """Return whether an object of the draft may be the chunk of a 0-d array that was just written, which only the array's document
-    tells.
-    """
+    """Return whether an object of the draft may be the chunk of a 0-d array that was just written; only the array's document shows that."""
     return shown.endswith("c/0") and shown.removesuffix("/0") in kept
 
 

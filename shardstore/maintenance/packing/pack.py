@@ -1,4 +1,4 @@
-"""``pack``, ``reshard`` and ``unpack``: encoded chunks from any Zarr hierarchy into shards, other shards, or out of them."""
+"""``pack``, ``reshard`` and ``unpack``: move encoded chunks from any Zarr hierarchy into shards, other shards, or out of shards."""
 
 from __future__ import annotations
 
@@ -38,42 +38,43 @@ class PackOptions:
     chunk_checksums: bool = False
     """Append the codec ``crc32c`` to the inner codecs, and its four bytes to each chunk."""
     ome: bool = False
-    """Rewrite the metadata of OME-Zarr 0.4 to 0.5, which is that of Zarr v3: into the attribute ``ome`` of each group, and
-    ``dimension_names`` for the arrays of images."""
+    """Rewrite the metadata of OME-Zarr 0.4 to 0.5, the version for Zarr v3: into the attribute ``ome`` of each group, and
+    ``dimension_names`` for the arrays of images.
+    """
     include: str | Sequence[str] = ()
-    """Patterns (``fnmatch``) of paths of nodes; what matches covers what is below. Groups above included nodes come along."""
+    """Patterns (``fnmatch``) of paths of nodes; a pattern also covers everything below a node that it matches. Groups above included nodes
+    are included too.
+    """
     exclude: str | Sequence[str] = ()
     dry_run: bool = False
-    """Write nothing: report what would be done, and about how many requests that takes."""
+    """Write nothing: report what would be done, with an estimate of its requests."""
     overwrite: bool = False
-    """Replace what is at the target: object by object, and the rest when the new hierarchy is whole beside it. Refused where nobody can
-    know that the target is not what is read.
+    """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused where it cannot
+    be known that the target is not the source.
     """
     workers: int | None = None
-    """The number of units that are at work at once."""
+    """The number of concurrent units."""
     retries: int = 2
-    """The number of retries of a unit whose storage failed, or whose worker was lost."""
+    """The number of retries of a unit after its storage failed, or its worker was lost."""
     part: str | Part = WHOLE
-    """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. Whichever part ends last makes the result visible."""
+    """``"I/N"``: only the ``I``-th of ``N`` disjoint shares. The part that ends last makes the result visible."""
     only_failed: bool = False
-    """Do nothing but what failed in the last run."""
+    """Do only what failed in the last run."""
     max_memory: int = DEFAULT_MAX_MEMORY
-    """Bytes that are held at once in each process, whatever the size of shards."""
+    """Bytes that each process holds at once, whatever the size of shards."""
     record: Any = None
-    """The place of the record of what is done: a URL, path or storage. By default it lies beside the target, with ``.pack`` behind its
-    name.
-    """
+    """The place of the record of finished work: a URL, path or storage. By default beside the target, with ``.pack`` after its name."""
     prices: Mapping[str, float] | None = None
-    """The prices of 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
+    """Prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
-    """The storage options of the target. By default they are those of the source where both have the same protocol."""
+    """Options of the target's filesystem: by default those of the source where both have the same protocol."""
     check_space: bool = True
-    """Refuse to begin where a local target has not as much room as is needed. Quotas are not known before they are used up."""
+    """Refuse to begin where a local target does not have enough room. Quotas are not known before they are used up."""
     fsync: bool = True
-    """On local disks, whether what was written survives the loss of power."""
+    """True where written data must survive the loss of power; concerns local disks."""
 
     def __post_init__(self) -> None:
         if self.stored not in ("codec", "transformer"):
@@ -135,32 +136,32 @@ def pack(
     progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
+    """Pack a Zarr hierarchy into shards, chunk by chunk and unchanged: nothing is decoded or compressed again.
 
-    Running the same call again goes on where it was, and packs again what has changed in the source since.
+    Running the same call again continues where it stopped, and packs again what has changed in the source since.
 
     Args:
         source: a Zarr hierarchy: v2, v3, sharded or not, of the 2022 draft, at any URL, path, chain of URLs or ``(fs, path)``; a mapping
             from keys to bytes; or a storage.
-        target: where the result goes: the same kinds, but for a mapping. Nothing may be there but what an earlier run has made.
-        chunks_per_shard: as of ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is for
-            the arrays of as many dimensions, the others are decided by ``"auto"``. Arrays for which it says ``None`` stay one object a
+        target: the place of the result: the same kinds, except a mapping. It may only hold what an earlier run has made.
+        chunks_per_shard: as for ``shardstore.open``: ``"auto"``, a tuple, a mapping from patterns of paths, a function. One tuple is
+            for the arrays with that number of dimensions; ``"auto"`` decides for the others. Arrays with ``None`` keep one object per
             chunk.
-        executor: where the work is done: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
+        executor: carries out the work: any ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask cluster; by
             default threads of this process.
-        progress: is called now and then, in the calling thread or on the IO loop.
-        options: those of ``shardstore.maintenance.packing.pack.PackOptions``.
+        progress: called now and then, in the calling thread or on the IO loop.
+        options: the options of ``shardstore.maintenance.packing.pack.PackOptions``.
 
     Raises:
-        InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, nobody can
-            know whether they do.
+        InvalidInput: an option has a value that cannot be right; or source, target and record overlap, or, with ``overwrite``, it
+            cannot be known whether they do.
         NotFound: there is no Zarr node at the source.
-        Unsupported: arrays cannot be expressed exactly, all of them named; nothing was written.
-        Conflict: there is something at the target that no earlier run of the same has made, or a link to a directory; or something else
-            than a record where that is to be.
-        NoSpace: a local target has not as much room as is needed; nothing was written. ``check_space`` false goes on regardless.
-        Incomplete: units failed, or the target was full, with which the run stops; its ``report`` names them, its cause is the error of the
-            first. What was done stays.
+        Unsupported: arrays cannot be expressed exactly; the message names all of them; nothing was written.
+        Conflict: the target holds something that no earlier run of the same has made, or a link to a directory; or the record's place
+            holds something else.
+        NoSpace: a local target does not have enough room; nothing was written. With ``check_space`` false the run continues regardless.
+        Incomplete: units failed, or the target was full, which stops the run; its ``report`` names the units, its cause is the error
+            of the first. The work done stays.
 
     Specification: Zarr v3, sharding codec 1.0; the bytes of inner chunks are those of the source.
     """
@@ -176,7 +177,7 @@ def reshard(
     progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """Like ``pack``, of what is sharded already: into other shards, the inner chunks unchanged. Arrays that are not sharded stay so."""
+    """Move sharded arrays into other shards, as ``pack`` does, the inner chunks unchanged. Arrays that are not sharded stay so."""
     return _run("reshard", source, target, chunks_per_shard, executor, progress, options)
 
 
@@ -188,7 +189,7 @@ def unpack(
     progress: Callable[[Progress], None] | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackReport:
-    """The way back: every chunk becomes an object, and no array is sharded. Otherwise as ``pack``."""
+    """Move all chunks out of shards, as ``pack`` moves them in: every chunk becomes an object, and no array is sharded."""
     return _run("unpack", source, target, None, executor, progress, options)
 
 

@@ -34,7 +34,7 @@ class Places:
     source: Place
     target: Place
     stored_target: Storage
-    """The target as a storage, with the keys that are stored there."""
+    """The target with its stored keys."""
     record: Record
     record_inside: str | None
     """The prefix of the record, where it lies in the target."""
@@ -60,10 +60,10 @@ def open_places(
     fsync: bool,
     overwrite: bool,
 ) -> Places:
-    """Open what a run needs.
+    """Open the storages that a run needs.
 
     Raises:
-        InvalidInput: an argument names no storage, two of source, target and record overlap, or with ``overwrite`` that cannot be known.
+        InvalidInput: an argument names no storage, two of source, target and record overlap, or, with ``overwrite``, that cannot be known.
         Unsupported, StorageError: as ``open_storage`` does.
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
@@ -80,10 +80,10 @@ def open_places(
 
 
 def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:
-    """See to it that nothing is written, or erased, where something else is read or kept.
+    """Check that nothing is written, or erased, where something else is read or kept.
 
     Raises:
-        InvalidInput: it would be, or with ``overwrite`` nobody can know.
+        InvalidInput: it would be, or with ``overwrite`` that cannot be known.
     """
     roles = [("the source", source), ("the target", target)]
     if record is not target:
@@ -105,7 +105,7 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
 
 
 def _checked(storage: Storage) -> Storage:
-    """Files are read by this package itself; what others read is looked at."""
+    """Return the storage with checks of its answers; this package's own reads of files need none."""
     return storage if isinstance(storage, LocalStorage) else CheckedStorage(storage)
 
 
@@ -118,7 +118,9 @@ def _protocol(target: Any) -> str | None:
 
 
 def _record(target: Any, record: Any, written: Storage, options: dict[str, Any] | None, fsync: bool) -> tuple[Storage, str]:
-    """The storage of the record, and its prefix there: as it was asked for, beside the target, or inside where nothing can be beside it."""
+    """Return the storage of the record, and its prefix there: as it was asked for, beside the target, or inside where nothing can be
+    beside it.
+    """
     if record is not None:
         takes_options = isinstance(record, str) and _protocol(record) == _protocol(target)
         return open_storage(record, options if takes_options else None, fsync=fsync), ""

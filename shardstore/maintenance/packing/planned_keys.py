@@ -1,4 +1,4 @@
-"""Every key that the target will have, so that others can be compared with them: documents, chunks or shards, and other objects."""
+"""All keys that the target will have, to compare others with them: documents, chunks or shards, and other objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
 
 
 class PlannedKeys:
-    """The keys of one plan. Of arrays every chunk of the grid counts, whether it is there or not: it can be written later."""
+    """The keys of one plan. For arrays every chunk of the grid counts, whether it exists or not: it can be written later."""
 
     def __init__(self, target: TargetNodes, others: Iterable[str]) -> None:
         self._arrays = target.arrays
@@ -23,7 +23,7 @@ class PlannedKeys:
                 self._directories.setdefault(above, key)
 
     def chunk(self, key: str, *, anywhere: bool = False) -> str | None:
-        """The path of the array of which readers take ``key`` for a chunk, or a shard; ``anywhere`` also outside of its grid."""
+        """Return the path of the array whose readers take ``key`` for a chunk or a shard; with ``anywhere`` also outside of its grid."""
         return next((array.path for array, rest in self._owners(key) if _is_chunk(array.layout, rest, anywhere)), None)
 
     def __contains__(self, key: object) -> bool:
@@ -31,7 +31,7 @@ class PlannedKeys:
         return key in self._objects or (isinstance(key, str) and self.chunk(key) is not None)
 
     def in_the_way(self, key: str, *, anywhere: bool = False) -> str | None:
-        """Return what of the plan could not be stored beside ``key`` in a file system: where one of two keys would have to be a
+        """Return the key of the plan that could not be stored beside ``key`` in a file system: where one of the two would have to be a
         directory.
         """
         if key in self._directories:

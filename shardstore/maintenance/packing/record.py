@@ -1,18 +1,18 @@
-"""The record of a run, kept beside the target: the next run goes on from it, and knows a source that has changed.
+"""The record of finished work, kept beside the target: the next run continues from it, and detects that the source has changed.
 
 ::
 
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
-        job.json                    {"format": 2, "settings": {…}}: written first, by whoever begins; with the "target", where the place
+        job.json                    {"format": 2, "settings": {…}}: written first, by the first run; with the "target", where the place
                                     of the record was chosen by the user
         begun-<random>.jsonl        what a run is about to write (``announced``); it goes when the run has ended, and has recorded all
         units-<random>.jsonl        ["path/of/array", "c/0/1", "<fingerprint>", "<contents>", 1, ["c/0/1"], [1048576], [<version>]]:
                                     a unit that is done, its run, and the objects that it has made, with their sizes and versions
-        failed-1-of-1.jsonl         ["path/of/array", "c/0/2", "<error>"], what the last run of a part could not do
+        failed-1-of-1.jsonl         ["path/of/array", "c/0/2", "<error>"], a unit that the last run of a part could not do
 
-Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. Of a unit that was done by several
-runs the last one counts; what the others have made besides is removed when all is complete, and only then forgotten. A unit that was done
-and is not recorded, because its driver died in between, is done again.
+Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. Where several runs have done a
+unit, the last one counts; other objects that the earlier runs made are removed when all is complete, and only then forgotten. A unit
+that was done but not recorded, because its driver died in between, is done again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 FORMAT = 2
 SUFFIX = ".pack"
-"""Behind the name of the target."""
+"""The suffix of the record's name, after the name of the target."""
 INSIDE = ".shardstore-pack/"
-"""The name of the record in a target that has no name itself: a bucket, the root of an archive."""
+"""The record's prefix in a target without a name: a bucket, the root of an archive."""
 
 _JOB = "job.json"
 _UNITS = "units-"
@@ -53,10 +53,10 @@ _UNITS_A_SEGMENT = 1000
 _LOOKS = 10  # at the record, while other drivers merge what they have written
 
 UnitName = tuple[str | None, str]
-"""The path of an array, or ``None`` for other objects, and the name of a unit."""
+"""The name of a unit in the record: the path of an array, or ``None`` for other objects, and the unit's name."""
 
 DOCUMENTS: UnitName = (None, "")
-"""The documents, which are written when all units are done."""
+"""The name for the documents, which are written when all units are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,20 @@ class Finished:
     fingerprint: str
     contents: str
     run: int
-    """The number of the run that did it, among runs that knew of each other. Parts that ran at the same time have the same number."""
+    """The number of the run that did it, among runs that knew of each other: parts at the same time have the same number."""
     made: Made
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Everything that is recorded."""
+    """The content of the record."""
 
     units: dict[UnitName, Finished] = field(default_factory=dict)
-    """Each as it was done last."""
+    """The last result of each unit."""
     older: list[Finished] = field(default_factory=list)
-    """The objects that earlier runs have made of units that were done again since."""
+    """The results of earlier runs for units that were done again since."""
     announced: Announced = field(default_factory=Announced)
-    """The objects that runs were about to write which have not ended, as far as the record says."""
+    """The keys that runs were about to write which have not ended, or have not recorded their end."""
 
     def __bool__(self) -> bool:
         return bool(self.units or self.announced)
@@ -89,7 +89,7 @@ class Record:
     """The record at ``prefix`` of ``storage``."""
 
     def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str | None = None) -> None:
-        """``target`` is written down with the settings, where the place does not tell it by its name."""
+        """Prepare the record. ``target`` is recorded with the settings, where the name of the place does not show it."""
         self._storage = storage
         self._prefix = prefix
         self._target = target
@@ -104,16 +104,16 @@ class Record:
 
     @property
     def shown(self) -> str:
-        """Return where it is, for people."""
+        """The place of the record, for people."""
         return f"{self._storage.url.rstrip('/')}/{self._prefix}".rstrip("/")
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     async def settings(self) -> dict[str, Any] | None:
-        """Return what was to be done by whoever began, or ``None`` where nobody has.
+        """Return the settings of the driver that began, or ``None`` where none has.
 
         Raises:
-            Corruption: there is something else.
+            Corruption: the place holds something else.
         """
         (outcome,) = await self._storage.read([Read(self._prefix + _JOB, (EVERYTHING,))])
         if isinstance(outcome, Failed):
@@ -138,11 +138,11 @@ class Record:
         return dict(settings)
 
     async def check_place(self) -> None:
-        """See to it that there is nothing else: a record owns the objects that it has made, by their names, and no others.
+        """Check that the place holds nothing else: a record owns the objects that it has made, by their names, and no others.
 
         Raises:
-            Conflict: there is, or the record of another target.
-            Corruption: what lies there under the name of a record is none.
+            Conflict: the place holds something else, or the record of another target.
+            Corruption: the object with the name of a record is no record.
         """
         others = []
         async for info in self._storage.list(self._prefix):
@@ -162,7 +162,7 @@ class Record:
         return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 
     async def begin(self, settings: dict[str, Any]) -> bool:
-        """Write down what is to be done; ``False`` where another driver was faster."""
+        """Record the settings; return ``False`` where another driver won the race."""
         target = {} if self._target is None else {"target": self._target}
         data = json.dumps({"format": FORMAT, **target, "settings": settings}, indent=1).encode()
         condition = IF_ABSENT if self._storage.capabilities.create_if_absent else UNCONDITIONAL
@@ -173,7 +173,7 @@ class Record:
         return True
 
     async def erase(self) -> None:
-        """Remove what it has made; what was to be done last, so that it is not taken for none before it is."""
+        """Remove the objects of the record. The settings go last, so that the rest is never without them."""
         keys = [info.key async for info in self._storage.list(self._prefix) if self._owns(info.key)]
         await self._storage.delete_many([key for key in keys if key != self._prefix + _JOB])
         await self._storage.delete_many([self._prefix + _JOB])
@@ -181,7 +181,7 @@ class Record:
     # -- units ---------------------------------------------------------------------------------------------------------
 
     async def recorded(self) -> Recorded:
-        """Return what any driver has written down."""
+        """Return what any driver has recorded."""
         found = Recorded()
         for key, line in await self._lines(_UNITS):
             try:
@@ -201,7 +201,7 @@ class Record:
         return found
 
     async def _lines(self, kind: str) -> list[tuple[str, bytes]]:
-        """The lines of all objects of a kind, with the key of the object."""
+        """Return the lines of all objects of a kind, with the key of the object."""
         for _ in range(_LOOKS):
             keys = [info.key async for info in self._storage.list(f"{self._prefix}{kind}")]
             outcomes = await self._storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else []
@@ -216,20 +216,20 @@ class Record:
         return lines
 
     async def begin_run(self) -> Recorded:
-        """``recorded``, at the beginning of a run: what this one adds counts more."""
+        """Return ``recorded`` for the beginning of a run; the units of this run take precedence."""
         found = await self.recorded()
         self._run = 1 + max((entry.run for entry in (*found.units.values(), *found.older)), default=0)
         self._begun = [info.key async for info in self._storage.list(f"{self._prefix}{_BEGUN}")]
         return found
 
     async def announce(self, announced: Announced) -> None:
-        """Write down what this run is about to write, before it does."""
+        """Record what this run is about to write, before it does."""
         if announced:
             self._announced = f"{self._prefix}{_BEGUN}{uuid4().hex}.jsonl"
             await self._write_lines(self._announced, announced.lines())
 
     async def end_run(self) -> None:
-        """All that this run has written is recorded: it need not be announced any more."""
+        """Remove the announcements of this run: everything that it has written is recorded."""
         if self._announced is not None:
             await self._storage.delete(self._announced, UNCONDITIONAL)
             self._announced = None
@@ -242,11 +242,11 @@ class Record:
 
     @property
     def is_due(self) -> bool:
-        """Return whether enough has come together to be written down."""
+        """True where enough has been added to be written."""
         return len(self._new) >= _UNITS_A_SEGMENT or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:
-        """Write down what was added."""
+        """Write the units that were added."""
         self._flushed = self._clock()
         if self._new:
             await self._write(self._new)
@@ -254,8 +254,8 @@ class Record:
             self._new = []
 
     async def merge(self, only: set[UnitName] | None = None) -> None:
-        """Make one object of all that this driver has written; of everything that is recorded, and is in ``only``, where that is given.
-        With that, nothing is left to be forgotten: what other runs had announced, and did not do, goes too.
+        """Merge everything that this driver has written into one object. With ``only``, merge the whole record instead, and keep just
+        those units: older results, and announcements of other runs that were not carried out, are removed too.
         """
         old = list(self._mine)
         if only is None:
@@ -276,7 +276,7 @@ class Record:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     async def note_failed(self, part: Part, failed: Sequence[FailedUnit]) -> None:
-        """Note what this run of a part could not do, in place of the notes of the run before."""
+        """Record what this run of a part could not do, instead of the failures of the run before."""
         key = f"{self._prefix}{_FAILED}{part.number}-of-{part.of}.jsonl"
         if not failed:
             await self._storage.delete(key, UNCONDITIONAL)
@@ -284,7 +284,7 @@ class Record:
         await self._write_lines(key, [json.dumps([unit.path, unit.name, unit.error]) for unit in failed])
 
     async def failed(self) -> set[UnitName]:
-        """Return what the last runs could not do."""
+        """Return the units that the last runs could not do."""
         names: set[UnitName] = set()
         for key, line in await self._lines(_FAILED):
             try:

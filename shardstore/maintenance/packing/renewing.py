@@ -1,7 +1,7 @@
-"""A target that is renewed: how its arrays are sharded already, and what has to go before anything new is written.
+"""Renew a target: find how its arrays are already sharded, and what has to be removed before anything new is written.
 
-Readers may have it open, so what ``"auto"`` decides must not change. Where an array's chunks mean something else than before, its document
-goes first: no reader finds new chunks under an old document, whenever the run is killed.
+Readers may have it open, so what ``"auto"`` decides must not change. Where the meaning of an array's chunks changes, its document is
+removed first: no reader finds new chunks under an old document, whenever the run is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardstore.storage.base import Failed, Found, Read, Storage
 
 
 async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptShards:
-    """Return the chunks per shard of those arrays of the source that the target has with the same chunk shape.
+    """Return the chunks per shard of those source arrays that the target has with the same chunk shape.
 
     Raises:
         StorageError: a request failed.
@@ -52,8 +52,8 @@ async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptSha
 async def before_writing(
     storage: Storage, target: TargetNodes, planned: PlannedKeys, candidates: Candidates, recorded: Recorded, written: Collection[str]
 ) -> Leaving:
-    """Return what has to go before anything is written: objects where a directory will be, or under one, and documents under which
-    chunks of the arrays ``written`` would be misread.
+    """Return what has to be removed before anything is written: objects where a directory will be, or under one, and documents that would
+    misread chunks of the arrays ``written``.
 
     Raises:
         StorageError: a request failed.

@@ -1,4 +1,4 @@
-"""The report of a run, or of a dry run."""
+"""Reports of a run, or of a run that was only planned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from shardstore.maintenance.packing.translation import Mode
 
 @dataclass(frozen=True, slots=True)
 class ArrayReport:
-    """One array. Objects and bytes are those that hold chunks; ``after`` of objects that are not written yet is an estimate."""
+    """The report on one array. Objects and bytes are those that hold chunks; ``after`` is an estimate for objects that are not written
+    yet.
+    """
 
     path: str
     chunk_shape: tuple[int, ...]
@@ -23,13 +25,13 @@ class ArrayReport:
     nbytes_before: int
     nbytes_after: int
     outside: int
-    """Objects outside of the array's grid, which no reader sees: left out."""
+    """The number of objects outside of the array's grid, which no reader sees: they are left out."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedUnit:
-    """A unit that could not be done, and why. ``path`` is ``None`` for objects that are no array's."""
+    """A unit that could not be done, and the reason. ``path`` is ``None`` for objects that belong to no array."""
 
     path: str | None
     name: str
@@ -42,27 +44,27 @@ class FailedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """About how many requests a run takes that begins from nothing; lists are of pages of 1,000."""
+    """An estimate of the requests of a run that begins from nothing; lists are of pages of 1,000."""
 
     lists: int
     gets: int
     puts: int
 
     def price(self, per_thousand: Mapping[str, float]) -> float:
-        """At list prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``; what is not named costs nothing."""
+        """Return the price at list prices for 1,000 requests, by ``"list"``, ``"get"`` and ``"put"``; a missing name costs nothing."""
         counts = {"list": self.lists, "get": self.gets, "put": self.puts}
         return sum(per_thousand.get(name, 0.0) * number / 1000 for name, number in counts.items())
 
 
 @dataclass(frozen=True)
 class PackReport:
-    """One run of ``pack``, ``reshard`` or ``unpack``."""
+    """The report on one run of ``pack``, ``reshard`` or ``unpack``."""
 
     mode: Mode
     source: str
     target: str
     record: str
-    """The place of the record; the same call goes on from there. Safe to remove when nothing is to be packed again."""
+    """The place of the record; the same call continues from there. It may be removed when nothing is to be packed again."""
     part: str
     dry_run: bool
     arrays: tuple[ArrayReport, ...]
@@ -73,23 +75,23 @@ class PackReport:
     nbytes_before: int
     nbytes_after: int
     units: int
-    """The units of all parts together."""
+    """The number of units of all parts together."""
     done: int
-    """Units that this run has done."""
+    """The number of units that this run has done."""
     skipped: int
-    """That had been done before, from the same versions of the same objects."""
+    """The number of units that had been done before, from the same versions of the same objects."""
     written_nbytes: int
     chunks: int
-    """That this run has moved."""
+    """The number of chunks that this run has moved."""
     chunk_nbytes: int
     failed: tuple[FailedUnit, ...]
     complete: bool
-    """True where everything is there, documents included: only then can the target be opened."""
+    """True where everything is at the target, including documents: only then can it be opened."""
     missing: int
-    """Units that are still to be done, by other parts or because they failed."""
+    """The number of units that are still to be done, by other parts or because they failed."""
     requests: Requests
     unversioned: tuple[str | None, ...] = ()
-    """Arrays, by path, and ``None`` for other objects, of which the source tells no versions: each run does their units again."""
+    """Arrays, by path, and ``None`` for other objects, whose source has no versions: each run does their units again."""
     price: float | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -99,7 +101,7 @@ class PackReport:
         return f"<PackReport of {self.mode} {self.source!r} to {self.target!r}: {state}, {counts}>"
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; ``failed`` can be fed back."""
+        """Return the report for programs; ``failed`` can be used as input again."""
         return asdict(self)
 
 
@@ -108,9 +110,9 @@ class Progress:
     """The progress of a run."""
 
     phase: str
-    """``"listing"``, ``"checking"``, ``"packing"`` or ``"finishing"``."""
+    """The phase: ``"listing"``, ``"checking"``, ``"packing"`` or ``"finishing"``."""
     objects: int = 0
-    """That have been listed, or of the source that are done."""
+    """The number of objects that have been listed, or of source objects that are done."""
     total_objects: int | None = None
     nbytes: int = 0
     total_nbytes: int | None = None

@@ -1,7 +1,8 @@
-"""Compare the bytes that a run has to write with the room in the target's file system, before anything is written.
+"""Compare the room that a run needs with the room in the target's file system, before anything is written.
 
-Chunks are moved as they are, so what they need is known. It is nearly exact: files fill up their last blocks, directories and the record
-are not counted, and the dead bytes of a sharded source count as chunks. A file system that compresses or shares blocks needs less.
+Chunks are moved unchanged, so their need is known. It is nearly exact: the last blocks of files are estimated, directories and the
+record are not counted, and the dead bytes of a sharded source count as chunks. A file system that compresses or shares blocks needs
+less.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes and files."""
+    """The bytes and files that are needed."""
 
     nbytes: int
     files: int
 
     def on(self, room: Room) -> int:
-        """Bytes with what each file leaves unused of its last block, half of it on average."""
+        """Return the bytes, with the unused part of each file's last block, half of it on average."""
         return self.nbytes + self.files * (room.block_nbytes - 1) // 2
 
 
@@ -45,7 +46,7 @@ def needed(
     is_left: Callable[[UnitName], bool],
     finished: Mapping[UnitName, Finished],
 ) -> Need:
-    """Return what those units need for which ``is_left`` is true, beyond what is ``finished`` of an earlier run and will be replaced."""
+    """Return the need of the units for which ``is_left`` is true, beyond ``finished`` objects of an earlier run that will be replaced."""
     nbytes = sum(map(len, documents))
     files = len(documents)
     is_any_left = not finished
@@ -71,7 +72,7 @@ def needed(
 
 
 def _nbytes(units: ArrayUnits, left: npt.NDArray[np.bool_]) -> int:
-    """Bytes of the chunks of some units, and of the indices and checksums that the target adds."""
+    """Return the bytes of the chunks of some units, and of the indices and checksums that the target adds."""
     job, counts, sizes = units.job, units.counts(), units.sizes()
     source, target = job.source_layout.index_format, job.target_layout.index_format
     rows, nbytes = int(counts[left].sum()), int(sizes[left].sum())
@@ -87,16 +88,16 @@ def _nbytes(units: ArrayUnits, left: npt.NDArray[np.bool_]) -> int:
 
 
 def room_of(storage: Storage) -> Room | None:
-    """Return the room that a local directory has; ``None`` of other storages, which do not tell."""
+    """Return the room of a local directory; ``None`` for other storages, which do not show it."""
     storage = innermost(storage)
     return room_at(storage.root) if isinstance(storage, LocalStorage) else None
 
 
 def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:
-    """Compare. ``old_nbytes`` are to be overwritten: they go when the new is whole beside them, so they give no room.
+    """Compare need and room. ``old_nbytes`` are to be overwritten: they go only when the new hierarchy is complete, so they give no room.
 
     Raises:
-        NoSpace: it does not fit.
+        NoSpace: the need is larger than the room.
     """
     nbytes, free = need.on(room), room.nbytes
     old = f"What is there, {shown(old_nbytes)}, stays until all else is written: erase it first, " if old_nbytes else "Make room, "
@@ -111,7 +112,7 @@ def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:
 
 
 def shown(nbytes: float) -> str:
-    """``1.5 GiB``."""
+    """Return a size as text, such as ``1.5 GiB``."""
     for unit in _UNITS[:-1]:
         if nbytes < 1023.95:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"

@@ -5,8 +5,9 @@
     list the source ─► translate (or refuse, before anything is written) ─► units ─► what is done already?
         ─► carry out the rest ─► record ─► all units of all parts done? ─► documents, the topmost last: now it can be opened
 
-Until the documents are there, the target is no hierarchy. A driver that is killed leaves whole shards and a record of them. Running again
-lists the source anew, and does what is not recorded, or was made from other versions of the source's objects, or is not what was recorded.
+Until the documents are there, the target is no hierarchy. A driver that is killed leaves whole shards and a record of them. The next
+run lists the source anew, and does the units that are not recorded, were made from other versions of the source's objects, or differ
+from the record.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ AnyUnit = Unit | OthersUnit
 
 
 class _Full(Exception):
-    """Ends the carrying out: whatever else is written will not fit either."""
+    """The target is full: ends the run, since no other write will fit either."""
 
 
 class PackingRun:
@@ -148,12 +149,12 @@ class PackingRun:
             )
 
     def _unversioned(self) -> tuple[str | None, ...]:
-        """Arrays, and ``None`` for other objects, that are made from something without a version."""
+        """Return the arrays, and ``None`` for other objects, that have a source object without a version."""
         arrays = (units.job.path for units in self._arrays if not units.is_versioned)
         return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
 
     def _note_ome(self) -> None:
-        """Rewrite the metadata of OME-Zarr 0.4, or point them out; of another hierarchy than final Zarr v3 they are nobody's business."""
+        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored where the target is not final Zarr v3."""
         found = ome_nodes(self._target)
         if self._wanted.ome:
             self._target = with_ome_05(self._target, found)
@@ -176,7 +177,7 @@ class PackingRun:
             yield OthersUnit(job, number, tuple(held))
 
     def _included_others(self) -> Iterator[OtherObject]:
-        """Return what is no chunk goes with the node that it lies in."""
+        """Yield the other objects that are included: each goes with the node that it lies in."""
         left_out = {path for path in (*self._nodes.arrays, *self._nodes.passed, *self._nodes.groups) if not self._is_kept(path)}
         for found in self._nodes.others:
             path = found.key
@@ -204,11 +205,11 @@ class PackingRun:
     # -- doing it ------------------------------------------------------------------------------------------------------
 
     def carry_out(self, *, overwrite: bool, check_space: bool) -> None:
-        """Do what has not been done, and make the result visible when everything is. A target that is full ends the run.
+        """Do all remaining units, and make the result visible when everything is done. A full target ends the run.
 
         Raises:
-            Conflict: there is something else at the target, or another run with other settings.
-            NoSpace: with ``check_space``, what is to be written does not fit; nothing was.
+            Conflict: the target holds something else, or another run with other settings.
+            NoSpace: with ``check_space``, the target has too little room; nothing was written.
         """
         record, storage = self._places.record, self._places.target.storage
         old = Overwritten()
@@ -261,7 +262,7 @@ class PackingRun:
             run_sync(record.end_run())
 
     async def _begin(self) -> None:
-        """See to it that the target is free, or an earlier run of the same has made what is there."""
+        """Check that the target is free, or holds only the results of an earlier run of the same, and begin."""
         if not await self._look_at_target() and not await self._places.record.begin(self._settings()):
             self._check_settings(await self._places.record.settings())
 
@@ -269,7 +270,7 @@ class PackingRun:
         """Return whether an earlier run of the same has begun; writes nothing.
 
         Raises:
-            Conflict: there is something else at the target, or another run with other settings.
+            Conflict: the target holds something else, or another run with other settings.
         """
         record = self._places.record
         earlier = await record.settings()
@@ -323,11 +324,11 @@ class PackingRun:
         return is_mine and (self._only is None or name_of(unit) in self._only)
 
     def _left(self) -> Iterator[AnyUnit]:
-        """The units of this part that are not done; made as they are needed."""
+        """Yield the units of this part that are not done; each is made when it is needed."""
         return (unit for unit in self._units() if self._is_mine(unit) and name_of(unit) not in self._intact)
 
     def _to_do(self) -> Iterator[AnyUnit]:
-        """Like ``_left``; the others are counted."""
+        """Yield the units as ``_left`` does, and count the others."""
         for unit in filter(self._is_mine, self._units()):
             if name_of(unit) in self._intact:
                 self._skipped += 1
@@ -336,7 +337,9 @@ class PackingRun:
                 yield unit
 
     def _is_missing(self, unit: AnyUnit, earlier: Recorded, recorded: Recorded) -> bool:
-        """Return whether the unit is still to be done: neither intact at the beginning, nor done since, by this part or another."""
+        """Return whether the unit is still to be done: it was not intact at the beginning, and has not been done since, by this part or
+        another.
+        """
         name = name_of(unit)
         entry = recorded.units.get(name)
         if entry is None or entry.fingerprint != unit.fingerprint:
@@ -344,14 +347,14 @@ class PackingRun:
         return name not in self._intact and entry == earlier.units.get(name)
 
     async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Raise ``Conflict`` where somebody else's objects would be replaced; another part may have announced some meanwhile."""
+        """Raise ``Conflict`` where foreign objects would be replaced; another part may have announced some meanwhile."""
         planned, as_draft = self._planned_keys(), self._wanted.as_draft
         if foreign(there.unknown, planned, earlier, as_draft=as_draft):
             now = await self._places.record.recorded()
             check_foreign(foreign(there.unknown, planned, now, as_draft=as_draft), self._places.shown_target)
 
     def _arrays_of(self, unit: AnyUnit) -> Iterator[str]:
-        """The paths of arrays whose chunks a unit writes."""
+        """Yield the paths of arrays whose chunks a unit writes."""
         if isinstance(unit, Unit):
             yield unit.path
         elif self._target.passed:
@@ -361,7 +364,7 @@ class PackingRun:
         return PlannedKeys(self._target, (found.key for found in self._found_others))
 
     async def _clear_the_way(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Remove what would misread new chunks, or lies where a directory will be, before anything is written."""
+        """Remove, before anything is written, documents that would misread new chunks, and objects where a directory will be."""
         if not earlier:
             return
         storage = self._places.target.storage
@@ -372,14 +375,14 @@ class PackingRun:
         await remove(storage, leaving)
 
     def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
-        """Return what this run has yet to write."""
+        """Return what this run still has to write."""
 
         left = {name_of(unit) for unit in self._left()}
         documents = [dumps(document) for document in self._target.documents.values()]
         return needed(self._arrays, self._others, documents, left.__contains__, finished)
 
     def _write_down(self, recording: Coroutine[object, object, None]) -> None:
-        """Into the record, if there is room: what is not written down there is done again."""
+        """Write the added units into the record, if there is room: units that are not recorded are done again."""
         try:
             run_sync(recording)
         except ShardStoreError as exc:
@@ -423,7 +426,7 @@ class PackingRun:
         return self._done_objects, self._totals[0], self._done_nbytes, self._totals[1], len(self._failed)
 
     def _sums(self) -> tuple[int, int]:
-        """Objects and bytes of the source that this part is about."""
+        """Return the number of objects and bytes of the source for this part."""
         part = self._execution.part
         objects = nbytes = 0
         for units in self._arrays:
@@ -438,7 +441,7 @@ class PackingRun:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, recorded: Recorded, unknown: Iterable[str], old: Overwritten) -> None:
-        """The documents, the deepest first; then what runs have made of things that are gone goes too."""
+        """Write the documents, the deepest first, then remove what runs have made for things that are gone."""
         storage, record = self._places.target.storage, self._places.record
         leaving = await look_at(storage, self._superseded(recorded, unknown), recorded, self._target.arrays)
         leaving.check(self._places.shown_target)
@@ -459,7 +462,7 @@ class PackingRun:
 
     @property
     def _documents(self) -> dict[str, JsonObject]:
-        """By key."""
+        """The documents by key."""
         return {metadata_key(path): document for path, document in self._target.documents.items()}
 
     def _planned_names(self) -> set[UnitName]:
@@ -467,7 +470,7 @@ class PackingRun:
         return names | {(None, unit.name) for unit in self._others}
 
     def report(self, *, dry_run: bool, prices: Mapping[str, float] | None) -> PackReport:
-        """Return what has come of it, or would."""
+        """Return the report of the run, done or planned."""
         arrays = tuple(self._array_report(units) for units in self._arrays)
         passed = tuple(ArrayReport(path, (), None, 0, 0, 0, 0, 0, 0, reason) for path, reason in self._target.reasons.items())
         others = sum(len(unit.objects) for unit in self._others)
@@ -532,7 +535,7 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raises ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
+        """Raise ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
         if self._full is not None:
             raise Incomplete(
                 f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "

@@ -1,4 +1,4 @@
-"""Chunks of the source, in the order in which they are wanted, through bounded memory.
+"""Streams of the source's chunks, in the wanted order, through bounded memory.
 
 ::
 
@@ -6,8 +6,8 @@
                            fetched       fetched  …       several at once, each of one round of requests
                               └──────► reorder ◄──┘       handed on in order; what waits for its turn holds its memory
 
-Memory is granted in the order in which it is asked for, and each stream asks for its windows in their order; so the first window
-that a stream waits for always has what it needs.
+Memory is granted in the order in which it is asked for, and each stream asks for its windows in their order; so the first window that a
+stream waits for always has the memory that it needs.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _LOCAL_WINDOW_BYTES = 512 << 10
 
 
 class SourceChanged(ShardStoreError):
-    """An object of the source is not what the listing said: running again lists anew, and does over what it concerns."""
+    """An object of the source differs from the listing: the next run lists anew, and repeats the units that it concerns."""
 
 
 class SourceObject(NamedTuple):
-    """An object to read from. ``version`` is ``version_digest`` of the listing, 0 where it told none."""
+    """An object to read from. ``version`` is ``version_digest`` of the listing, 0 where it gave none."""
 
     key: str
     nbytes: int
     version: int
     generation: Generation | None = None
-    """The version that its index was read from, if it was."""
+    """The version that its index was read from, if it was read."""
 
 
 _STRIDE = 2**44  # longer than an object
@@ -58,7 +58,7 @@ _MOST_OBJECTS = 2**18
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """Chunks in the order in which they are wanted: the bytes ``[start, start + nbytes)`` of ``objects[of_object]``, ``(n,)`` each."""
+    """Chunks in the wanted order: the bytes ``[start, start + nbytes)`` of ``objects[of_object]``, ``(n,)`` each."""
 
     objects: Sequence[SourceObject]
     of_object: npt.NDArray[np.int64]
@@ -69,7 +69,9 @@ class Chunks:
         return len(self.nbytes)
 
     def without_shared(self) -> tuple[Chunks, npt.NDArray[np.int64]]:
-        """Return what has to be moved of these chunks, bytes that several of them share once, and where each begins in that, ``(n,)``."""
+        """Return the bytes of these chunks that have to be moved, with shared bytes only once, and where each chunk begins in them,
+        ``(n,)``.
+        """
         if len(self.objects) > _MOST_OBJECTS or any(found.nbytes >= _STRIDE for found in self.objects):
             pieces = None
         else:  # the bytes of all objects are numbered together
@@ -84,7 +86,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The chunks ``[first, last)``; of a single one that is too long for a window the bytes ``[begin, end)``."""
+    """The chunks ``[first, last)``; for a single one that is too long for a window, its bytes ``[begin, end)``."""
 
     first: int
     last: int
@@ -95,7 +97,7 @@ class Window:
 
 
 def windows(chunks: Chunks, window_bytes: int) -> Iterator[Window]:
-    """Cut chunks into windows of at most ``window_bytes``, in order; a chunk that is longer into several."""
+    """Yield windows of at most ``window_bytes``, in order; a longer chunk is cut into several."""
     first = held = 0
     for i, nbytes in enumerate(chunks.nbytes.tolist()):
         if i > first and (held + nbytes > window_bytes or i - first >= _CHUNKS_A_WINDOW):
@@ -119,14 +121,14 @@ class Fetch:
     window: Window
     reads: tuple[Read, ...]
     numbers: tuple[int, ...]
-    """The number of the source's object that each read is of."""
+    """The number of the source's object of each read."""
     coalesced: tuple[CoalescedReads, ...]
     """The coalesced ranges of each read, unless it is of a whole object."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetching:
-    """Plans reads of ``chunks``, and cuts the chunks out of the answers."""
+    """The reads for ``chunks``, and their results."""
 
     chunks: Chunks
     limits: ReadLimits
@@ -151,11 +153,11 @@ class Fetching:
         return Fetch(window, reads, tuple(plans), tuple(plans.values()))
 
     def buffers(self, fetch: Fetch, outcomes: Sequence[ReadOutcome]) -> list[memoryview]:
-        """The bytes of the window's chunks, in order.
+        """Return the bytes of the window's chunks, in order.
 
         Raises:
             SourceChanged: an object is not the version that was listed.
-            Corruption: it gave fewer bytes than it has.
+            Corruption: a read gave fewer bytes than the object has.
             StorageError: a read failed.
         """
         found = [checked(self.chunks.objects[number], outcome, self.url) for number, outcome in zip(fetch.numbers, outcomes, strict=True)]
@@ -184,7 +186,7 @@ class ChunkStream:
         self._run = run
 
     async def __aiter__(self) -> AsyncIterator[tuple[Window, list[memoryview]]]:
-        """Each window with the bytes of its chunks; they are released when the next one is asked for."""
+        """Yield each window with the bytes of its chunks; they are released when the next one is asked for."""
         waiting: deque[asyncio.Task[tuple[Window, list[memoryview], AsyncExitStack]]] = deque()
         cut = windows(self._fetching.chunks, self._window_bytes)
         try:
@@ -215,7 +217,7 @@ class ChunkStream:
 
 
 def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, run: str) -> Iterator[tuple[Window, list[memoryview]]]:
-    """Like ``ChunkStream``, of files, in the calling thread and one window after the other."""
+    """Yield as ``ChunkStream`` does, from files, in the calling thread and one window after the other."""
     for window in windows(fetching.chunks, min(window_bytes, _LOCAL_WINDOW_BYTES)):
         check_running(run)
         fetch = fetching.fetch(window)
@@ -223,10 +225,10 @@ def stream_here(storage: LocalStorage, fetching: Fetching, window_bytes: int, ru
 
 
 def checked(source: SourceObject, outcome: ReadOutcome, url: str) -> Found:
-    """Return what was read, if it is of the version that was listed.
+    """Return what was read, if it has the version that was listed.
 
     Raises:
-        SourceChanged: it is not, or the object is gone.
+        SourceChanged: it has another version, or the object is gone.
         StorageError: the read failed.
     """
     if isinstance(outcome, Failed):

@@ -1,7 +1,7 @@
-"""The documents of the target, from those of the source: exact, or refused with the reason.
+"""Translate the source's documents to those of the target: exactly, or refused with the reason.
 
-Everything that says what a chunk's bytes mean is carried over; what changes is how chunks are put into objects, and, where that was asked
-for, the checksum behind each chunk. Attributes, dimension names, fill values and unknown members stay as they are.
+Everything that defines the meaning of a chunk's bytes is carried over. The grouping of chunks into objects changes, and, where that was
+asked for, the checksum behind each chunk. Attributes, dimension names, fill values and unknown members stay as they are.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _CHECKSUM = {"name": "crc32c"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wanted properties of the target."""
+    """The wanted form of the target."""
 
     mode: Mode = "pack"
-    """``"reshard"`` leaves arrays alone that are not sharded; ``"unpack"`` makes every chunk an object."""
+    """The mode: ``"reshard"`` leaves unsharded arrays alone; ``"unpack"`` makes every chunk an object."""
     policy: ShardingPolicy = "auto"
-    """One tuple is for the arrays of as many dimensions; the others are decided by ``"auto"``."""
+    """The sharding. One tuple is for the arrays with that number of dimensions; ``"auto"`` decides for the others."""
     as_draft: bool = False
-    """A hierarchy of the 2022 draft, sharded by its storage transformer."""
+    """True for a hierarchy of the 2022 draft, sharded by its storage transformer."""
     index_location: IndexLocation = "end"
     index_checksum: bool = True
     chunk_checksums: bool = False
-    """Append the codec ``crc32c`` to the codecs of every array that has it not as its last one."""
+    """Append the codec ``crc32c`` to the codecs of every array whose last codec is another one."""
     ome: bool = False
     """Rewrite the metadata of OME-Zarr 0.4 to 0.5."""
     include: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Wanted:
         return (not self.include or _matches(path, self.include)) and not self.excludes(path)
 
     def excludes(self, key: str) -> bool:
-        """Return whether the node or object at ``key`` is left out, by its own name or that of a node above it."""
+        """Return whether the node or object at ``key`` is left out, because of its own name or that of a node above it."""
         return _matches(key, self.exclude)
 
 
@@ -89,7 +89,7 @@ class TargetArray:
     document: JsonObject
     layout: ObjectLayout
     adds_checksums: bool
-    """Four bytes behind each chunk."""
+    """True where four bytes are added behind each chunk."""
 
     @property
     def path(self) -> str:
@@ -103,9 +103,9 @@ class TargetNodes:
     arrays: dict[str, TargetArray] = field(default_factory=dict)
     groups: dict[str, JsonObject] = field(default_factory=dict)
     passed: dict[str, JsonObject] = field(default_factory=dict)
-    """Arrays that go over as they are stored, all their objects unchanged."""
+    """Arrays that are copied as they are stored, with all their objects unchanged."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Why, by path."""
+    """The reasons why they are copied unchanged, by path."""
     refused: dict[str, str] = field(default_factory=dict)
     """Nodes that cannot be expressed, with the reason: see ``raise_refused``."""
 
@@ -115,11 +115,11 @@ class TargetNodes:
 
 
 KeptShards = Mapping[str, tuple[int, ...] | None]
-"""Chunks per shard, by path, of arrays that the target has already; ``None`` of one that is not sharded."""
+"""Chunks per shard, by path, of arrays that the target already has; ``None`` for one that is not sharded."""
 
 
 def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None) -> TargetNodes:
-    """Return what every included node becomes. For arrays in ``kept``, ``"auto"`` means what they have.
+    """Return the document that every included node becomes. For arrays in ``kept``, ``"auto"`` means what they have.
 
     Raises:
         Unsupported: the consolidated metadata of a group cannot be expressed.
@@ -154,7 +154,7 @@ def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None
 
 
 def raise_refused(refused: Mapping[str, str]) -> None:
-    """Raise ``Unsupported`` where there are any: all nodes and objects that cannot be expressed, with their reasons."""
+    """Raise ``Unsupported`` where some nodes or objects cannot be expressed; the message names all with their reasons."""
     if refused:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
         count = "1 node or object" if len(refused) == 1 else f"{len(refused)} nodes or objects"
@@ -164,7 +164,7 @@ def raise_refused(refused: Mapping[str, str]) -> None:
 
 
 def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
-    """Raises ``InvalidInput`` where one tuple was given for the chunks per shard, and fits no array."""
+    """Raise ``InvalidInput`` where one tuple was given for the chunks per shard, and fits no array."""
     ranks = sorted({array.source.layout.ndim for array in target.arrays.values()})
     if isinstance(wanted.policy, tuple) and ranks and len(wanted.policy) not in ranks:
         raise InvalidInput(
@@ -212,7 +212,7 @@ def _with_checksums(document: JsonObject, wanted: Wanted) -> tuple[JsonObject, b
 
 
 def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None:
-    """Those that are included, and those above nodes that are."""
+    """Add the groups that are included, and those above included nodes."""
     needed: set[str] = set()
     for path in (*target.arrays, *target.passed, *(path for path in nodes.groups if wanted.includes(path))):
         needed.add(path)
@@ -232,7 +232,7 @@ def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None
 
 
 def _of_nodes(zmetadata: JsonObject, path: str, needed: set[str]) -> JsonObject:
-    """``.zmetadata`` of the group at ``path`` without what it says of nodes that are left out."""
+    """Return ``.zmetadata`` of the group at ``path`` without the parts for nodes that are left out."""
     inside = zmetadata.get("metadata")
     if not isinstance(inside, dict):
         return zmetadata
@@ -249,7 +249,7 @@ def _below(nodes: SourceNodes, path: str) -> Mapping[str, JsonObject]:
 
 
 def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wanted: Wanted) -> JsonObject:
-    """The group's document with what it repeats of nodes below translated as these are; of nodes that are left out nothing."""
+    """Return the group's document with translated copies of the documents that it repeats; left-out nodes are not repeated."""
     consolidated = document.get("consolidated_metadata")
     inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     if not isinstance(consolidated, dict) or not isinstance(inside, dict):
@@ -268,7 +268,7 @@ def _with_consolidated(path: str, document: JsonObject, target: TargetNodes, wan
 
 
 def _repeated(child: JsonObject, array: TargetArray, wanted: Wanted) -> JsonObject:
-    """A copy of an array's document, which may be out of date, in the same new form."""
+    """Return a repeated document of an array, which may be stale, in the same new form."""
     presented, _ = _with_checksums(present_array(child), wanted)
     if array.layout.index_format is None or not isinstance(parse_layout(presented), str):
         return presented

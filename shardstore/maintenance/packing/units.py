@@ -1,8 +1,8 @@
-"""Units of work: a *unit* makes one shard of the target, or a group of its chunks that are objects each.
+"""Units of work: a *unit* makes one shard of the target, or a group of its chunks that are one object each.
 
-A unit knows by numbers from which objects of the source it is made. Numbers mean other places when an array is resized, so nothing is
-remembered by them: a unit is *named* by the key of its shard, or that of its first chunk and the shape of the group, ``c/0/16*4x16``.
-It is recognised again by its *fingerprint*: of that, of the layouts, and of the position, size and version of each of its objects.
+A unit refers to its source objects by numbers. Numbers mean other places when an array is resized, so nothing is recorded by them: a
+unit's *name* is the key of its shard, or the key of its first chunk with the shape of the group, ``c/0/16*4x16``. It is recognised
+again by its *fingerprint*: made of the name, the layouts, and the position, size and version of each of its objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNKS_A_GROUP = 256  # of a unit whose chunks become objects each, where they 
 
 @dataclass(frozen=True)
 class ArrayJob:
-    """The facts that the units of one array have in common; they travel with each of them, so there are no attributes in it."""
+    """The common facts of one array's units; they travel with each unit, so they include no attributes."""
 
     run: str
     source: Place
@@ -42,7 +42,7 @@ class ArrayJob:
 
     @cached_property
     def unit_chunks(self) -> tuple[int, ...]:
-        """Return how many chunks a unit has along each dimension."""
+        """The number of chunks of a unit along each dimension."""
         if self.target_layout.index_format is not None:
             return self.target_layout.chunks_per_object
         if self.source_layout.index_format is not None:
@@ -55,18 +55,18 @@ class ArrayJob:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of everything that decides the units' bytes, beside the source's objects and the array's extent."""
+        """Return the digest of everything that decides what the units' bytes are, except the source's objects and the array's extent."""
         layouts = [(layout.key_encoding, layout.index_format) for layout in (self.source_layout, self.target_layout)]
         said = (self.path, layouts, self.unit_chunks, self.adds_checksums, self.order)
         return hashlib.blake2b(repr(said).encode(errors="surrogatepass"), digest_size=16).digest()
 
     @property
     def group(self) -> tuple[int, ...]:
-        """Return how many objects of the target a unit makes along each dimension, at most."""
+        """The most objects of the target that a unit makes along each dimension."""
         return self.unit_chunks if self.target_layout.index_format is None else (1,) * self.target_layout.ndim
 
     def names(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return what the units ``numbers`` are called: the same for the same keys, whatever extent the array has."""
+        """Return the names of the units ``numbers``: the same for the same keys, whatever the array's extent."""
         if self.target_layout.index_format is not None:
             return self.target_layout.keys(numbers)
         shape = "*" + "x".join(map(str, self.unit_chunks))
@@ -83,7 +83,7 @@ class ArrayJob:
 
 
 def _group(chunk_grid: tuple[int, ...]) -> tuple[int, ...]:
-    """Blocks of at most ``_CHUNKS_A_GROUP`` chunks, as long as can be along the last dimensions."""
+    """Return the shape of a group: a block of at most ``_CHUNKS_A_GROUP`` chunks, as long as possible along the last dimensions."""
     counts: list[int] = []
     left = _CHUNKS_A_GROUP
     for n in reversed(chunk_grid):
@@ -107,7 +107,7 @@ class Unit:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for units that are made from the same versions of the same objects into the same; see ``is_versioned``."""
+        """A text that is equal for units made from the same versions of the same objects with the same result; see ``is_versioned``."""
         job, layout = self.job, self.job.source_layout
         digest = hashlib.blake2b(job.digest, digest_size=16)
         digest.update(self.name.encode(errors="surrogatepass"))
@@ -120,12 +120,12 @@ class Unit:
 
     @property
     def is_versioned(self) -> bool:
-        """Return whether each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
+        """True where each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
         return bool(self.rows["version"].all())
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the source's objects; one that several units need counts for each."""
+        """Bytes of the source's objects; one that is needed for several units counts for each."""
         return int(self.rows["nbytes"].sum())
 
     def __str__(self) -> str:
@@ -133,12 +133,12 @@ class Unit:
 
 
 class ArrayUnits:
-    """All units of one array, in ascending order; made as they are asked for."""
+    """All units of one array, in ascending order; each is made when it is asked for."""
 
     def __init__(self, job: ArrayJob, rows: Rows) -> None:
         self.job = job
         self.distinct_nbytes = int(rows["nbytes"].sum())
-        """The bytes of the source's objects, each object counted once."""
+        """Bytes of the source's objects, each counted once."""
         self._rows, self._of_unit = _by_unit(job, rows)
         self.numbers, starts = np.unique(self._of_unit, return_index=True)
         self._bounds = np.append(starts, len(self._of_unit))
@@ -152,21 +152,21 @@ class ArrayUnits:
 
     @property
     def is_versioned(self) -> bool:
-        """Return whether all their objects have versions."""
+        """True where all their objects have versions."""
         return bool(self._rows["version"].all())
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """``(units,)``: from how many objects of the source each is made."""
+        """Return ``(units,)``: the number of source objects of each unit."""
         return np.diff(self._bounds)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """``(units,)``: bytes of these objects."""
+        """Return ``(units,)``: the bytes of these objects."""
         sums = np.append(0, np.cumsum(self._rows["nbytes"]))
         return np.asarray(sums[self._bounds[1:]] - sums[self._bounds[:-1]], dtype=np.int64)
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the units, in their order."""
+        """Return the names of the units, in their order."""
         return self.job.names(self.numbers)
 
     def __iter__(self) -> Iterator[Unit]:
@@ -174,12 +174,12 @@ class ArrayUnits:
             yield Unit(self.job, number, name, self._rows[self._bounds[i] : self._bounds[i + 1]])
 
     def of(self, part: Part) -> Iterator[Unit]:
-        """The units of one share."""
+        """Yield the units of one share."""
         return (unit for unit in self if part.has(self.job.path, unit.number))
 
 
 def _by_unit(job: ArrayJob, rows: Rows) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Each object once for every unit that takes chunks from it, sorted by unit; and the units' numbers."""
+    """Return each object once for every unit that takes chunks from it, sorted by unit, and the units' numbers."""
     grid, per_unit, per_object = job.unit_grid, job.unit_chunks, job.source_layout.chunks_per_object
     if not grid:
         return rows, np.zeros(len(rows), dtype=np.int64)

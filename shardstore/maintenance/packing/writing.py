@@ -1,4 +1,4 @@
-"""Doing one unit: from the source's objects to one shard, or to a group of objects that are a chunk each."""
+"""Carry out one unit: from the source's objects to one shard, or to a group of objects that are one chunk each."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class UnitDone:
     """The objects that were written, and their versions."""
     chunks: int
     chunk_nbytes: int
-    """The bytes of the chunks as they were read."""
+    """Bytes of the chunks as they were read."""
     contents: str = ""
-    """``digest_of_contents`` of what was written, where the target does not tell all versions."""
+    """``digest_of_contents`` of the written objects, where the target does not give all versions."""
 
 
 @dataclass(frozen=True)
 class OthersJob:
-    """Objects that are copied as they are."""
+    """A job: objects that are copied unchanged."""
 
     run: str
     source: Place
@@ -68,7 +68,7 @@ class OthersJob:
 
 @dataclass(frozen=True)
 class OthersUnit:
-    """Some of them, in the order of their keys."""
+    """A unit of some of these objects, in the order of their keys."""
 
     job: OthersJob
     number: int
@@ -84,7 +84,7 @@ class OthersUnit:
 
     @property
     def is_versioned(self) -> bool:
-        """Like ``Unit.is_versioned``."""
+        """True where each of its objects has a version, as for ``Unit``."""
         return all(found.version for found in self.objects)
 
     @property
@@ -101,10 +101,10 @@ class OthersUnit:
 
 
 def do_unit(unit: Unit | OthersUnit) -> UnitDone:
-    """Carry out a unit, in whatever thread or process; it is done when this returns, and nothing of a shard is visible before.
+    """Carry out a unit, in any thread or process; it is done when this returns, and no part of a shard is visible before.
 
     Raises:
-        SourceChanged: the source is not what was listed.
+        SourceChanged: the source has changed since it was listed.
         Corruption: an index of the source is damaged.
         StorageError: a request failed.
     """
@@ -131,7 +131,7 @@ def _done(unit: Unit | OthersUnit) -> UnitDone:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """The memory of all units of this process that share a limit: being written, and read for it."""
+    """The memory that all units of this process that share a limit hold: for writing, and for reading."""
 
     writers: MemoryBudget
     windows: MemoryBudget
@@ -167,11 +167,11 @@ class _Shard:
 
     key: str
     before: tuple[bytes, ...]
-    """The bytes before the chunks, as ``after`` has those behind them. The index is one of the two."""
+    """The bytes before the chunks, and ``after`` those after them: one of both is the index."""
     after: tuple[bytes, ...]
     nbytes: int
     moved: Chunks
-    """The chunks in between; where some share bytes, those bytes once."""
+    """The bytes between: the chunks, or their common bytes where some share them."""
 
     @classmethod
     def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
@@ -191,7 +191,7 @@ class _Shard:
 
 
 def _nothing(unit: Unit) -> UnitDone:
-    """An empty shard is not written."""
+    """Return the result of a unit without chunks: no shard is written."""
     return UnitDone(unit.fingerprint, NOTHING, 0, 0)
 
 
@@ -202,7 +202,9 @@ def _made(unit: Unit, names: Sequence[str], sizes: Sequence[int], stored: Sequen
 
 
 def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, target: LocalStorage) -> UnitDone:
-    """In this thread, where source and target are local: to hand each of many small files to another one takes longer than to read it."""
+    """Carry out a unit in this thread, where source and target are local: passing each of many small files to another thread takes longer
+    than reading it.
+    """
     job = unit.job
     objects = _objects_of(unit)
     of_index = job.source_layout.index_format
@@ -225,8 +227,8 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
 
 
 def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorage, target: LocalStorage) -> Generation | None:
-    """The shard as files one behind the other, without a look at their bytes; ``None`` where one is not what was listed, which reading it
-    tells.
+    """Write the shard as files one after the other, without looking at their bytes; return ``None`` where one differs from the listing;
+    reading shows which.
     """
     files = [chunks.objects[number][:3] for number in chunks.of_object.tolist()]  # key, size and version
 
@@ -268,14 +270,14 @@ def _fetching(job: ArrayJob, chunks: Chunks) -> Fetching:
 
 
 async def _pieces(job: ArrayJob, chunks: Chunks, memory: _Memory) -> AsyncIterator[Sequence[BytesLike]]:
-    """The bytes of the chunks, and of their checksums where those are added, a window at a time."""
+    """Yield the bytes of the chunks, and of their checksums where those are added, a window at a time."""
     checksums = _Checksums(job, chunks)
     async for window, buffers in ChunkStream(job.source.storage, _fetching(job, chunks), memory.windows, memory.window_bytes, job.run):
         yield checksums.added(window, buffers)
 
 
 class _Checksums:
-    """Puts the ``crc32c`` of each chunk behind it, where that was asked for; also of those that come in parts."""
+    """A writer of the ``crc32c`` behind each chunk, where that was asked for; also for chunks that come in parts."""
 
     def __init__(self, job: ArrayJob, chunks: Chunks) -> None:
         self._adds = job.adds_checksums
@@ -332,7 +334,7 @@ def _some(chunks: Chunks, which: npt.NDArray[np.intp]) -> Chunks:
 
 
 def _chunk_numbers(job: ArrayJob, number: int, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The numbers of chunks in the grid of the target's objects, of which each is one; ``slots`` are ascending."""
+    """Return the numbers of chunks in the grid of the target's objects, which are one chunk each; ``slots`` are ascending."""
     if not job.unit_grid:
         return np.zeros(len(slots), dtype=np.int64)
     at = np.unravel_index(number, job.unit_grid)
@@ -352,7 +354,9 @@ def _objects_of(unit: Unit) -> list[SourceObject]:
 
 
 def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOutcome]) -> tuple[Chunks, npt.NDArray[np.int64]]:
-    """The chunks of the unit in the order in which they are stored, and their slots; ``indices`` were read where objects are shards."""
+    """Return the chunks of the unit in the order in which they are stored, and their slots; ``indices`` were read where objects are
+    shards.
+    """
     job = unit.job
     if job.source_layout.index_format is None:
         slots = _slots_of_objects(job, unit.rows)
@@ -370,7 +374,7 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
 
 
 def _check_sizes(job: ArrayJob, chunks: Chunks) -> None:
-    """Raises ``Corruption`` where a chunk has not the size that the codecs give every chunk: no reader could decode it."""
+    """Raise ``Corruption`` where a chunk does not have the size that the codecs give every chunk: no reader could decode it."""
     if job.encoded_chunk_nbytes is None:
         return
     wrong = np.flatnonzero(chunks.nbytes != job.encoded_chunk_nbytes)
@@ -420,7 +424,7 @@ def _chunks_of_shards(
 
 
 def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return which slots of a shard of the source hold chunks of this unit that lie in the array's grid, and their slots in the unit."""
+    """Return the slots of a source shard with chunks of this unit that lie in the array's grid, and their slots in the unit."""
     present = np.flatnonzero(index.present())
     if not job.unit_chunks:
         return present, np.zeros(len(present), dtype=np.int64)

@@ -1,7 +1,8 @@
-"""The quarantine, where the bytes of damaged objects are kept before anything takes their place: beside the store, each with a note.
+"""The quarantine: the bytes of damaged objects are kept there, each with a note, before anything replaces them; by default beside the
+store.
 
-``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` what was wrong with it and what was done. The token is made from the
-version of the object, so that it does not matter how often it is put there.
+``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` says what was wrong with it and what was done. The token is made from
+the version of the object, so storing it again does no harm.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of d
 
 
 def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: Mapping[str, Any] | None) -> Storage:
-    """The storage at ``given``, by default the place beside ``target``, which ``storage`` is.
+    """Return the storage at ``given``, by default the place beside ``target``, which ``storage`` is.
 
     Raises:
-        InvalidInput: there is no such place by default, or one lies in the other.
+        InvalidInput: there is no default place, or one of the two lies in the other.
     """
     place = _beside(target) if given is None else given
     is_alike = isinstance(place, str) and isinstance(target, str) and place.partition("://")[0] == target.partition("://")[0]
@@ -58,14 +59,14 @@ def _beside(target: Any) -> Any:
 
 
 class Quarantine:
-    """Keeps objects of one store. On local disks nobody can read them there who cannot read them in the store."""
+    """The kept objects of one store. On local disks nobody can read them there who cannot read them in the store."""
 
     def __init__(self, storage: Storage, store: Storage) -> None:
         self._storage = storage
         self._store = store
 
     async def keep(self, plans: PlanWriter, key: str, generation: Generation, nbytes: int, note: Mapping[str, Any]) -> str:
-        """Store one version of an object, and a note about it, durably; the key under which it is kept.
+        """Store one version of an object, and a note about it, durably; return the key under which it is kept.
 
         Raises:
             ConditionFailed: the object is another version now.

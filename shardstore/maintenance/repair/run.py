@@ -1,9 +1,9 @@
-"""Mending damaged shards: from what can be proved, on condition that they still are what was looked at, their old bytes kept elsewhere.
+"""Repair damaged shards from what can be proved, on condition that they are unchanged, and keep their old bytes elsewhere.
 
-Shards are looked at first, many a task, one request each. Those whose index cannot be right are then mended, one a task: looked at
-again, diagnosed, put in quarantine as they are, and replaced on condition. So a shard that another client has written meanwhile is
-looked at once more, and mostly found to be sound. Metadata is never guessed: what it says is believed, and where it cannot be read,
-nothing below it is touched.
+First all shards are looked at, many per task, by one request each. Then those whose index cannot be right are repaired, one per task:
+looked at again, diagnosed, copied to quarantine, and replaced on condition. So a shard that another client has written meanwhile is
+looked at once more, and mostly found to be sound. Metadata are never guessed: they are trusted, and where they cannot be read, nothing
+below them is touched.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Progress = Callable[[ShardProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A damaged shard, and what was done about it, or would be."""
+    """A damaged shard, and the repair that was done, or would be done."""
 
     path: str
     """The path of the array."""
@@ -58,48 +58,50 @@ class Finding:
     how: str
     """The remedy in words."""
     kept: int
-    """Chunks that the shard holds afterwards."""
+    """The number of chunks that the shard holds after the repair."""
     lost: tuple[str, ...]
-    """Keys of chunks that it held, or may have held, and does not hold afterwards: at most 1,000, as of the other lists."""
+    """Keys of chunks that it held, or may have held, and does not hold after the repair: at most 1,000, as in the other lists."""
     lost_count: int
     reverted: tuple[str, ...]
-    """Keys of chunks that are, or with the remedy ``left`` would be, as an older index of the shard has them, there or not: they may have
-    been written or erased since."""
+    """Keys of chunks that have the state of an older index of the shard, existing or not, or would have it with the remedy ``left``. They
+    may have been written or erased since.
+    """
     reverted_count: int
     uncertain: tuple[str, ...]
-    """Keys of chunks of which it is not proved that what the shard has of them afterwards, or that it has nothing, is right. A chunk's
-    checksum proves that it is a chunk, not which."""
+    """Keys of chunks whose state after the repair, existing or not, is not proved to be right. A chunk's checksum proves that it is a
+    chunk, not which one.
+    """
     uncertain_count: int
     quarantined: str | None
-    """The key of the object as it was, in the quarantine; ``None``: nothing of it was left out."""
+    """The key from the root of the quarantine where the old object is kept; ``None``: no bytes of it were left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """The result of a run, or with ``is_dry_run`` what it would be."""
+    """The results of a run, or with ``is_dry_run`` the results that it would have had."""
 
     url: str
     path: str
     is_dry_run: bool
     quarantine: str | None
-    """Its URL; ``None`` where a dry run was given none, and there is none by default."""
+    """The URL of the quarantine; ``None`` where a dry run was given none, and there is no default."""
     shards: int
-    """That were looked at."""
+    """The number of shards that were looked at."""
     findings: Listed[Finding]
     damaged_count: int
-    """The number of findings that are more than an empty shard."""
+    """The number of findings other than empty shards."""
     lost_count: int
-    """Chunks that could not be saved, of all findings."""
+    """The number of chunks that could not be saved, in all findings."""
     reverted_count: int
-    """Chunks that were set back to an older index, of all findings."""
+    """The number of chunks that were set back to an older index, in all findings."""
     uncertain_count: int
-    """Chunks whose place, or absence, is not proved, of all findings."""
+    """The number of chunks whose place, or absence, is not proved, in all findings."""
     left_count: int
-    """The number of damaged shards that stay as they are, because their repair was not allowed."""
+    """The number of damaged shards that stay as they are, since the possible repair was not allowed."""
     leftovers: Leftovers
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]
-    """Paths of nodes whose documents cannot be read, and which are left as they are."""
+    """Paths of nodes whose documents cannot be read; they stay as they are."""
 
     def __repr__(self) -> str:
         dry = "dry run, " if self.is_dry_run else ""
@@ -112,7 +114,7 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class LookTask:
-    """Look at the indices of some shards."""
+    """A task: look at the indices of some shards."""
 
     place: Place
     shards: tuple[StoredShard, ...]
@@ -120,7 +122,7 @@ class LookTask:
 
 @dataclass(frozen=True, slots=True)
 class MendTask:
-    """Mend one shard, if it is damaged; without a quarantine only say how."""
+    """A task: repair one shard, if it is damaged; without a quarantine only report the repair."""
 
     place: Place
     shard: StoredShard
@@ -134,7 +136,7 @@ def _halves(task: LookTask) -> list[LookTask]:
 
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
-    """The shards whose index cannot be right, or is empty."""
+    """Return the shards whose index cannot be right, or is empty."""
     seen = run_sync(look_at(Engine(task.place.storage), task.shards))
     return tuple(
         shard
@@ -144,10 +146,10 @@ def look(task: LookTask) -> tuple[StoredShard, ...]:
 
 
 def mend(task: MendTask) -> Finding | None:
-    """``None`` where nothing is wrong with the shard any more, or its array is another by now.
+    """Repair one shard; return ``None`` where it is no longer damaged, or its array is another by now.
 
     Raises:
-        Conflict: others kept writing the shard; it is left to the next run.
+        Conflict: others kept writing the shard; the next run has to repair it.
     """
     engine = Engine(task.place.storage)
     plans = PlanWriter(engine.storage, task.window_bytes, task.window_bytes)
@@ -181,7 +183,9 @@ def mend(task: MendTask) -> Finding | None:
 
 
 async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:
-    """The shard with its node as the storage has it now, and what the codecs of its chunks prove; ``None`` where it is another array's."""
+    """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` where it belongs to another
+    array now.
+    """
     (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
     if isinstance(outcome, Failed):
         raise outcome.error
@@ -220,7 +224,9 @@ def _keys(shard: Shard, slots: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _note(shard: Shard, diagnosis: Diagnosis, url: str) -> dict[str, Any]:
-    """All of the chunks by name. The values of reverted ones, older and newer, lie in the object that the note is about."""
+    """Return the note about a finding, with all chunks by name. The values of reverted ones, older and newer, are in the object that the
+    note is about.
+    """
     note: dict[str, Any] = {
         "store": url,
         "array": shard.node.path,
@@ -260,39 +266,40 @@ def repair(
     progress: Progress | None = None,
     now: datetime | None = None,
 ) -> RepairReport:
-    """Say what would be done about damaged shards at and below ``path``, and with ``yes`` do it.
+    """Report the repairs of damaged shards at and below ``path``, and with ``yes`` carry them out.
 
-    Safe beside readers and writers of shardstore: each shard is replaced on condition that it still is the version that was looked at.
-    Its bytes are copied into the quarantine first, with a note.
+    This is safe beside readers and writers of shardstore: each shard is replaced on condition that it still is the version that was
+    looked at. Its bytes are copied into the quarantine first, with a note.
 
     Args:
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group that is looked at; all by default.
-        yes: do it. Without, nothing is changed anywhere.
-        allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All chunks
-            of such a shard are named as ``reverted``: acknowledged writes may be undone. Without, such a shard stays as it is.
-        quarantine: where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the store, under
-            its name with ``.quarantine`` behind.
-        older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives keeps
-            its files, but an upload does not tell whether its writer does.
+        yes: carry out the repairs. Without it nothing is changed.
+        allow_reverting: where the newest index of a shard cannot be proved and an older one lies in the shard, go back to that. All
+            chunks of such a shard are named as ``reverted``: acknowledged writes may be undone. Without it such a shard stays as it
+            is.
+        quarantine: the place where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the
+            store, under its name with ``.quarantine`` behind.
+        older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
+            keeps its files, but an upload does not show whether its writer lives.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
         workers: how many tasks run at once.
-        part: ``"I/N"``, the share of the shards that this call is for. Leftovers go with the first.
-        retries: how often a task is tried again whose storage failed, or whose worker was lost.
+        part: ``"I/N"``, the share of the shards that this call is for. Leftovers belong to the first part.
+        retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: nobody else writes: needed where the storage has no compare-and-swap.
+        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
         storage_options: for the filesystem, and for that of the quarantine where it is of the same protocol.
         progress: called with a ``ShardProgress`` now and then.
-        now: by which the age of uploads is told; the present by default.
+        now: the time that ages of uploads are measured at; the present by default.
 
     Raises:
         InvalidInput: an argument cannot be right, or there is no place for a quarantine.
         NotFound: there is nothing at ``path``.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
-        ShardStoreError: the executor was lost, with its scheduler or a process; what was done by then stays.
+        ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.
     """
     check_flags(yes=yes, exclusive=exclusive, allow_reverting=allow_reverting)
     if type(older_than_hours) not in (int, float) or older_than_hours < 0:
@@ -338,7 +345,7 @@ def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict
 
 
 class _Run:
-    """One run while it goes on."""
+    """The state of one run."""
 
     def __init__(
         self,

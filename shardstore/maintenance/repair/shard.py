@@ -1,6 +1,6 @@
-"""Diagnose one shard, and plan its repair: from what can be proved, the rest left out.
+"""Diagnose one shard, and plan its repair from what can be proved; the rest is left out.
 
-Runs in a thread of its own, which searches and computes; only requests run on the IO loop. Nothing is written here.
+This runs in a thread of its own, which searches and computes; only requests run on the IO loop. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then i
 _LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
 
 Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
-"""The repair of a shard:
+"""The remedy for a shard:
 
-- ``cut``: the bytes behind its last valid index are taken off. Its chunks are what they were under that index: reverted, unless the
-  newest index is the same. Only where that was allowed.
-- ``corrected``: the wrong bytes of its index are put right, as the checksum of the index proves.
-- ``dropped``: entries that cannot be right are taken out of its index.
+- ``cut``: the bytes behind its last valid index are removed. Its chunks are those of that index: reverted, unless the newest index is
+  the same. Only where that was allowed.
+- ``corrected``: the wrong bytes of its index are corrected, as the checksum of the index proves.
+- ``dropped``: entries that cannot be right are removed from its index.
 - ``rebuilt``: a new index of the chunks that can be proved; the rest is left out.
 - ``deleted``: nothing can be proved, so the shard is removed.
 - ``emptied``: it holds no chunk, and is removed.
@@ -62,51 +62,51 @@ class InnerCodecs:
     """The proofs that the codecs of an array's chunks allow."""
 
     ends_with_checksum: bool
-    """Each chunk ends with the ``crc32c`` of its other bytes."""
+    """True where each chunk ends with the ``crc32c`` of its other bytes."""
     is_sharded: bool
-    """Chunks are shards themselves, with indices of their own."""
+    """True where chunks are shards themselves, with indices of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The damage of one version of a shard, and its repair."""
+    """The fault of a version of a shard, and its replacement."""
 
     what: str
     remedy: Remedy
     how: str
     plan: WriteShard | DeleteShard | None
-    """``None``: nothing is done."""
+    """The plan to write or delete the shard; ``None``: nothing is done."""
     kept: int
-    """Chunks that are there afterwards."""
+    """The number of chunks after the repair."""
     lost: tuple[int, ...] = ()
-    """Slots that held a chunk, or where nothing tells whether they did, and that have none afterwards."""
+    """Slots that held a chunk, or may have held one, and have none after the repair."""
     reverted: tuple[int, ...] = ()
-    """Slots that are as an older index has them, with a chunk or without, and may have been written or erased since."""
+    """Slots with the state of an older index, with a chunk or without; they may have been written or erased since."""
     uncertain: tuple[int, ...] = ()
-    """Slots of which it is not proved that the chunk which they have afterwards, or that they have none, is right."""
+    """Slots whose state after the repair, a chunk or none, is not proved to be right."""
     last_index_end: int | None = None
-    """The end of the last valid index of the object, to which the shard is cut, or could be."""
+    """The end of the last valid index of the object, at which the shard is cut, or could be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chain:
-    """Chunks that lie behind each other."""
+    """Chunks that follow each other without gaps."""
 
     ranges: npt.NDArray[np.uint64]
-    """``(k, 2)``: offset and length of each."""
+    """Offset and length of each chunk: ``(k, 2)``."""
     end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Restored:
-    """An index that is proved, and how many bytes of the object are its chunks'."""
+    """A proved index, and how many bytes of the object belong to its chunks."""
 
     index: ShardIndex
     body_nbytes: int
 
 
 class Diagnosing:
-    """One version of one shard while it is looked at."""
+    """One version of one shard that is being diagnosed."""
 
     def __init__(
         self, plans: PlanWriter, shard: Shard, codecs: InnerCodecs, seen: LookedAt, *, can_delete: bool, allow_reverting: bool
@@ -125,7 +125,7 @@ class Diagnosing:
         self._held = (0, b"")
 
     def diagnose(self) -> Diagnosis | None:
-        """``None`` where nothing is wrong.
+        """Diagnose the shard; return ``None`` where nothing is wrong.
 
         Raises:
             ConditionFailed: the shard is another version now.
@@ -180,10 +180,10 @@ class Diagnosing:
         return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
 
     def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
-        """Diagnose a shard with a valid index before the end: an append that was finished and is damaged, or one that never was.
+        """Diagnose a shard with a valid index before its end: a finished append that is damaged, or an unfinished one.
 
-        The bytes do not tell the two apart: what a dying writer leaves is the beginning of what a finished one leaves. (Where the
-        storage knows that an append was not finished, it shows the shard as it was before, and nothing is damaged.)
+        The bytes do not show which: a dying writer leaves the beginning of what a finished one leaves. (Where the storage knows that an
+        append was not finished, it shows the shard as it was before, and nothing is damaged.)
         """
         end = last_at + self._format.nbytes
         if damaged is not None and continues(damaged, last, end, self._nbytes - self._format.nbytes):
@@ -205,7 +205,7 @@ class Diagnosing:
         return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
 
     def _encoded(self) -> bytes:
-        """The bytes in the place of the index; fewer where the object is too short."""
+        """Return the bytes in the place of the index; fewer where the object is too short."""
         length = min(self._format.nbytes, self._nbytes)
         start = 0 if self._format.location == "start" else self._nbytes - length
         return self._bytes(start, start + length)
@@ -217,7 +217,7 @@ class Diagnosing:
         return bytes(data)
 
     def _last_index(self) -> tuple[int, ShardIndex] | None:
-        """The last valid index of the object, and its offset; searched for from the end, a window at a time."""
+        """Return the last valid index of the object, and its offset; it is searched for from the end, a window at a time."""
         if self._format.location != "end" or not self._format.codecs.checksum or self._codecs.is_sharded:
             return None  # the indices of chunks that are shards would be taken for that of the shard
         end = self._nbytes
@@ -231,7 +231,7 @@ class Diagnosing:
         return None
 
     def _restored(self, last: tuple[int, ShardIndex] | None) -> _Restored | None:
-        """The newest index, where the places of its chunks can be found and its own checksum proves it."""
+        """Return the newest index, where the places of its chunks can be found and its own checksum proves it."""
         if not self._format.codecs.checksum or self._codecs.is_sharded:
             return None
         if self._format.location == "start":
@@ -253,9 +253,10 @@ class Diagnosing:
         return None
 
     def _chunks_from(self, start: int, *, is_in_place: bool) -> _Chain:
-        """Return where chunks lie behind each other from ``start`` on, as far as their lengths or their checksums tell.
+        """Return the chain of chunks from ``start`` on, as far as their lengths or their checksums show it.
 
-        ``is_in_place``: as a local file is appended to, where no chunk but a longer one by a byte ends with a page.
+        ``is_in_place``: the chunks were appended to a local file in place, where one more byte follows a chunk that would end with a
+        page.
         """
         limit = self._nbytes if self._format.location == "start" or self._codecs.ends_with_checksum else self._nbytes - self._format.nbytes
         found: list[tuple[int, int]] = []
@@ -268,7 +269,7 @@ class Diagnosing:
         return _Chain(np.array(found, dtype=np.uint64).reshape(-1, 2), position)
 
     def _chunk_nbytes_at(self, position: int, limit: int) -> int | None:
-        """The length of the chunk that begins there, and ends before ``limit``."""
+        """Return the length of the chunk that begins there, and ends before ``limit``."""
         nbytes = self._layout.encoded_chunk_nbytes
         if nbytes is not None:
             if position + nbytes > limit:
@@ -290,14 +291,14 @@ class Diagnosing:
         return None
 
     def _ahead(self, start: int, end: int) -> bytes:
-        """Bytes of the object, of which more are read at once than are asked for."""
+        """Return bytes of the object; more are read at once than are asked for."""
         at, held = self._held
         if not at <= start <= end <= at + len(held):
             at, held = self._held = start, self._bytes(start, min(max(end, start + _AHEAD_BYTES), self._nbytes))
         return held[start - at : end - at]
 
     def _proved(self, damaged: ShardIndex) -> ShardIndex:
-        """The entries of a damaged index whose bytes are a chunk, by its own checksum."""
+        """Return an index with the entries of a damaged one whose bytes are a chunk, as its own checksum proves."""
         claimed = claims(self._format, damaged, self._nbytes)
         slots = np.zeros(len(claimed.flat), dtype=np.bool_)
         for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), _WINDOW_BYTES):
@@ -314,7 +315,7 @@ class Diagnosing:
         return crc32c(data[:-CRC32C_NBYTES]) == bytes(data[-CRC32C_NBYTES:])
 
     def _contiguous(self) -> ShardIndex | None:
-        """The index of a full shard of chunks of one known size, in an order that what is left of its index tells."""
+        """Return the index of a full shard of chunks of one known size, in an order that the rest of its index shows."""
         chunk_nbytes, nslots = self._layout.encoded_chunk_nbytes, self._layout.grid.nslots
         if chunk_nbytes is None:
             return None
@@ -326,7 +327,7 @@ class Diagnosing:
         return contiguous(self._format, chunk_nbytes, left, self._orders())
 
     def _orders(self) -> list[npt.NDArray[np.intp]]:
-        """Orders of slots in which chunks lie behind each other in a shard that was written at once."""
+        """Return orders of slots in which the chunks of a shard that was written at once may follow each other."""
         everything = np.ones(self._layout.grid.nslots, dtype=np.bool_)
         orders = [slot_order(self._format.chunks_per_shard, order, everything) for order in ("C", "morton")]
         if self._format.axes is not None:
@@ -338,8 +339,9 @@ class Diagnosing:
     def _with_index(
         self, what: str, remedy: Remedy, how: str, index: ShardIndex, said: ShardIndex, certain: npt.NDArray[np.bool_]
     ) -> Diagnosis:
-        """The object as it is but for its index; ``said`` is what the old one says, ``certain`` the slots, ``(nslots,)``, that are
-        proved."""
+        """Return the diagnosis that keeps the object except for its index; ``said`` is the content of the old index, ``certain`` the
+        proved slots, ``(nslots,)``.
+        """
         is_lost = said.present() & ~index.present()
         if not index.present().any():
             is_lost |= self._inside & ~certain
@@ -349,8 +351,9 @@ class Diagnosing:
         return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
 
     def _full(self, what: str, index: ShardIndex) -> Diagnosis:
-        """All chunks of one size behind each other, and their index. Nothing proves a place: where as many bytes were added as chunks are
-        missing, entries of neighbours agree with the order."""
+        """Return the diagnosis for all chunks of one size without gaps, and their index. Places are not proved: where as many bytes were
+        added as chunks are missing, entries of neighbours agree with the order.
+        """
         how = "all chunks are there, of one size and behind each other, and the index is made anew"
         assert self._layout.encoded_chunk_nbytes is not None
         plan = self._planned(index, self._layout.encoded_chunk_nbytes * self._layout.grid.nslots)
@@ -363,7 +366,7 @@ class Diagnosing:
         return np.zeros(self._layout.grid.nslots, dtype=np.bool_)
 
     def _planned(self, index: ShardIndex, body_nbytes: int) -> WriteShard:
-        """``index``, and so many bytes of the object where they are."""
+        """Return the plan to write ``index``, and keep so many bytes of the object in their place."""
         encoded = NewBytes(self._format.encode(index))
         if self._format.location == "start":
             return WriteShard((encoded, *_copy(encoded.nbytes, body_nbytes)), encoded.nbytes + body_nbytes, index)

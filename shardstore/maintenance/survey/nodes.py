@@ -1,4 +1,4 @@
-"""The nodes that a survey comes across: each document is read once, and only what the survey tells of it is kept."""
+"""The nodes that a survey finds: each document is read once, and only the facts for the survey are kept."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class ArrayFacts:
 
 @dataclass(slots=True)
 class NodeRecord:
-    """A node, and what was counted of it."""
+    """A node, and the counts for it."""
 
     node: Node
     facts: ArrayFacts
     digest: bytes
-    """Equal for array documents that say the same."""
+    """A digest, equal for array documents with the same meaning."""
     consolidated: dict[str, bytes] | None = None
-    """The digests of the arrays in the consolidated metadata of a group, by path relative to the group."""
+    """For a group with consolidated metadata: the digests of the arrays in it, by path relative to the group."""
     tally: ShardTally = field(default_factory=ShardTally)
 
     @property
@@ -62,7 +62,7 @@ class NodeRecord:
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """Chunks along each dimension, where they can be told."""
+        """The number of chunks along each dimension, where it is known."""
         if self.node.layout is not None:
             return self.node.layout.chunk_grid_shape
         plain = self.node.plain
@@ -84,14 +84,14 @@ class NodeRecord:
 
 
 Owner = tuple[NodeRecord | None, ChunkCoords | None]
-"""The array that an object belongs to, and the place in its grid of objects; ``None``: to none, or at none."""
+"""The array that an object belongs to, and its place in the grid of objects; ``None``: no array, or no place."""
 
 
 class SurveyedNodes:
-    """Nodes by path, read when they are asked for."""
+    """Nodes by path, which are read when they are asked for."""
 
     def __init__(self, engine: Engine, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
-        """``seen`` is called with each node as it is read, and its document where that is JSON."""
+        """Start without nodes. ``seen`` is called with each node as it is read, and with its document where that is JSON."""
         self._engine = engine
         self._seen = seen
         self._records: dict[str, NodeRecord] = {}  # above the place of interest, too
@@ -101,12 +101,12 @@ class SurveyedNodes:
         return self._records.get(path)
 
     def records(self, path: str) -> list[NodeRecord]:
-        """The nodes at and below ``path`` that have been read, in the order of their paths."""
+        """Return the nodes at and below ``path`` that have been read, in the order of their paths."""
         inside = join(path, "")
         return [self._records[p] for p in sorted(self._records) if p == path or p.startswith(inside)]
 
     async def load(self, paths: Iterable[str]) -> dict[str, NodeRecord | None]:
-        """The nodes at ``paths``; ``None`` where there is none.
+        """Return the nodes at ``paths``; ``None`` where there is none.
 
         Raises:
             StorageError: a request failed.
@@ -131,7 +131,7 @@ class SurveyedNodes:
         return {path: self._records.get(path) for path in asked}
 
     async def owners(self, keys: Sequence[str]) -> list[Owner]:
-        """Return which array each stored key belongs to, as the engine sees it: the outermost one that has such a chunk."""
+        """Return which array each stored key belongs to, as the engine does: the outermost one that has such a chunk."""
         found: list[Owner] = [(None, None)] * len(keys)
         waiting: list[tuple[int, Iterator[tuple[str, str]]]] = []
         documents: list[str] = []
@@ -159,9 +159,9 @@ class SurveyedNodes:
         return found
 
     def consolidated(self, path: str) -> list[tuple[str, int, bool]]:
-        """Path, number of arrays and staleness of the consolidated metadata of each group at and below ``path``.
+        """Return path, number of arrays and staleness of the consolidated metadata of each group at and below ``path``.
 
-        Right once all nodes there have been read.
+        The result is right when all nodes there have been read.
         """
         found: list[tuple[str, int, bool]] = []
         for group in self.records(path):
@@ -178,7 +178,7 @@ class SurveyedNodes:
 
 
 def _may_be_chunk(relative: str) -> bool:
-    """Return whether some array further inside could own the key."""
+    """Return whether some array deeper inside could own the key."""
     return any(looks_like_chunk_key(rest) for _, rest in ancestors(relative))
 
 
@@ -232,7 +232,7 @@ def _codecs(document: JsonObject) -> tuple[str, ...]:
 
 
 def _in_words(extension: Any) -> str:
-    """A codec or data type, short: ``zstd(level=3)``."""
+    """Return a short text for a codec or data type: ``zstd(level=3)``."""
     name = codec_name(extension)
     if name is None:
         return "?"

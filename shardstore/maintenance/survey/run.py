@@ -1,6 +1,6 @@
-"""The survey of a store: its arrays, how they are stored, how many of their chunks exist, and what is damaged.
+"""Survey a store: its arrays, how they are stored, how many of their chunks exist, and which are damaged.
 
-One listing of the storage, one request for each metadata document, and one for the index of each shard. Neither keys nor
+It takes one listing of the storage, one request for each metadata document, and one for the index of each shard. Neither keys nor
 indices are kept: memory grows with the number of nodes, not of chunks.
 """
 
@@ -35,62 +35,64 @@ V2_DOCUMENTS = (".zgroup", ".zarray")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Objects, chunks and bytes of one array. An array that is not sharded has one object a chunk."""
+    """Objects, chunks and bytes of one array. An array that is not sharded has one object per chunk."""
 
     objects: int
-    """Stored objects that hold chunks of the array."""
+    """The number of stored objects that hold chunks of the array."""
     possible_objects: int | None
-    """The number of objects that its shape has room for; ``None`` where its chunks cannot be told."""
+    """The number of objects that its shape asks for; ``None`` where its chunks cannot be identified."""
     objects_outside: int
-    """Others, at places outside the array's shape: a resize leaves them."""
+    """The number of other objects, at places outside the array's shape: a resize leaves them."""
     stored_nbytes: int
-    """The bytes of all these objects together."""
+    """Bytes of all these objects."""
     chunks: int
-    """That exist, inside the array's shape."""
+    """The number of existing chunks inside the array's shape."""
     possible_chunks: int | None
     chunk_nbytes: int
     chunks_outside: int
-    """That exist outside the array's shape."""
+    """The number of existing chunks outside the array's shape."""
     chunk_nbytes_outside: int
     index_nbytes: int
     """Bytes of the shards' indices."""
     dead_nbytes: int
-    """Bytes of shards that are neither index nor part of a chunk, counted once where chunks share bytes."""
+    """Dead bytes of shards: neither index nor part of a chunk; shared bytes of chunks count once."""
     damaged_objects: int
     other_objects: int
-    """Objects below the array that are neither its metadata nor chunks."""
+    """The number of objects below the array that are neither its metadata nor chunks."""
     other_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySurvey:
-    """One array. Shapes are in elements and ``None`` where the document does not tell; ``chunk_shape`` is the presented one."""
+    """The survey of one array. Shapes are in elements, and ``None`` where the document does not give them; ``chunk_shape`` is the
+    presented one.
+    """
 
     path: str
     is_sharded: bool
     reason: str
-    """Why it passes through as it is stored, in words; empty for an array that is shown chunk by chunk."""
+    """The reason in words why it passes through as it is stored; empty for an array that is shown chunk by chunk."""
     shape: tuple[int, ...] | None
     data_type: str
     item_nbytes: int | None
     chunk_shape: tuple[int, ...] | None
     codecs: tuple[str, ...]
-    """The presented codecs."""
+    """The codecs as presented."""
     stored_shape: tuple[int, ...] | None
-    """The shape of what one object holds: the shard's, or the chunk's."""
+    """The shape of one object: the shard's, or the chunk's."""
     stored_codecs: tuple[str, ...]
     chunks_per_shard: tuple[int, ...] | None
     index_location: IndexLocation | None
     index_checksum: bool | None
     by_transformer: bool
-    """Sharded by the storage transformer of 2022, not by a codec."""
+    """True where the storage transformer of 2022 shards the array, not a codec."""
     usage: Usage | None
-    """``None`` where only metadata was asked for."""
+    """The counts of objects, chunks and bytes; ``None`` where only metadata was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidatedMetadata:
-    """Consolidated metadata of the group at ``path``, of ``arrays`` arrays; ``is_stale`` where it differs from their own."""
+    """Consolidated metadata of the group at ``path``, for ``arrays`` arrays; ``is_stale`` where it differs from their own."""
 
     path: str
     arrays: int
@@ -99,7 +101,7 @@ class ConsolidatedMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A document named ``zarr.json`` that is not that of a Zarr v3 node, and why."""
+    """A document named ``zarr.json`` that is not that of a Zarr v3 node, and the reason."""
 
     path: str
     reason: str
@@ -107,7 +109,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All that lies at and below ``path``; totals count every stored object, whatever it is."""
+    """Everything at and below ``path``; totals count every stored object, whatever its role."""
 
     url: str
     path: str
@@ -117,12 +119,12 @@ class Survey:
     consolidated: tuple[ConsolidatedMetadata, ...]
     unreadable: tuple[Unreadable, ...]
     damage: tuple[Damage, ...]
-    """At most 1,000; the arrays' ``damaged_objects`` count all."""
+    """The damaged shards, at most 1,000; the arrays' ``damaged_objects`` count all."""
     objects: int | None
-    """``None`` where only metadata was asked for, as the next."""
+    """The number of objects; ``None`` where only metadata was asked for, like the next field."""
     stored_nbytes: int | None
     other_objects: int | None
-    """Objects that belong to no node."""
+    """The number of objects that belong to no node."""
     other_nbytes: int | None
     v2_documents: tuple[str, ...] = ()
     """Keys of ``.zgroup`` and ``.zarray``, which make nodes of Zarr v2: at most 1,000, sorted."""
@@ -137,9 +139,9 @@ async def survey(
 ) -> Survey:
     """Look at everything at and below the node, or prefix, ``path``. Runs on the IO loop, as the engine does.
 
-    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``progress`` is called
-    with the number of objects seen so far. What others write meanwhile may be counted or not. A damaged shard is listed,
-    and the rest counted all the same. ``shown`` is what messages call the place, by default its URL.
+    With ``indices`` false only metadata is read: arrays are not listed, and nothing is counted. ``progress`` is called with the number
+    of objects seen so far. Writes of others during the survey may be counted or not. A damaged shard is listed, and the rest is still
+    counted. ``shown`` is the name of the place in messages, by default its URL.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -153,7 +155,7 @@ async def survey(
 
 
 class _Surveyor:
-    """One survey while it goes on."""
+    """The state of one survey."""
 
     def __init__(self, engine: Engine, path: str, progress: Progress | None, shown: str | None) -> None:
         self._engine = engine
@@ -202,7 +204,7 @@ class _Surveyor:
             self._progress(self._objects)
 
     async def _sort(self, found: list[ObjectInfo]) -> list[SurveyedShard]:
-        """Count objects where they belong; shards are returned, to be looked into."""
+        """Count objects for their arrays; return the shards, whose indices have to be read."""
         shards: list[SurveyedShard] = []
         owners = await self._nodes.owners([info.key for info in found])
         for info, owner in zip(found, owners, strict=True):
@@ -233,7 +235,7 @@ class _Surveyor:
     # -- by metadata alone -----------------------------------------------------------------------------------------
 
     async def find_nodes(self) -> None:
-        """Go from group to group; what lies below arrays is not listed."""
+        """Find nodes from group to group; objects below arrays are not listed."""
         level = [(self._path, 0)]
         while level:
             records = await self._nodes.load([path for path, _ in level])

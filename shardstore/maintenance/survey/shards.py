@@ -1,4 +1,4 @@
-"""Facts that a shard's index tells about its object: chunks, their bytes, and bytes that nothing refers to."""
+"""The content of one shard's object by its index: chunks, their bytes, and dead bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ShardTally:
         self.stored_nbytes += nbytes
 
     def add_chunk(self, nbytes: int, is_inside: bool) -> None:
-        """An object that is one chunk."""
+        """Add an object that is one chunk."""
         self.add_object(nbytes, is_inside)
         self.add_chunks(int(is_inside), nbytes if is_inside else 0, int(not is_inside), 0 if is_inside else nbytes)
 
@@ -80,7 +80,7 @@ class Damage:
 
 
 async def survey_shards(engine: Engine, shards: Sequence[SurveyedShard]) -> list[Damage]:
-    """Read the indices of ``shards``, one request a shard, and add what they say to the tallies; what is damaged.
+    """Read the indices of ``shards``, one request per shard, and add their content to the tallies; return the damage.
 
     Raises:
         Conflict: the metadata of an array changed meanwhile, so that its shards cannot be understood.
@@ -114,7 +114,7 @@ def _index(index_format: IndexFormat, outcome: ReadOutcome) -> ShardIndex:
 
 
 async def _confirm_layout(engine: Engine, shard: SurveyedShard) -> None:
-    """Before damage is reported: is the array still laid out as it was when its metadata was read?"""
+    """Check, before damage is reported, that the array still has the layout that was read with its metadata."""
     path = shard.node.path
     (outcome,) = await engine.storage.read([document_read(metadata_key(path))])
     if isinstance(outcome, Failed):
@@ -132,7 +132,7 @@ def _is_inside(shard: SurveyedShard) -> bool:
 
 
 def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str | None:
-    """Add one shard to its array's tally; in words what is wrong with its entries, if anything is."""
+    """Add one shard to its array's tally; return in words the fault of its entries, if there is one."""
     layout, tally = shard.layout, shard.tally
     wrong = index.invalid(object_nbytes)
     used = index.present() & ~wrong
@@ -151,7 +151,7 @@ def _count(shard: SurveyedShard, object_nbytes: int, index: ShardIndex) -> str |
 
 
 def entry_fault(index: ShardIndex, wrong: npt.NDArray[np.bool_], object_nbytes: int) -> str:
-    """In words what is wrong with the first of the entries that ``ShardIndex.invalid`` names, and how many there are."""
+    """Return in words the fault of the first entry that ``ShardIndex.invalid`` names, and the number of such entries."""
     slots = np.flatnonzero(wrong)
     try:
         index.location(int(slots[0]), object_nbytes)
@@ -162,7 +162,7 @@ def entry_fault(index: ShardIndex, wrong: npt.NDArray[np.bool_], object_nbytes: 
 
 
 def slots_inside(layout: ArrayLayout, coords: ChunkCoords) -> npt.NDArray[np.bool_]:
-    """``(nslots,)``: the slots, of the shard at ``coords`` of the shard grid, whose chunks lie in the array's grid."""
+    """Return ``(nslots,)``: true for slots of the shard at ``coords`` of the shard grid whose chunks lie in the array's grid."""
     inside = np.ones((), dtype=np.bool_)
     for c, p, g in zip(coords, layout.grid.chunks_per_shard, layout.chunk_grid_shape, strict=True):
         # Python's own numbers: coordinates of a stray object may exceed 64 bits.
@@ -172,7 +172,7 @@ def slots_inside(layout: ArrayLayout, coords: ChunkCoords) -> npt.NDArray[np.boo
 
 
 def dead_nbytes(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> int:
-    """The bytes of a shard that neither its index nor a chunk refers to; every entry has to fit the object."""
+    """Return the number of dead bytes of a shard, which neither the index nor a chunk uses; every entry has to fit the object."""
     used = index.flat[index.present()].astype(np.int64)  # entries that fit the object fit int64 as well
     index_start = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
     starts = np.append(used[:, 0], index_start)
@@ -181,7 +181,7 @@ def dead_nbytes(index_format: IndexFormat, index: ShardIndex, object_nbytes: int
 
 
 def covered_nbytes(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """The bytes that lie in at least one of the ranges ``[start, end)``."""
+    """Return the number of bytes in at least one of the ranges ``[start, end)``."""
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     before = np.concatenate([starts[:1], ends[:-1]])  # how far the ranges before reach

@@ -1,7 +1,8 @@
-"""A hierarchy beside another copy of it: the same metadata, and the same bytes of every chunk, however either is sharded.
+"""Compare a hierarchy with another copy of it: the same metadata, and the same bytes of every chunk, however either is sharded.
 
-Two passes over objects: those here are compared with the chunks of the copy; those of the copy only tell which chunks are missing here.
-Copies of Zarr v2 are compared as well. Where the chunks of only one of the two end with a checksum, they are compared without.
+There are two passes over objects: those here are compared with the chunks of the copy; those of the copy only show which chunks are
+missing here. Copies of Zarr v2 are compared as well. Where the chunks of only one of the two end with a checksum, they are compared
+without checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOOKS = 3
 
 @dataclass(frozen=True, slots=True)
 class CompareTask:
-    """Objects of one array here, or, with ``of_copy``, of the copy."""
+    """A task: objects of one array here, or, with ``of_copy``, of the copy."""
 
     run: str
     here: Place
@@ -46,7 +47,7 @@ class CompareTask:
     cut: tuple[int, int]
     """Bytes at the end of each chunk that are not compared, here and there."""
     window_bytes: int
-    """The bytes of chunks of both copies that are in memory at once; at least one chunk of each is."""
+    """Bytes of chunks of both copies at once in memory; at least one chunk of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def compare_with_copy(
     done: Callable[[int, int], None],
     failed: Callable[[str, ShardStoreError], None],
 ) -> None:
-    """Compare everything at and below ``path`` with what is at and below ``copy_path`` of ``copy``.
+    """Compare everything at and below ``path`` with everything at and below ``copy_path`` of ``copy``.
 
     ``done`` is called with numbers of objects and bytes, ``failed`` with keys of objects that could not be compared.
 
@@ -91,7 +92,7 @@ def _listed(engine: Engine, path: str) -> Side:
 
 
 class _Comparison:
-    """One comparison while it goes on."""
+    """The state of one comparison."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ def _halves(task: CompareTask) -> list[CompareTask]:
 
 
 def compare_objects(task: CompareTask) -> Compared:
-    """Runs in a thread that is not the IO loop's. Raises ``StorageError`` where a request failed."""
+    """Compare some objects. Runs in a thread other than the IO loop's. Raises ``StorageError`` where a request failed."""
     plan = task.plan_there if task.of_copy else task.plan
     objects: list[ChunkCoords] = list(task.objects)
     confirmed: dict[ChunkCoords, Finding] = {}
@@ -218,7 +219,7 @@ def _chunk_key(task: CompareTask, chunk: ChunkCoords) -> str:
 
 
 def _there(task: CompareTask, chunks: Sequence[ChunkCoords]) -> tuple[Mapping[ChunkCoords, StoredChunk], dict[ChunkCoords, Corruption]]:
-    """Return where chunks lie in the copy, and what is wrong with those of its objects that are damaged."""
+    """Return the places of chunks in the copy, and the faults of its damaged objects."""
     objects = list(dict.fromkeys(object_of(task.plan_there, chunk) for chunk in chunks))
     try:
         return stored_chunks(task.there.storage, task.plan_there, objects), {}
@@ -250,7 +251,7 @@ def _missing_here(task: CompareTask, objects: Sequence[ChunkCoords], found: dict
 
 
 def _differing(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[ChunkCoords, Finding]) -> int:
-    """Note the chunks in these objects that are not as in the copy; how many bytes were read here.
+    """Note the chunks in these objects that differ from the copy; return how many bytes were read here.
 
     Raises:
         Moved: an object was replaced meanwhile.

@@ -1,4 +1,4 @@
-"""A store beside a census that was taken of it before: what is gone, what lies elsewhere, what has changed."""
+"""Compare a store with an earlier census of it: objects that are gone, lie elsewhere, or have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TELLING_CHUNKS = 2  # of sizes that vary: an index of so many is taken for a sh
 
 
 class CensusComparison:
-    """The objects of a census, and which of them have been seen."""
+    """The entries of the census, and which of them have been seen."""
 
     def __init__(self, census: Census, path: str, execution: Execution) -> None:
         inside = path + "/" if path else ""
@@ -31,12 +31,12 @@ class CensusComparison:
         self.of_contents = census.of_contents
 
     def expected(self, plan: ArrayPlan, coords: ChunkCoords) -> ObjectEntry | None:
-        """Return what the census has of an object, which is seen by this."""
+        """Return the census's entry for an object, and mark the object as seen."""
         array = self._arrays.get(plan.path)
         return array.see(coords) if array is not None and array.fits(plan) else None
 
     def layout_findings(self, plans: Sequence[ArrayPlan]) -> Iterator[Finding]:
-        """Arrays that are gone, or laid out otherwise than they were."""
+        """Yield findings for arrays that are gone, or have another layout than before."""
         now = {plan.path: plan for plan in plans}
         for path, array in self._arrays.items():
             plan = now.get(path)
@@ -53,7 +53,7 @@ class CensusComparison:
                 yield Finding("differs", path, metadata_key(path), f"the census has {was}; the metadata says {is_now}")
 
     def unseen(self, plans: Sequence[ArrayPlan]) -> Iterator[tuple[ArrayPlan, ChunkCoords]]:
-        """Objects of this run that the census has, and that were not listed."""
+        """Yield objects of this run that the census has, and that were not listed."""
         for plan in plans:
             array = self._arrays.get(plan.path)
             if array is None or not array.fits(plan):
@@ -63,7 +63,7 @@ class CensusComparison:
                     yield plan, coords
 
     def change(self, plan: ArrayPlan, listed: ListedObject, digest: bytes) -> Finding:
-        """Return what to say of an object that is not what the census has."""
+        """Return the finding about an object that differs from the census."""
         key = plan.key(listed.coords)
         assert listed.expected is not None
         chunks = int(np.unpackbits(np.frombuffer(listed.expected.bitmap, np.uint8)).sum())

@@ -1,4 +1,4 @@
-"""Looking into the bytes of chunks: checksums, headers of compressors, and, where a decoder is given, all of it."""
+"""Look into the bytes of chunks: checksums, headers of compressors, and, where a decoder is given, all of it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 
 Decode: TypeAlias = Callable[[str, memoryview], None]
-"""Decodes a chunk, of the key that is given for messages. Raises ``Corruption`` where it cannot be."""
+"""A function that decodes a chunk, whose key is given for messages. Raises ``Corruption`` where it cannot be decoded."""
 
 Decoder: TypeAlias = Callable[[bytes], Decode]
-"""Makes the decoder of an array of its presented document. A function of a module, since it travels with tasks.
+"""A function that makes the decoder of an array from its presented document. It belongs to a module, since it travels with tasks.
 
 Raises ``Unsupported`` where a codec or data type is not installed.
 """
 
 WINDOW_BYTES = UPKEEP_LIMITS.request_bytes
-"""The most bytes of chunks that a task has in memory at once; one chunk that is longer is read alone."""
+"""The most bytes of chunks that a task holds in memory at once; one chunk that is longer is read alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
-    """The place of the bytes of one chunk, and its name in messages."""
+    """The place of one chunk's bytes, and its name in messages."""
 
     name: str
     bytes: ByteRange
@@ -42,7 +42,7 @@ class ChunkBytes:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLook:
-    """The checks of the chunks of one array."""
+    """The way to look at the chunks of one array."""
 
     coding: ChunkCoding
     decode: Decode | None = None
@@ -50,11 +50,11 @@ class ChunkLook:
 
     @property
     def reads_all(self) -> bool:
-        """Return whether every byte of every chunk is read."""
+        """True where every byte of every chunk is read."""
         return self.coding.has_checksum or self.decode is not None
 
     def fault(self, name: str, data: memoryview) -> Fault | None:
-        """Return what is wrong with a whole chunk."""
+        """Return the fault of a whole chunk, or ``None``."""
         if self.coding.has_checksum and (what := checksum_fault(data)) is not None:
             return Fault("chunk-checksum", f"{name}: {what}")
         if (what := header_fault(self.coding, data, len(data))) is not None:
@@ -71,7 +71,7 @@ class ChunkLook:
 
 
 def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequence[ChunkBytes], look: ChunkLook) -> tuple[list[Fault], int]:
-    """Return what is wrong with these chunks of one version of an object, and how many bytes were read.
+    """Return the faults of these chunks of one version of an object, and how many bytes were read.
 
     Raises:
         Moved: the object was replaced or erased meanwhile.
@@ -102,9 +102,9 @@ def _pinned(outcome: ReadOutcome) -> tuple[memoryview, ...]:
 
 
 def look_at_heads(storage: Storage, heads: Sequence[tuple[str, Generation, ChunkBytes]], look: ChunkLook) -> tuple[list[Fault | None], int]:
-    """Return what is wrong with the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
+    """Return the fault in the header of one chunk each of several objects, and how many bytes were read; one round as a rule.
 
-    What an object that has changed meanwhile would say is not said.
+    Faults of an object that has changed meanwhile are not reported.
 
     Raises:
         StorageError: a request failed.

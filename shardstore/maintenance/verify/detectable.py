@@ -1,6 +1,4 @@
-"""The faults that verification can and cannot detect in an array: that depends on its codecs, on its index, and on what it is compared
-with.
-"""
+"""The faults that verification can and cannot detect in an array, by its codecs, its index, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -11,25 +9,25 @@ from shardstore.maintenance.array_plans import ArrayPlan
 
 @dataclass(frozen=True, slots=True)
 class VerifyLevel:
-    """The checks of a run beyond indexes, headers, checksums and metadata."""
+    """The checks of a run beyond indices, headers, checksums and metadata."""
 
     deep: bool = False
     against: bool = False
     census: bool = False
     contents: bool = False
-    """The census has digests of whole objects."""
+    """True where the census has digests of whole objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detectable:
-    """The faults of an array that are found for certain, and those that are not, in sentences."""
+    """Sentences about the faults that are certainly found in an array, and those that are not."""
 
     found: tuple[str, ...]
     missed: tuple[str, ...]
 
 
 def detectable(plan: ArrayPlan, how: VerifyLevel) -> Detectable:
-    """Return what is detectable in the objects of one array."""
+    """Return the sentences for the objects of one array."""
     found: list[str] = []
     missed: list[str] = []
     if plan.layout is not None:

@@ -1,4 +1,4 @@
-"""Verification of metadata: of each document by itself, and of those that repeat or enclose others."""
+"""Verify metadata: each document by itself, and documents that repeat or enclose others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def document_faults(node: Node, document: JsonObject | None) -> list[Fault]:
 
 
 class DocumentCheck:
-    """Remembers what looks wrong, and looks again at the end."""
+    """A check that remembers what looks wrong, and looks again at the end."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -41,16 +41,16 @@ class DocumentCheck:
         self._v2_keys: list[str] = []
 
     def see(self, node: Node, document: JsonObject | None) -> None:
-        """A node of Zarr v3 was read."""
+        """Note a node of Zarr v3 that was read."""
         if document_faults(node, document):
             self._doubtful.add(node.path)
 
     def list_v2(self, keys: Iterable[str]) -> None:
-        """Documents of Zarr v2 were listed."""
+        """Note documents of Zarr v2 that were listed."""
         self._v2_keys += keys
 
     async def findings(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
-        """Return what is wrong at and below ``path``, still, now that ``nodes`` have been read.
+        """Return what is still wrong at and below ``path``, now that ``nodes`` have been read.
 
         Raises:
             StorageError: a request failed.
@@ -80,7 +80,7 @@ class DocumentCheck:
                 yield fault.at(node.path, metadata_key(node.path))
 
     async def _stale(self, nodes: SurveyedNodes, path: str) -> list[Finding]:
-        """Groups whose consolidated metadata is not what the documents of arrays say; read anew, since writers change both."""
+        """Return groups whose consolidated metadata differ from the documents of arrays; both are read anew, since writers change both."""
         if not any(is_stale for _, _, is_stale in nodes.consolidated(path)):
             return []
         again = SurveyedNodes(self._engine)
@@ -92,7 +92,7 @@ class DocumentCheck:
 
 
 def _nested(arrays: Sequence[str]) -> Iterator[Finding]:
-    """Arrays inside of arrays, which no reader looks for."""
+    """Yield arrays inside of arrays, which no reader looks for."""
     known = set(arrays)
     for path in arrays:
         above = path

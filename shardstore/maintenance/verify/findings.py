@@ -1,4 +1,4 @@
-"""The findings of verification: errors, and notes about what is valid, or harms no reader."""
+"""Findings of verification: errors, and notes about things that are valid, or harm no reader."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ERRORS: Mapping[str, str] = {
     "misplaced": "restore both objects from a copy: one of them lies at the place of the other",
     "tail": "the next write there removes it, or shardstore repair",
 }
-"""Kinds of errors, each with what to do about it."""
+"""Kinds of errors, each with the advice for it."""
 
 NOTES: Mapping[str, str] = {
     "unknown": "look with a program that knows the extension",
@@ -75,7 +75,7 @@ NOTES: Mapping[str, str] = {
     "unstable": "it was written again and again while it was looked at: run it once more later",
     "not-checked": "see the reason",
 }
-"""Kinds of notes, each with what may be done."""
+"""Kinds of notes, each with possible advice."""
 
 _REMEDIES: dict[str, str] = {**ERRORS, **NOTES}
 
@@ -100,7 +100,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A finding before it is known, or while it need not be said, where."""
+    """A finding whose place is not yet known, or need not be given."""
 
     kind: Kind
     what: str

@@ -1,4 +1,4 @@
-"""Check one index: contradictions, and oddities that are valid. Pure: it needs the index and its object's size."""
+"""Check one index: entries that cannot be right, and entries that are odd but valid. Pure: needs the index and its object's size only."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _and_more(slots: npt.NDArray[np.bool_]) -> str:
 def _odd_bytes(
     object_nbytes: int, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], index_start: int, index_end: int
 ) -> list[Fault]:
-    """Bytes that several chunks share, and bytes that belong to none."""
+    """Return faults about bytes that several chunks share, and bytes that belong to none."""
     faults: list[Fault] = []
     shared = int((ends - starts).sum()) - covered_nbytes(starts, ends)
     if shared:

@@ -1,7 +1,7 @@
-"""The task of verification: some objects of one array, looked at as often as it takes to know that what is wrong is not being written.
+"""The task of verification: look at some objects of one array, as often as it takes to know that a fault is not a write in progress.
 
-Beside live writers an object may be replaced, and an array created anew, between the listing and the look. So what looks wrong is looked
-at again: damage is said of a version that was seen twice, under metadata that are still what they were.
+Beside live writers an object may be replaced, and an array created anew, between the listing and the look. So an object that looks
+wrong is looked at again: damage is reported for a version that was seen twice, under metadata that have not changed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ListedObject:
     coords: ChunkCoords
     nbytes: int
     expected: ObjectEntry | None = None
-    """The entry that a census has of it."""
+    """The entry of a census for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """Objects of one array."""
+    """A task: objects of one array."""
 
     run: str
     place: Place
@@ -58,7 +58,7 @@ class VerifyTask:
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
     of_contents: bool = False
-    """True where the census has digests of whole objects."""
+    """True where the digests of the census are of whole objects."""
     window_bytes: int = WINDOW_BYTES
 
 
@@ -68,13 +68,13 @@ class Verified:
 
     findings: tuple[Finding, ...]
     objects: int
-    """That exist."""
+    """The number of objects that exist."""
     chunks: int
-    """That exist, and whose place can be right."""
+    """The number of chunks that exist, and whose place can be right."""
     nbytes_read: int
     unread: tuple[Unread, ...]
     changed: tuple[tuple[ListedObject, bytes], ...] = ()
-    """Objects that are not what the census has, and the digests that they have now."""
+    """Objects that differ from the census, and the digests that they have now."""
 
 
 @dataclass(slots=True)
@@ -90,20 +90,20 @@ class Look:
     faults: list[Fault] = field(default_factory=list)
     error: ShardStoreError | None = None
     digest: bytes | None = None
-    """The digest, where it is not the one that is expected."""
+    """The digest, where it differs from the expected one."""
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether it has to be looked at once more."""
+        """True where the object has to be looked at once more."""
         return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
 
     def confirms(self, before: Look) -> bool:
-        """Return whether this version was looked at before, and was no better."""
+        """Return whether an earlier look saw this version, and it was no better."""
         return self.generation is not None and self.generation == before.generation and not self.has_moved and self.error is None
 
 
 def verify_objects(task: VerifyTask) -> Verified:
-    """Look at the objects of the task. Runs in a thread that is not the IO loop's."""
+    """Look at the objects of the task. Runs in a thread other than the IO loop's."""
     storage = task.place.storage
     plan = task.plan
     eye = _Eye(storage, plan, task)
@@ -151,7 +151,7 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
 
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
-    """Return what the array's document says now; ``None`` where there is none, or it does not say where its objects are.
+    """Return the plan of the array by its present document; ``None`` where there is none, or it does not show where its objects are.
 
     Raises:
         StorageError: a request failed.
@@ -168,7 +168,7 @@ def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
 
 
 class _Eye:
-    """Looks at objects of one array, under one version of its metadata."""
+    """A reader that looks at objects of one array, under one version of its metadata."""
 
     def __init__(self, storage: Storage, plan: ArrayPlan, task: VerifyTask) -> None:
         self._storage = storage
@@ -184,7 +184,7 @@ class _Eye:
         self._chunk_look = ChunkLook(plan.coding, decode, task.window_bytes)
 
     def look(self, objects: Sequence[ListedObject], *, fresh: bool = False) -> list[Look]:
-        """One look at each; with ``fresh`` nothing of the listing is believed."""
+        """Look at each object once; with ``fresh`` the listing is not trusted."""
         looks = self._at_shards(objects) if self._plan.layout is not None else self._at_chunks(objects, fresh)
         for look in looks:
             if self._hindrance is not None and look.is_there:
@@ -255,7 +255,7 @@ class _Eye:
                 look.faults.append(fault)
 
     def _compare(self, look: Look, found: Found, index: ShardIndex) -> None:
-        """With what a census has of the shard."""
+        """Compare a shard with the entry of a census."""
         layout, expected = self._plan.layout, look.listed.expected
         assert layout is not None
         if expected is None:

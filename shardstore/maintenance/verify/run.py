@@ -1,8 +1,8 @@
-"""Verification: does what is stored make sense, to the last object?
+"""Verify that stored data are sound, to the last object.
 
-One listing, one request for each metadata document and one for the index of each shard; chunks are read where they have checksums, or
-where they are to be decoded or compared. Nothing is written. What others write meanwhile may be looked at or not, and is never called
-damage: see ``objects``.
+It takes one listing, one request for each metadata document and one for the index of each shard; chunks are read where they have
+checksums, or where they are to be decoded or compared. Nothing is written. Writes of others during the run may be looked at or not, and
+are never reported as damage: see ``objects``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardstore.storage.leftovers import Leftover, leftovers_of
 from shardstore.stored.detect import is_draft
 
 Progress = Callable[[int, int, int | None], None]
-"""Called with the number of objects, and of bytes, that have been looked at, and of how many objects (``None`` while they are listed)."""
+"""A function that is called with the numbers of objects and bytes looked at, and the total of objects (``None`` while they are listed)."""
 
 _MOST_FINDINGS = 1000  # of errors, and of notes, that are listed; all are counted
 _MOST_UNREAD = 100_000  # that are listed
@@ -46,7 +46,7 @@ _STATS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Another copy of what is verified."""
+    """Another copy of the verified hierarchy."""
 
     engine: Engine
     path: str = ""
@@ -54,11 +54,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ArrayVerified:
-    """One array whose objects can be told, and what can be said of it."""
+    """One array whose objects can be identified, and the facts about it."""
 
     path: str
     objects: int
-    """That were looked at, by this part."""
+    """The number of objects that this part looked at."""
     chunks: int
     nbytes_read: int
     errors: int
@@ -68,20 +68,20 @@ class ArrayVerified:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The counts of what was looked at, and the findings."""
+    """The report: what was looked at, and what was found."""
 
     url: str
     path: str
     arrays: tuple[ArrayVerified, ...]
     findings: tuple[Finding, ...]
-    """At most 1,000 errors, and as many notes; errors first, then in the order of paths and keys."""
+    """The findings: at most 1,000 errors, and as many notes; errors first, then in the order of paths and keys."""
     counts: dict[str, int]
-    """The number of each kind."""
+    """The number of findings of each kind."""
     objects: int
-    """That were listed; those of other parts too."""
+    """The number of objects that were listed, including those of other parts."""
     nbytes_read: int
     unread: tuple[Unread, ...]
-    """The objects that could not be read: nothing is known of them. At most 100,000."""
+    """Objects that could not be read, so nothing is known of them. At most 100,000."""
 
     def __repr__(self) -> str:
         return (
@@ -98,7 +98,7 @@ class VerifyReport:
 
     @property
     def is_sound(self) -> bool:
-        """Return whether everything could be looked at, and no error was found."""
+        """True where everything could be looked at, and no error was found."""
         return not self.errors and not self.unread
 
 
@@ -115,8 +115,8 @@ def verify_engine(
 ) -> VerifyReport:
     """Verify everything at and below the node, or prefix, ``path``. Not to be called on the IO loop.
 
-    With ``decoder`` every chunk is decoded by what it makes; with ``census`` what is there is compared with what was there, and with
-    ``against`` with what is in another copy. ``shown`` is what messages call the place.
+    With ``decoder`` every chunk is decoded by the function that it makes. With ``census`` the store is compared with its earlier state,
+    and with ``against`` with another copy. ``shown`` is the name of the place in messages.
 
     Raises:
         NotFound: there is nothing at ``path``.
@@ -130,7 +130,7 @@ def _halves(task: VerifyTask) -> list[VerifyTask]:
 
 
 class _Sums:
-    """The sums of one array."""
+    """The sums for one array."""
 
     __slots__ = ("chunks", "errors", "nbytes_read", "notes", "objects")
 
@@ -139,7 +139,7 @@ class _Sums:
 
 
 class _Verification:
-    """One run while it goes on."""
+    """The state of one run."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Verification:
         return None if self._census is None else self._census.expected(plan, coords)
 
     def _is_to_verify(self, located: Located) -> bool:
-        """Return whether it is an object of an array, of this part; others are remembered as what they are."""
+        """Return whether it is an object of an array, and of this part; others are remembered with their roles."""
         self._objects += 1
         key = located.info.key
         if located.plan is not None:
@@ -263,7 +263,7 @@ class _Verification:
                 self._unread.setdefault(one.key, one)
 
     async def _compare_with(self, census: CensusComparison) -> None:
-        """Report the objects of the census that are not there; looked for once more, since the listing is some time ago."""
+        """Report entries of the census that are missing here; they are looked for once more, since the listing is some time ago."""
         plans = self._walk.plans()
         for finding in census.layout_findings(plans):
             if self._is_mine(finding.key):
@@ -290,7 +290,7 @@ class _Verification:
     # -- what belongs to nothing -----------------------------------------------------------------------------------------
 
     async def _confirm_strays(self) -> None:
-        """Objects that are there still, and belong to nothing still: a writer may have created their array meanwhile."""
+        """Report objects that still exist and still belong to nothing: a writer may have created their array meanwhile."""
         walk = Walk(self._engine, self._walk.path)
         for located in await walk.locate(self._strays):
             key = located.info.key
@@ -308,7 +308,7 @@ class _Verification:
             return set()
 
     async def _confirm_leftovers(self, before: set[Leftover]) -> None:
-        """Those that were there when the run began, and are there still."""
+        """Report leftovers that existed when the run began, and still exist."""
         for left in sorted(before & await self._leftovers() if before else (), key=lambda left: (left.key, left.what)):
             if self._is_mine(left.key):
                 self._add(Finding(left.kind, "", left.key, left.what))

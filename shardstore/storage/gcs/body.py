@@ -1,6 +1,6 @@
 """Bodies of uploads to GCS that can be sent again: ``multipart/related`` with the object's metadata and checksum in front.
 
-The checksum goes along, so that a server that knows it (Google's does) stores nothing where bytes were lost on the way.
+The checksum is sent too, so that a server that checks it (Google's does) stores nothing where bytes were lost on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEP_BYTES = 1 << 20
 
 
 def resource(full_key: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The object resource of a new version."""
+    """Return the object resource of a new version."""
     return {
         "name": full_key,
         "contentType": "application/octet-stream",
@@ -46,21 +46,21 @@ class Checksum:
 
 
 class Unclosed(io.BytesIO):
-    """Bytes to send, as a file: aiohttp closes what it has sent, but a retry needs it again."""
+    """Bytes to send, as a file that stays open: aiohttp closes what it has sent, but a retry needs it again."""
 
     def close(self) -> None:
-        """Stays open, and goes with its memory."""
+        """Do nothing: it stays open, and is freed with its memory."""
 
 
 class _UnclosedFile(io.FileIO):
-    """A file to send, likewise, over a descriptor that somebody else closes."""
+    """A file to send that stays open, on a descriptor that somebody else closes."""
 
     def close(self) -> None:
-        """Stays open until its owner closes the descriptor."""
+        """Do nothing: it stays open until its owner closes the descriptor."""
 
 
 class _Envelope:
-    """The envelope of the bytes in a multipart request."""
+    """The envelope around the bytes in the request."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.checksum = Checksum()
@@ -72,7 +72,7 @@ class _Envelope:
         return {"Content-Type": f'multipart/related; boundary="{self._boundary}"'}
 
     def _head(self) -> bytes:
-        """Return the head of the request, which has the same length whatever the checksum."""
+        """Return the part before the bytes; it has the same length whatever the checksum."""
         document = json.dumps({**self._document, "crc32c": str(self.checksum)})
         return (
             f"--{self._boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{document}\r\n"
@@ -93,7 +93,7 @@ class MemoryBody(_Envelope):
         self._whole = b"".join([self._head(), *views, self._tail()])
 
     def start(self) -> io.BytesIO:
-        """The request's body, from its start."""
+        """Return the request's body, from its start."""
         return Unclosed(self._whole)
 
 
@@ -105,7 +105,7 @@ class SpooledBody(_Envelope):
         self._file = file
 
     async def spool(self, body: Body, nbytes: int, key: str) -> None:
-        """Take all of ``body`` in. Raises ``InvalidInput`` where it is not ``nbytes`` long."""
+        """Write all of ``body`` to the file. Raises ``InvalidInput`` where it is not ``nbytes`` long."""
         await asyncio.to_thread(self._file.write, self._head())  # its room
         async for group in groups(body, nbytes, _STEP_BYTES, key):
             for view in group:
@@ -117,7 +117,7 @@ class SpooledBody(_Envelope):
         self._file.flush()
 
     def start(self) -> io.FileIO:
-        """The request's body, from its start."""
+        """Return the request's body, from its start."""
         body = _UnclosedFile(self._file.fileno(), "rb", closefd=False)
         body.seek(0)
         return body

@@ -1,7 +1,7 @@
-"""Answers to gcsfs's requests, of whose bodies no more is read than was asked for.
+"""Answers to gcsfs's requests with bounded bodies: no more is read than was asked for.
 
-gcsfs reads the whole of whatever comes, in ``_request``. For one request it is replaced by a copy of itself, with the same credentials,
-options and connections, whose session hands out answers that are bounded.
+gcsfs reads the whole body of any answer, in ``_request``. For one request it is replaced by a copy of itself, with the same
+credentials, options and connections, whose session returns bounded answers.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
 
 
 def encoding_of(headers: Any) -> str | None:
-    """The encoding by which what comes is not what is counted; ``None`` where there is none."""
+    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` where there is none."""
     return next((headers[name] for name in _ENCODINGS if headers.get(name, "identity") != "identity"), None)
 
 
 @dataclass(slots=True)
 class Allowed:
-    """The answers that are allowed for a request for bytes of the object ``key``: ``request`` of it; all of it, up to ``most_nbytes``."""
+    """The allowed answers to a request for bytes of the object ``key``: ``request`` of it, or all of it, up to ``most_nbytes``."""
 
     request: ByteRequest
     most_nbytes: int | None
     key: str
     part: tuple[memoryview, int] | None = None
-    """The wanted part of a whole object that came where less was asked for, and the size of the object. The body is empty then."""
+    """The wanted part of a whole object that came where less was asked for, and the object's size. The body is empty then."""
 
 
 class _Answer:
-    """An answer of aiohttp's whose body is bounded."""
+    """An answer of aiohttp with a bounded body."""
 
     def __init__(self, answer: Any, allowed: Allowed) -> None:
         self._answer = answer
@@ -77,7 +77,7 @@ async def _first(blocks: AsyncIterator[bytes], nbytes: int) -> bytes:
 
 
 class _Session:
-    """A session of aiohttp's whose answers are bounded."""
+    """A session of aiohttp with bounded answers."""
 
     def __init__(self, session: Any, allowed: Allowed) -> None:
         self._session = session
@@ -93,7 +93,7 @@ class _Session:
 
 
 async def bounded(fs: Any, allowed: Allowed) -> Any:
-    """``fs``, a ``gcsfs.GCSFileSystem``, for one request that may be answered with what is ``allowed``."""
+    """Return ``fs``, a ``gcsfs.GCSFileSystem``, for one request whose answers are bounded by ``allowed``."""
     await fs._set_session()
     copied = object.__new__(type(fs))  # not by its class, which would look for credentials
     vars(copied).update(vars(fs))

@@ -25,14 +25,14 @@ OBJECT = "b/{}/o/{}"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a server; the names of headers are found in any case."""
+    """An answer of the server; the names of headers are found in any case."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self, what: str) -> dict[str, Any]:
-        """The body as a JSON object. Raises ``StorageError`` where it is none."""
+        """Return the body as a JSON object. Raises ``StorageError`` where it is no JSON object."""
         try:
             document = json.loads(self.body)
         except ValueError as exc:
@@ -43,7 +43,7 @@ class Answer:
 
 
 def head_of(resource: Mapping[str, Any], key: str) -> Head:
-    """Return what an object resource of the JSON API tells."""
+    """Return size and version from an object resource of the JSON API."""
     generation, nbytes = resource.get("generation"), resource.get("size")
     if not generation or nbytes is None:
         raise StorageError(f"the server's answer for {key!r} lacks generation or size: versions cannot be told apart there")
@@ -56,7 +56,7 @@ def can_match(generation: Generation) -> bool:
 
 
 def _status_of(exc: Exception) -> int | None:
-    """The status that gcsfs turned into ``exc``; ``None`` where there was no answer."""
+    """Return the status that gcsfs turned into ``exc``; ``None`` where there was no answer."""
     if isinstance(exc, FileNotFoundError):
         return 404
     if isinstance(exc, FileExistsError):
@@ -83,16 +83,16 @@ class GCSClient(BucketClient):
 
     @property
     def endpoint(self) -> str:
-        """Return which server this talks to."""
+        """The server that this talks to."""
         return str(self.fs._location)
 
     @property
     def is_google(self) -> bool:
-        """Return whether the server is Google's own, whose manual can be believed."""
+        """True where the server is Google's own, whose manual can be trusted."""
         return bool(getattr(self.fs, "on_google", False))
 
     def translated(self, exc: Exception, what: str) -> ShardStoreError:
-        """The error to raise, from ``exc``, where the request for ``what`` failed."""
+        """Return the error to raise, from ``exc``, where the request for ``what`` failed."""
         if isinstance(exc, ShardStoreError):
             return exc
         status, text = _status_of(exc), redacted(" ".join(str(exc).split()))  # gcsfs puts the server's text on a line of its own
@@ -131,8 +131,8 @@ class GCSClient(BucketClient):
         query: Mapping[str, str] | None = None,
         allowed: Allowed | None = None,
     ) -> Answer:
-        """One request, which gcsfs repeats as it sees fit; ``parts`` are quoted and filled into ``path``. Of an answer no more is read than
-        is ``allowed``, where that is given.
+        """Make one request, which gcsfs repeats by its own rules; ``parts`` are quoted and filled into ``path``. Where ``allowed`` is
+        given, no more of the answer is read than it allows.
 
         Raises ``AccessDenied`` or ``RequestFailed``.
         """
@@ -149,7 +149,7 @@ class GCSClient(BucketClient):
         return Answer(status, answered, body)
 
     async def found(self, method: str, path: str, *parts: str, what: str, **options: Any) -> Answer | None:
-        """One request on an object; ``None`` where there is no such object, or not in the version that the request names."""
+        """Make one request on an object; return ``None`` where there is no such object, or not in the version that the request names."""
         try:
             return await self.request(method, path, *parts, what=what, **options)
         except RequestFailed as exc:
@@ -159,11 +159,11 @@ class GCSClient(BucketClient):
         return None
 
     async def object(self, method: str, path: str, key: str, action: str, **options: Any) -> Answer | None:
-        """One request on the object of ``key``, likewise."""
+        """Make one request on the object of ``key``; return ``None`` as ``found`` does."""
         return await self.found(method, path, self.bucket, self.full_key(key), what=f"{action} {key!r}", **options)
 
     async def _check_bucket(self) -> None:
-        """gcsfs tells nothing of a 404 but the path, so what is missing has to be asked, once."""
+        """Ask once whether the bucket exists: gcsfs gives nothing about a 404 but the path."""
         if self._bucket_seen:
             return
         try:
@@ -176,7 +176,7 @@ class GCSClient(BucketClient):
             return
 
     def no_bucket(self) -> RequestFailed:
-        """The error of a bucket that does not exist."""
+        """Return the error of a bucket that does not exist."""
         error = RequestFailed(
             f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name; where it is on another server "
             "than Google's, give that as storage_options={'endpoint_url': …}"
@@ -185,12 +185,12 @@ class GCSClient(BucketClient):
         return error
 
     async def head(self, key: str) -> Head | None:
-        """Version and size of the live object, ``None`` where there is none."""
+        """Return version and size of the live object, ``None`` where there is none."""
         answer = await self.object("GET", OBJECT, key, "looking up", query={"fields": "generation,size,metadata"})
         return None if answer is None else head_of(answer.json(f"looking up {key!r}"), key)
 
     async def insert(self, what: str, query: Mapping[str, str], **options: Any) -> Answer:
-        """One request to the upload endpoint."""
+        """Make one request to the upload endpoint."""
         path = f"{self.fs._location}/upload/storage/v1/b/{{}}/o"
         try:
             return await self.request("POST", path, self.bucket, what=what, query=query, **options)

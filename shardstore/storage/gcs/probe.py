@@ -1,4 +1,4 @@
-"""Probe what a server that speaks the JSON API of GCS honours, once an endpoint, bucket and process.
+"""Probes of what a server that speaks the JSON API of GCS honours, once for each endpoint, bucket and process.
 
 An emulator may answer 200 to conditions that it does not know, so the questions are such that the right answer is 412.
 """
@@ -19,18 +19,18 @@ _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 _NOT_KNOWN = (400, 405, 501)
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True)
-"""Reads compare generations themselves."""
+"""Capabilities that need no probe: reads compare generations themselves."""
 
 
 @dataclass
 class ServerFacts:
-    """The facts about one endpoint and bucket, shared by all storages of this process."""
+    """The known facts of one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
     resumable_conditions: bool | None = None
-    """True where the end of a resumable upload honours the condition that it was started with: fake-gcs-server's does not."""
+    """True where the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
     tells_generation: bool = True
-    """True where an answer with an object's bytes tells its generation: gcp-storage-emulator's does not."""
+    """True where an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
     warned: bool = False
 
 
@@ -42,7 +42,7 @@ def facts_of(client: GCSClient) -> ServerFacts:
 
 
 def forget_facts() -> None:
-    """Ask again; for tests, and after a server was updated."""
+    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
     _facts.clear()
 
 
@@ -73,8 +73,9 @@ async def _remove(client: GCSClient, key: str) -> None:
 
 
 async def probe_server(client: GCSClient) -> Capabilities:
-    """Ask for the abilities of the server: one request that changes nothing, and on others than Google's own four about an object
-    that is removed again."""
+    """Ask for the abilities of the server: by one request that changes nothing. Servers other than Google's get four more, about an object
+    that is removed again.
+    """
     key = _probe_key()
     swap = await _is_refused(_upload(client, key, ifGenerationMatch=_MADE_UP_GENERATION))
     create = delete = swap
@@ -97,8 +98,8 @@ async def probe_server(client: GCSClient) -> Capabilities:
 
 
 async def probe_resumable(client: GCSClient) -> bool:
-    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves nothing, whatever the
-    answer.
+    """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves
+    nothing, whatever the answer.
     """
     key = _probe_key()
     what = "probing resumable uploads"

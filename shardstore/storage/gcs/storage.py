@@ -1,7 +1,7 @@
 """Objects in Google Cloud Storage, through a gcsfs instance's own requests to the JSON API.
 
-Past gcsfs's file interface: that has no conditions but "create", reads large objects by requests that can see several
-versions, and remembers listings. A generation is GCS's generation number.
+gcsfs's file interface is not used: it has no conditions but "create", reads large objects by requests that can see several versions,
+and remembers listings. A generation is GCS's generation number.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class _Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """An answer with bytes; ``cut`` is what was wanted of a whole object that came instead, and its size."""
+    """An answer with bytes; where the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
 
     answer: Answer
     cut: tuple[memoryview, int] | None
 
     def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
-        """The bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
+        """Return the bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
         return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
 
 
 class GCSStorage(BucketStorage[GCSClient]):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, a ``gcsfs.GCSFileSystem`` whose loop is fsspec's IO loop.
 
-    Bodies above ``resumable_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
+    Bodies above ``resumable_bytes`` are uploaded in parts. ``probe`` finds out what a server honours.
     """
 
     kind = "gcs"
@@ -109,7 +109,9 @@ class GCSStorage(BucketStorage[GCSClient]):
         return Part(found, nbytes, view)
 
     async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
-        """One range. Raises ``StorageError`` where the object is stored compressed, which GCS would undo."""
+        """Read one range; return ``None`` where the object is absent or changed. Raises ``StorageError`` where the object is stored
+        compressed, which GCS would undo.
+        """
         headers = {"Accept-Encoding": "identity"}  # or aiohttp would ask for compressed bytes, and undo that
         if (wanted := range_header(request)) is not None:
             headers["Range"] = wanted
@@ -130,7 +132,7 @@ class GCSStorage(BucketStorage[GCSClient]):
     async def _get_between_looks(
         self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None
     ) -> PartOutcome:
-        """One range, from a server that does not tell its version with it: the object was the same before and after."""
+        """Read one range from a server that does not give its version with it: the object must be the same before and after."""
         before = await self.look_up(key, generation)
         if not isinstance(before, Part):
             return before
@@ -176,7 +178,9 @@ class GCSStorage(BucketStorage[GCSClient]):
         return copied
 
     async def _rewrite(self, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
-        """Copy within the server: all steps of one ``generation``, or the first step of whatever is there; ``None``: not there."""
+        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` where there is
+        no source.
+        """
         client = self._client
         path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (client.bucket, client.full_key(source), client.bucket, client.full_key(target))
         what = f"copying {source!r} to {target!r}"

@@ -1,4 +1,4 @@
-"""Storing one GCS object: by one request, or by a resumable upload for large ones."""
+"""Store one GCS object: by one request, or by a resumable upload for large ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
 logger = logging.getLogger(__name__)
 
 PART_BYTES = 16 << 20
-"""The bytes of one part of a resumable upload, which holds two parts in memory. A multiple of 256 KiB, as GCS asks for."""
+"""Size of the parts of a resumable upload, which holds two of them in memory. A multiple of 256 KiB, as GCS requires."""
 
 _MAX_SPOOLED_BYTES = 5 << 30
 _ABORT_SECONDS = 5.0
@@ -58,10 +58,10 @@ class _Write(ObjectWrite):
                 return {}
 
     async def stored(self, answer: Answer, checksum: Checksum) -> Generation:
-        """The version that this write made, from the answer to it.
+        """Return the version that this write made, from the answer to it.
 
         Raises:
-            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+            RequestFailed: neither the answer nor the object shows the version: as if the answer had been lost.
             StorageError: other bytes were stored.
         """
         made: Mapping[str, Any] = {}
@@ -105,7 +105,7 @@ async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generati
 
 
 async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a large body in bounded memory: in parts; through a local file where that cannot be made conditional."""
+    """Store a large body in bounded memory: in parts, or through a local file where parts cannot be made conditional."""
     write = _Write(client, key, nbytes, condition)
     if not isinstance(condition, Unconditional):
         facts = facts_of(client)
@@ -117,7 +117,7 @@ async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condit
 
 
 async def _put_spooled(write: _Write, body: Body) -> Generation:
-    """One conditional request from a temporary local file, for servers that ignore conditions on resumable uploads."""
+    """Store the body by one conditional request from a temporary local file, for servers that ignore conditions on resumable uploads."""
     if write.nbytes > _MAX_SPOOLED_BYTES:
         raise Unsupported(
             f"{write.client.endpoint} ignores conditions on resumable uploads, and {write.key!r} ({write.nbytes} bytes) is too large "
@@ -153,7 +153,7 @@ async def _put_resumable(write: _Write, body: Body) -> Generation:
 
 
 async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
-    """The error to raise where not all bytes have been sent, so that nothing can have been stored."""
+    """Return the error to raise where not all bytes have been sent, so that nothing can have been stored."""
     match write.failure(exc):
         case Failure.REFUSED:
             return failed(write.key, write.client.url)
@@ -164,7 +164,9 @@ async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
 
 
 async def _with_last(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
-    """Each piece, and whether it is the last one; which is known, and the body's length checked, once there is no other."""
+    """Yield each piece, and whether it is the last one. The last piece is known, and the body's length checked, when there is no further
+    piece.
+    """
     held: bytes | None = None
     async for piece in pieces:
         if held is not None:
@@ -175,7 +177,7 @@ async def _with_last(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes,
 
 
 class _ResumableUpload:
-    """A session of one upload: its parts, one after the other."""
+    """A session of one upload, which sends its parts one after the other."""
 
     def __init__(self, write: _Write, location: str) -> None:
         self._write = write
@@ -192,7 +194,7 @@ class _ResumableUpload:
         raise StorageError(f"{write.what}: the server has all {write.nbytes} bytes but does not end the upload")
 
     async def _send(self, part: bytes, is_last: bool) -> Generation | None:
-        """Send one part, the rest of it again where the server kept less; the version that the last one makes."""
+        """Send one part, and its rest again where the server kept less; return the version that the last part makes."""
         write = self._write
         while part:
             end = self._offset + len(part)
@@ -221,7 +223,7 @@ class _ResumableUpload:
         return None
 
     async def abort(self) -> None:
-        """Tell the server to forget the parts; what cannot be told now it forgets after a week."""
+        """Tell the server to forget the parts. Without that it forgets them after a week."""
         what = f"aborting the upload of {self._write.key!r}"
         location = _CONDITION_PARAMETER.sub("", self._location)
         try:

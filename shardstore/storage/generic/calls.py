@@ -55,10 +55,10 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The way to look at an object when it is read.
+    """The looks at an object that belong to a read of it.
 
-    ``nbytes`` is its size as it is known, if it is. ``first`` asks for a look before it is read, ``afterwards`` for one behind that.
-    Objects of more than ``most_nbytes`` are not read.
+    ``nbytes`` is its size, if known. ``first`` asks for a look before the read, ``afterwards`` for one after it. Objects of more than
+    ``most_nbytes`` are not read.
     """
 
     nbytes: int | None
@@ -67,14 +67,14 @@ class Look:
     most_nbytes: int | None = None
 
     def check(self, nbytes: int | None, path: str) -> None:
-        """Raise ``TooMuch`` where there are more."""
+        """Raise ``TooMuch`` where the object has more than the allowed bytes."""
         if nbytes is not None:
             check_most(nbytes, self.most_nbytes, f"reading {path!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Ranges of an object: what ``info`` said before and after, where it was asked, the size, and the bytes; some may be missing."""
+    """Ranges of an object: its ``info`` before and after, where it was asked for, the size, and the bytes; some may be missing."""
 
     before: Info | None
     after: Info | None
@@ -83,23 +83,25 @@ class Content:
 
 
 class Calls(Protocol):
-    """One filesystem. What it raises is not translated here; ``FileNotFoundError`` and its like say that there is no object."""
+    """One filesystem. Its exceptions are not translated here; ``FileNotFoundError`` and its like say that there is no object."""
 
     async def call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """A method of the filesystem by its synchronous name; ``path`` is what it is about."""
+        """Call a method of the filesystem by its synchronous name; ``path`` is what it is about."""
         ...
 
     async def info(self, path: str) -> Info:
-        """Return what is known of the object now. Raises ``IsADirectoryError`` where it is a directory."""
+        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` where it is a directory."""
         ...
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
-        """Ranges of one object, between looks at it."""
+        """Read ranges of one object, between looks at it."""
         ...
 
 
 def calls_of(fs: AbstractFileSystem, concurrency: int) -> Calls:
-    """Reference filesystems are asynchronous, but load what they refer to by synchronous calls: so they go to threads as well."""
+    """Return the calls for a filesystem. Reference filesystems are asynchronous, but load what they refer to by synchronous calls: so they
+    go to threads as well.
+    """
     if isinstance(fs, AsyncFileSystem) and not is_one(fs, REFERENCES):
         return _OnLoop(fs, concurrency)
     return _InThreads(fs, concurrency)
@@ -112,7 +114,7 @@ def _no_directory(info: Info, path: str) -> Info:
 
 
 def size_in(info: Info) -> int | None:
-    """The size of an object, where ``info`` tells."""
+    """Return the size of an object, where ``info`` gives it."""
     nbytes = info.get("size")
     return int(nbytes) if isinstance(nbytes, int) and nbytes >= 0 else None
 
@@ -123,7 +125,7 @@ def _cut(data: bytes, ranges: Sequence[ByteRequest]) -> tuple[bytes, ...]:
 
 
 class _OnLoop:
-    """An asynchronous filesystem of the running loop."""
+    """Calls of an asynchronous filesystem on the running loop."""
 
     def __init__(self, fs: Any, concurrency: int) -> None:
         self._fs = fs
@@ -167,7 +169,7 @@ class _OnLoop:
 
 
 class _InThreads:
-    """A synchronous filesystem: one thread for what belongs together."""
+    """Calls of a synchronous filesystem in threads: one thread for calls that belong together."""
 
     def __init__(self, fs: Any, concurrency: int) -> None:
         self._fs = fs
@@ -179,8 +181,8 @@ class _InThreads:
         self._has_cat = type(fs).cat_file is not AbstractFileSystem.cat_file and not self._is_cache
 
     def _lock(self, path: str) -> AbstractContextManager[object]:
-        """Return the lock of a filesystem that cannot take two calls at once. A simple cache cannot for one path: what it is storing looks
-        stored.
+        """Return the lock for filesystems that cannot take two calls at once. A simple cache cannot for one path: an object that it is
+        storing looks stored.
         """
         if not self._is_serial and not self._is_cache:
             return nullcontext()
@@ -253,7 +255,7 @@ class _InThreads:
             return _read_ranges(file, wanted)
 
     def _read_cached(self, path: str, ranges: Sequence[ByteRequest]) -> Content:
-        """Read the copy that the cache has: its size and bytes need not be those of the object by now."""
+        """Read from the copy that the cache has: its size, and its bytes, may differ from those of the object by now."""
         try:
             file = self._fs.open(path, "rb")
         except FileNotFoundError:
@@ -267,7 +269,7 @@ class _InThreads:
 
 
 def _identity(file: Any) -> Info:
-    """Which local copy ``file`` is, for caches of whole files; nothing for others."""
+    """Return which local copy ``file`` is, for caches of whole files; nothing for others."""
     try:
         status = os.fstat(file.fileno())
     except OSError:
@@ -276,7 +278,7 @@ def _identity(file: Any) -> Info:
 
 
 def _read_ranges(file: IO[bytes], ranges: Sequence[ByteRange]) -> tuple[bytes, ...]:
-    """In the order of the file: within archives, going back means to begin again."""
+    """Read ranges in the order of the file: within archives, going back means starting again at the beginning."""
     buffers = [b""] * len(ranges)
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i].start):
         start, end = ranges[i].start, ranges[i].end
@@ -287,7 +289,7 @@ def _read_ranges(file: IO[bytes], ranges: Sequence[ByteRange]) -> tuple[bytes, .
 
 
 def _read_exactly(file: IO[bytes], nbytes: int) -> bytes:
-    """So many bytes, or fewer where the file ends."""
+    """Read so many bytes, or fewer where the file ends."""
     data = bytes(file.read(nbytes))
     if len(data) == nbytes or not data:
         return data

@@ -1,4 +1,4 @@
-"""Translate the exceptions of any fsspec filesystem."""
+"""The meaning of exceptions of any fsspec filesystem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardstore.storage.redaction import redacted
 from shardstore.storage.room import FULL_ERRNOS
 
 ABSENT_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""The exceptions that filesystems raise at the path of an object that does not exist."""
+"""Exceptions that filesystems raise at the path of an object that does not exist."""
 
 _READ_ONLY_WORDS = ("read-only", "read only", "readonly", "not both", "not writable")
 
@@ -22,12 +22,12 @@ def read_only(action: str, key: str, url: str) -> ReadOnly:
 
 
 def contradicts(action: str, key: str, url: str) -> ReadOnly:
-    """The error of a write to a place in which nothing changes, as the user said."""
+    """Return the error of a write to a place in which nothing changes, as the user said."""
     return ReadOnly(f"{action} {key!r}: {url} was opened with static=True, which says that nothing changes there: open it without")
 
 
 def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool = False) -> ShardStoreError:
-    """The error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
+    """Return the error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
     if isinstance(exc, ShardStoreError):
         return exc
     what = f"{action} {key!r} in {url}" if key else f"{action} {url}"

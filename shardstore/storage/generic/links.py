@@ -1,4 +1,4 @@
-"""The filesystems that an fsspec filesystem reads through, which decide how it may be used."""
+"""The kinds of filesystems that an fsspec filesystem is made of, which decide how it may be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARCHIVES = frozenset({"zip", "tar", "libarchive"})
 CACHES = frozenset({"simplecache", "filecache", "blockcache", "cached"})
 REFERENCES = frozenset({"reference"})
 READ_ONLY = ARCHIVES | CACHES | REFERENCES | {"git", "github", "gist", "data", "http", "https"}
-"""Filesystems in which objects cannot be replaced; or, as caches, not without losing what other writers stored since."""
+"""Filesystems in which objects cannot be replaced, or, as in caches, not without losing what other writers stored since."""
 SERIAL = ARCHIVES | {"filecache", "blockcache", "cached", "ftp", "sftp", "ssh", "smb"}
 """Filesystems that hold one file or connection, which two threads must not use at once."""
 UNCHANGING = ARCHIVES | REFERENCES | {"git", "github", "gist", "data"}
@@ -25,13 +25,13 @@ BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oss", "oci"
 
 
 def protocols_of(fs: AbstractFileSystem) -> tuple[str, ...]:
-    """The names of one filesystem's own protocol, without those of filesystems below."""
+    """Return the names of one filesystem's own protocol, without those of filesystems below."""
     protocol = type(fs).protocol  # of the class: instances of caching filesystems pass most questions on
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 def links_of(fs: AbstractFileSystem) -> Iterator[AbstractFileSystem]:
-    """``fs`` and all filesystems that it reads through."""
+    """Yield ``fs`` and all filesystems that it reads through."""
     yield fs
     attributes = object.__getattribute__(fs, "__dict__")
     below = [attributes.get("fs"), attributes.get("sync_fs"), getattr(attributes.get("of"), "fs", None)]
@@ -53,7 +53,7 @@ def is_one(fs: AbstractFileSystem, protocols: frozenset[str]) -> bool:
 
 
 def without_dirs(fs: AbstractFileSystem, path: str) -> tuple[AbstractFileSystem, str]:
-    """The same place without filesystems that only put a directory before every path: they would hide what is below."""
+    """Return the same place without filesystems that only put a directory before every path: they would hide what is below."""
     while type(fs) is DirFileSystem:
         path = fs._join(path.strip("/"))
         fs = fs.fs
@@ -76,7 +76,7 @@ def is_static(fs: AbstractFileSystem) -> bool:
     """Return whether nothing that ``fs`` shows changes while it is open: it is an archive, a set of references, or one revision by its
     hash.
 
-    A branch or a tag is none, since it can be moved; nor is a cache, but of one of these.
+    A branch or a tag is no such place, since it can be moved; nor is a cache, except a cache of one of these.
     """
     if is_one(fs, ARCHIVES | REFERENCES | {"data"}):
         return True

@@ -1,4 +1,4 @@
-"""The last look at each object of a filesystem that shows no versions with what it reads."""
+"""The last look at each object of a filesystem whose reads show no versions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shardstore.storage.generic.calls import Info, size_in
 from shardstore.storage.inferred_versions import agrees, trace_of, unversioned, version_from
 
 MOST_REMEMBERED = 1 << 15
-"""Objects of a storage; some 10 MiB."""
+"""The most objects that are remembered for a storage; some 10 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at an object: its size, where the filesystem tells it, and what tells its versions apart, if anything does."""
+    """One look at an object: its size, where the filesystem gives it, and what tells its versions apart, if anything does."""
 
     nbytes: int | None
     trace: str | None
@@ -25,11 +25,13 @@ class Seen:
         return cls(size_in(info), trace_of(info))
 
     def version(self, nbytes: int) -> Generation:
-        """The version that was seen, of an object that turned out to have so many bytes; without a version, one that equals no other."""
+        """Return the version that was seen, for an object that turned out to have so many bytes; without a version, one that equals no
+        other.
+        """
         return unversioned(nbytes) if self.trace is None else version_from(self.trace, nbytes)
 
     def may_be(self, generation: Generation) -> bool:
-        """Return whether nothing contradicts that it was this version."""
+        """Return whether the look may have been at this version."""
         return self.nbytes is None or agrees(generation, self.version(self.nbytes))
 
     def of_size(self, nbytes: int) -> Seen:
@@ -37,7 +39,7 @@ class Seen:
 
 
 class Memory:
-    """The last look at each object; least recently used go first. Used on one event loop only."""
+    """The last look at each object; the least recently used one is dropped first. Used on one event loop only."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, Seen] = OrderedDict()

@@ -1,7 +1,7 @@
 """Objects in any fsspec filesystem that has no storage of its own here: archives, references, caches, FTP, SFTP, WebDAV, …
 
-What fsspec offers everywhere is reading ranges, writing whole files, and metadata: no conditions, and no reads of a given
-version. So nothing is claimed; versions are compared as far as the metadata tells them.
+Everywhere fsspec can read ranges, write whole files, and show metadata; it has no conditions, and no reads of a given version. So no
+capability is claimed; versions are compared as far as the metadata shows them.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ _warned: WeakKeyDictionary[AbstractFileSystem, bool] = WeakKeyDictionary()
 class GenericStorage:
     """Objects below ``path`` of ``fs``; an asynchronous ``fs`` must be of fsspec's IO loop.
 
-    ``pinned_reads`` is not claimed, although an object's metadata is looked at behind each round of reads of it, and these answer
-    ``Changed`` where it differs from what was asked for or from the look before, which may be the one of an earlier round: a
-    modification time may tick too seldom, an object may be replaced while it is read such that both looks show the same, and where the
-    metadata tells nothing but the size only that is compared. As long as nobody replaces shards, what is read is right.
+    After each round of reads of an object its metadata are looked at. The reads answer ``Changed`` where these differ from what was
+    asked for or from the look before, which may be the one of an earlier round. ``pinned_reads`` is still not claimed: a modification
+    time may tick too seldom; an object may be replaced during a read so that both looks show the same; and where the metadata show only
+    the size, only that is compared. As long as nobody replaces shards, reads are right.
 
-    Where it is ``static``, as archives, references and revisions are by themselves, each object is looked at once, and nothing is written.
+    Where it is ``static``, as archives, references and revisions always are, each object is looked at once, and nothing is written.
 
-    Writes replace the whole object by the filesystem's own means: whether readers can see a part of it, and what is left of the old
-    one after an error, is up to that. Conditions are checked before, which is no protection against a second writer. Archives,
-    references, and caches are read-only.
+    Writes replace the whole object by the filesystem's own means: the filesystem decides whether readers can see a part of it, and what
+    is left of the old object after an error. Conditions are checked before the write, which does not protect against a second writer.
+    Archives, references, and caches are read-only.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class GenericStorage:
         self._seen = Memory()
 
     def with_static(self, static: bool) -> GenericStorage:
-        """The same place, of which it is said whether anything changes in it."""
+        """Return the same place with the statement that nothing changes in it, or that something may."""
         fs, path, url, concurrency, _ = self._given
         return GenericStorage(fs, path, url, concurrency, static)
 
     def with_filesystem(self, fs: AbstractFileSystem) -> GenericStorage:
-        """The same place in another filesystem of the same kind."""
+        """Return the same place in another filesystem of the same kind."""
         return GenericStorage(fs, *self._given[1:])
 
     def __reduce__(self) -> tuple[type[GenericStorage], tuple[AbstractFileSystem, str, str | None, int, bool | None]]:
@@ -119,7 +119,9 @@ class GenericStorage:
 
     @property
     def identity(self) -> str:
-        """Return what tells this place from others, which ``url`` does not: with what the filesystem was made of. Not to be shown."""
+        """A text that tells this place from others, which ``url`` does not: it includes what the filesystem was
+        made of. Not to be shown.
+        """
         own_store = id(self.fs) if isinstance(self.fs, MemoryFileSystem) else None
         place = f"{tokenize(type(self.fs), own_store, *self.fs.storage_args, **self.fs.storage_options)}/{self._base}"
         return f"static {place}" if self.static else place
@@ -142,7 +144,7 @@ class GenericStorage:
         return self._full(prefix).rstrip("/") or self._base
 
     def _own(self, name: object) -> str:
-        """The key of a listed name. Filesystems differ in whether names begin with ``/``."""
+        """Return the key of a listed name. Filesystems differ in whether names begin with ``/``."""
         full = str(self.fs._strip_protocol(stringify_path(name))).strip("/")
         root = self.path.strip("/")
         return full[len(root) + 1 :] if root else full
@@ -164,7 +166,7 @@ class GenericStorage:
         return outcomes
 
     async def _read_object(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Reads of one object, which is looked at once for all."""
+        """Answer the reads of one object, which is looked at once for all of them."""
         generations = {read.generation for read in reads}
         (asked,) = generations if len(generations) == 1 else (None,)
         together = Read(reads[0].key, tuple(request for read in reads for request in read.ranges), asked, None, reads[0].most_nbytes)
@@ -208,8 +210,9 @@ class GenericStorage:
         return outcome
 
     async def _read_version(self, read: Read, known: Seen | None) -> ReadOutcome:
-        """Ranges of one version, as far as looks tell: at the object as it is ``known``, or else before, and behind that, and where nothing
-        changes not even that."""
+        """Read ranges of one version, as far as looks show. The first look is the ``known`` one, or is made before the read; the second is
+        made after it. Where nothing changes there is no second look.
+        """
         look = Look(None if known is None else known.nbytes, known is None, not self.static, read.most_nbytes)
         content = await self._calls.read(self._full(read.key), read.ranges, look)
         nbytes = content.nbytes
@@ -233,7 +236,7 @@ class GenericStorage:
         return Found(read.generation or found, nbytes, tuple(memoryview(buffer) for buffer in content.buffers))
 
     async def _look(self, key: str, action: str = "looking up") -> Info | None:
-        """Return what is known of the object, ``None`` where there is none."""
+        """Return the metadata of the object, ``None`` where there is no object."""
         try:
             info = await self._calls.info(self._full(key))
         except ABSENT_ERRORS:
@@ -246,7 +249,7 @@ class GenericStorage:
         return info
 
     async def _listed(self, key: str, entry: Info) -> ObjectInfo | None:
-        """An object as a listing shows it; where that does not tell the size, as it is itself."""
+        """Return an object as a listing shows it; where that does not give the size, the object itself is looked at."""
         if size_in(entry) is None or is_one(self.fs, REFERENCES):
             return await self.stat(key)
         return await self._object_info(key, entry)
@@ -310,7 +313,7 @@ class GenericStorage:
         return await self._stored(key, nbytes)
 
     async def _store(self, action: str, key: str, store: Callable[[], Awaitable[object]]) -> None:
-        """``store`` the object; where the filesystem has directories, and that of the object is missing, make it."""
+        """Store the object by ``store``; where the filesystem has directories, and that of the object is missing, make it."""
         for attempt in range(_ATTEMPTS):
             try:
                 await store()
@@ -334,7 +337,7 @@ class GenericStorage:
         return bool(parent)
 
     async def _stored(self, key: str, nbytes: int) -> Generation:
-        """The version that this write made, as far as the metadata shows it: of another writer's it must not be."""
+        """Return the version that this write made, as far as the metadata show it: it must not be another writer's."""
         info = await self._look(key, "looking up what was written to")
         version = version_of(info, nbytes) if info is not None and size_in(info) == nbytes else None
         return version or unversioned(nbytes)
@@ -363,7 +366,7 @@ class GenericStorage:
         raise StorageError(f"copying {source!r} to {target!r} in {self.url}: it is being replaced all the time. Copy it again later")
 
     async def _copy_file(self, source: str, target: str) -> bool:
-        """Copy within the filesystem; ``False`` where it cannot, or the object went."""
+        """Copy within the filesystem; return ``False`` where it cannot, or the object has gone."""
 
         async def copy() -> None:
             await self._calls.call(self._full(target), "cp_file", self._full(source), self._full(target))
@@ -433,7 +436,7 @@ class GenericStorage:
                     yield info
 
     async def _find(self, directory: str) -> dict[str, Info]:
-        """Everything below ``directory``, by key."""
+        """Return everything below ``directory``, by key."""
         if not has_inherited_find(self.fs):
             path = self._directory(directory)
             try:
@@ -457,7 +460,7 @@ class GenericStorage:
         return below
 
     async def _entries(self, prefix: str) -> dict[str, Info]:
-        """The direct children below ``prefix``, by key, which for directories too has no ``/`` at its end."""
+        """Return the direct children below ``prefix``, by key; the keys of directories have no ``/`` at the end either."""
         path = self._directory(prefix)
         try:
             entries = await self._calls.call(path, "ls", path, detail=True)
@@ -480,11 +483,11 @@ class GenericStorage:
         return DirListing(tuple(objects), tuple(prefixes))
 
     async def close(self) -> None:
-        """The filesystem is the user's, and stays open."""
+        """Do nothing: the filesystem is the user's, and stays open."""
 
 
 def described(fs: AbstractFileSystem, path: str) -> str:
-    """A URL of ``path`` in ``fs``, as a chain where it reads through another filesystem."""
+    """Return a URL of ``path`` in ``fs``, as a chain where it reads through another filesystem."""
     attributes: dict[str, Any] = object.__getattribute__(fs, "__dict__")
     protocol = protocols_of(fs)[0]
     if is_one(fs, CACHES):

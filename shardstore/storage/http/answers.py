@@ -1,4 +1,4 @@
-"""Interpret an answer of an HTTP server: which version it speaks of, and which bytes it holds."""
+"""Answers of an HTTP server: the version that one speaks of, and the bytes that it holds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 class Answer:
     """An answer, its body cut to what was wanted.
 
-    ``parts`` are the wanted ranges of a whole object (status 200), of which ``nbytes`` is the size; or the body as it came
-    (206), where ``nbytes`` is the object's size if the answer tells it; or nothing.
+    ``parts`` are the wanted ranges of a whole object (status 200), whose size is ``nbytes``; or the body as it came (206), where
+    ``nbytes`` is the object's size if the answer gives it; or nothing.
     """
 
     status: int
@@ -32,17 +32,17 @@ class Answer:
 
     @property
     def generation(self) -> Generation:
-        """The version: its ETag, else its date with its size, else a name that nothing else has."""
+        """The version: its ETag, or else its date with its size, or else a name that nothing else has."""
         return generation_of(self.headers, self.nbytes or 0)
 
 
 def is_strong(generation: Generation) -> bool:
-    """Return whether it is an ETag that promises equal bytes."""
+    """Return whether the version is an ETag that promises equal bytes."""
     return generation.token.startswith('"')
 
 
 def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
-    """The version of an object of ``nbytes`` that an answer with ``headers`` speaks of."""
+    """Return the version of an object of ``nbytes`` from the ``headers`` of an answer."""
     etag = headers.get("ETag", "").strip()
     if etag.startswith(('"', "W/")):
         return Generation(etag)
@@ -59,13 +59,13 @@ def is_encoded(headers: Mapping[str, str]) -> bool:
 
 
 def total_of(headers: Mapping[str, str]) -> int | None:
-    """The size of the object, out of ``Content-Range``."""
+    """Return the size of the object, from ``Content-Range``."""
     found = _TOTAL.fullmatch(headers.get("Content-Range", "").strip())
     return int(found[1]) if found else None
 
 
 async def take_head(response: Any) -> Answer:
-    """Take the head of an answer without a body."""
+    """Return an answer that has no body."""
     headers = response.headers
     length = headers.get("Content-Length", "").strip()
     known = length.isdecimal() and not is_encoded(headers)
@@ -73,10 +73,9 @@ async def take_head(response: Any) -> Answer:
 
 
 async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
-    """Take the body of an answer to GET: only what is ``wanted`` of a whole object is kept. ``what`` begins messages about the object
-    ``key``.
+    """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
-    Raises ``TooMuch`` where more comes than was asked for, or a whole object of more than ``most_nbytes``.
+    Raises ``TooMuch`` where the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
     """
     headers = response.headers
     if response.status == 206:

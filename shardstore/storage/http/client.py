@@ -1,7 +1,7 @@
 """Requests below one URL through the user's fsspec HTTP filesystem: its session, headers and credentials.
 
-Requests ask for the identity encoding, so that ranges are ranges of the object. Redirects are followed; what counts is the
-last answer. Errors are translated here, once. Nothing of aiohttp is imported: its exceptions are told apart by their names.
+Requests ask for the identity encoding, so that ranges are ranges of the object. Redirects are followed; the last answer counts. Errors
+are translated here, once. Nothing of aiohttp is imported: its exceptions are recognised by their names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OWN_HEADERS = frozenset({"accept-encoding", "if-match", "if-none-match", "if-ra
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The retries of a request that got no answer, or one that promises a better one later.
+    """The rules for retries of a request that got no answer, or one that promises a better one later.
 
     The n-th pause is a random part of ``first_seconds * 2**n``, at most ``longest_seconds``; at least as long as the server's
     ``Retry-After`` asks for, as far as that is not longer than ``longest_seconds``.
@@ -41,7 +41,7 @@ class Retries:
     longest_seconds: float = 10.0
 
     def pause(self, failures: int, retry_after: str | None) -> float:
-        """Seconds to wait after so many ``failures``, which are at least one."""
+        """Return the seconds to wait after so many ``failures``, at least one."""
         longest: float = min(self.first_seconds * 2**failures, self.longest_seconds)
         asked = float(retry_after) if retry_after is not None and retry_after.strip().isdecimal() else 0.0
         return max(longest * random.uniform(0.5, 1.0), min(asked, self.longest_seconds))
@@ -61,7 +61,7 @@ class _Broken(Exception):
 
 
 def _is_of_connection(exc: BaseException) -> bool:
-    """Return whether ``exc`` says that there is no whole answer, as opposed to one that makes no sense."""
+    """Return whether ``exc`` says that there is no whole answer; an answer that cannot be parsed is another error."""
     if isinstance(exc, OSError | TimeoutError | asyncio.IncompleteReadError):
         return True
     names = {base.__name__ for base in type(exc).__mro__ if base.__module__.partition(".")[0] == "aiohttp"}
@@ -75,7 +75,7 @@ def _is_of_client(exc: BaseException) -> bool:
 class HTTPClient:
     """Requests for the objects below ``root``; at most ``concurrency`` at once.
 
-    The query of ``root``, where it has one, goes with every request: tokens for a whole container are given so.
+    The query of ``root``, if any, goes with every request: tokens for a whole container are given in this way.
     """
 
     def __init__(self, fs: Any, root: str, concurrency: int, retries: Retries) -> None:
@@ -91,7 +91,7 @@ class HTTPClient:
         self._query = parts.query
         self.root = self._base + (f"?{self._query}" if self._query else "")
         self.origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        """The server, to which what is learned about it belongs."""
+        """The server; what is learned about it is kept under this name."""
         self.sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     @property
@@ -99,7 +99,7 @@ class HTTPClient:
         return redacted(self.root)
 
     def url_of(self, key: str) -> str:
-        """Return where ``key`` is, or the page of a directory, whose ``key`` is ``""`` or ends with ``/``.
+        """Return the URL of ``key``, or of the page of a directory, whose ``key`` is ``""`` or ends with ``/``.
 
         Each character stands for itself, so ``%`` and ``?`` are quoted.
         """
@@ -113,7 +113,7 @@ class HTTPClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
-        """The answer to one request; what aiohttp raises, in here or in the body of the ``with``, comes out as ours."""
+        """Yield the answer to one request; exceptions of aiohttp, here or in the body of the ``with``, are translated into ours."""
         try:
             session = await self.fs.set_session()
             async with session.request(method, self.fs.encode_url(url), **self._request_options(headers)) as response:
@@ -141,9 +141,9 @@ class HTTPClient:
         take: Callable[[Any], Awaitable[T]],
         accept: tuple[int, ...] = (),
     ) -> T:
-        """Return what ``take`` makes of the answer, which is one of success or of the statuses ``accept``.
+        """Make a request, and return what ``take`` makes of the answer, whose status is one of success or one of ``accept``.
 
-        Asked again where there was no whole answer, or one that says so. ``what`` completes "… failed" in messages.
+        The request is repeated where there was no whole answer, or one that asks for that. ``what`` completes "… failed" in messages.
 
         Raises:
             AccessDenied: status 401, 403 or 407.

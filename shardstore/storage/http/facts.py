@@ -1,4 +1,4 @@
-"""The facts about HTTP servers, learned from their answers, shared by all storages of this process."""
+"""The known facts of HTTP servers, learned from their answers, shared by all storages of this process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass
 class ServerFacts:
-    """The facts about one server; ``None``: not seen yet. An answer that contradicts corrects it."""
+    """The observed behaviour of one server; ``None``: not seen yet. An answer that contradicts a fact corrects it."""
 
     ranges: bool | None = None
-    """True where it sends ranges of objects, and not all of the object instead."""
+    """True where it sends ranges of objects, rather than the whole object instead."""
     suffixes: bool | None = None
     """True where it understands ranges that count from the end."""
     head: bool | None = None
-    """True where HEAD tells the size."""
+    """True where HEAD shows the size."""
     if_match: bool = True
     """True where it matches the ETags that it gives."""
     warned: bool = False
 
     def ignored_a_range(self, origin: str) -> None:
-        """An answer held the whole object where a range of it was asked for."""
+        """Note that an answer held the whole object where a range of it was asked for."""
         self.ranges = False
         if not self.warned:
             self.warned = True
@@ -41,5 +41,5 @@ def facts_of(origin: str) -> ServerFacts:
 
 
 def forget_facts() -> None:
-    """Learn again; for tests, and after a server was reconfigured."""
+    """Forget all facts, so that they are learned again; for tests, and after a server was reconfigured."""
     _facts.clear()

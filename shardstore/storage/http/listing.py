@@ -1,4 +1,4 @@
-"""Index pages, as web servers make them of directories: which links are children."""
+"""Index pages, as web servers make them for directories: the links to children."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_PAGE_NBYTES = 256 << 20  # some millions of links
 
 
 def _known(charset: str | None) -> str:
-    """The name of an encoding that Python knows."""
+    """Return the name of an encoding that Python knows."""
     try:
         return codecs.lookup(charset or "utf-8").name
     except LookupError:
@@ -34,9 +34,9 @@ class _Links(HTMLParser):
 
 
 def children(page: str, url: str) -> list[str]:
-    """The names that the links of ``page``, which is at ``url``, point to directly below it; of directories with ``/`` at the end.
+    """Return the names directly below ``page``, which is at ``url``, that its links point to; names of directories end with ``/``.
 
-    Sorted, each once. What lies elsewhere, or deeper, or is the page itself in another order, is no child.
+    They are sorted, each once. A link to another place, to a deeper level, or to the page itself in another order is no child.
     """
     parser = _Links()
     parser.feed(page)
@@ -59,7 +59,7 @@ def children(page: str, url: str) -> list[str]:
 
 
 async def page(client: HTTPClient, directory: str) -> list[str]:
-    """Full keys of what the index page of ``directory`` links to; of directories with ``/`` at the end.
+    """Return full keys of what the index page of ``directory`` links to; keys of directories end with ``/``.
 
     Raises ``Unsupported`` where the server makes no such pages.
     """
@@ -75,7 +75,7 @@ async def page(client: HTTPClient, directory: str) -> list[str]:
 
 
 async def _names(client: HTTPClient, directory: str) -> list[str] | None:
-    """The children that the page of ``directory`` shows; ``None``: there is no such page."""
+    """Return the children that the page of ``directory`` shows; ``None`` where there is no such page."""
 
     async def take(response: Any) -> list[str] | None:
         if response.status != 200 or response.content_type not in ("text/html", "application/xhtml+xml"):

@@ -1,7 +1,7 @@
 """Objects behind HTTP and HTTPS, read-only, through an fsspec HTTP filesystem's own session.
 
-Past fsspec's file interface: that compares no versions, takes whole objects for ranges where a server ignores those, and
-asks once. A generation is an ETag; without one, date and size; without those, nothing.
+fsspec's file interface is not used: it compares no versions, takes whole objects for ranges where a server ignores those, and does not
+retry. A generation is an ETag; without one, date and size; without those, nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class HTTPStorage:
     object cannot be a root.
 
     Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` where it is strong.
-    ``pinned_reads`` is claimed once answers have been seen, and all of them had a strong ETag: what else tells versions apart
-    (weak ETags, dates of whole seconds) is compared, but proves nothing. Listing reads the index pages that some servers make.
+    ``pinned_reads`` is claimed once answers have been seen, and all of them had a strong ETag: weak ETags and dates of whole seconds
+    are compared too, but prove nothing. Listing reads the index pages that some servers make.
     """
 
     def __init__(self, fs: Any, root: str, concurrency: int = 64, retries: Retries | None = None) -> None:
@@ -73,7 +73,7 @@ class HTTPStorage:
 
     @property
     def identity(self) -> str:
-        """Return what tells this place from others, which ``url`` does not: with the user and the query. Not to be shown."""
+        """A text that tells this place from others, which ``url`` does not: it includes the user and the query. Not to be shown."""
         return self._client.root
 
     @property
@@ -109,7 +109,7 @@ class HTTPStorage:
         return outcome
 
     async def _read_version(self, read: Read) -> ReadOutcome:
-        """All ranges of one version: the one asked for, or the one that the first answer shows."""
+        """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
         asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
         buffers = [NOTHING] * len(read.ranges)
         if not asked:
@@ -134,14 +134,14 @@ class HTTPStorage:
         return Found(generation, nbytes, tuple(buffers))
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """One range."""
+        """Read one range."""
         found = await self._fetch(key, [request], generation, most_nbytes)
         return found[0] if isinstance(found, list) else found
 
     async def _fetch(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
     ) -> list[Part] | Absent | Changed:
-        """The first of ``requests`` by one GET; all of them where the server answers with the whole object."""
+        """Fetch the first of ``requests`` by one GET; return all of them where the server answers with the whole object."""
         first, facts = requests[0], self._facts
         if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
             return await self._fetch_counted(key, requests, generation)
@@ -194,7 +194,7 @@ class HTTPStorage:
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
     def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
-        """All of the object came: that says something of the server where less was asked for."""
+        """Note what an answer with the whole object says about the server, where less was asked for."""
         nbytes = answer.nbytes or 0
         if range_header(request) is None or resolve(request, nbytes) == ByteRange(0, nbytes):
             return
@@ -204,7 +204,7 @@ class HTTPStorage:
             self._facts.ignored_a_range(self._client.origin)
 
     async def _with_size(self, key: str, answer: Answer) -> Answer:
-        """``answer`` with the object's size, which a server may leave out of an answer with a range."""
+        """Return ``answer`` with the object's size, which a server may leave out of an answer with a range."""
         if answer.nbytes is not None or not answer.headers.get("Content-Range", "").strip().endswith("/*"):
             return answer
         part = await self.look_up(key, None)
@@ -221,13 +221,13 @@ class HTTPStorage:
         return checked_part(request, 206, content_range, data, key)[0]
 
     def _version(self, answer: Answer) -> Generation:
-        """The version that an answer speaks of; remembers what the server's versions are worth."""
+        """Return the version that an answer speaks of, and note whether the server's versions are strong."""
         found = answer.generation
         self._only_strong = is_strong(found) and self._only_strong is not False
         return found
 
     async def _mismatch(self, key: str, requests: Sequence[ByteRequest], generation: Generation | None) -> list[Part] | Absent | Changed:
-        """The server says that it is another version. Some say so of the ETag that they gave a moment ago."""
+        """Handle a server's answer that it has another version. Some say so about the ETag that they gave a moment ago."""
         part = await self.look_up(key, generation)
         if not isinstance(part, Part):
             return part
@@ -237,7 +237,9 @@ class HTTPStorage:
     async def _fetch_counted(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
     ) -> list[Part] | Absent | Changed:
-        """A range that counts from the end, for a server that does not know such: counted from the start, of one version."""
+        """Fetch a range that counts from the end, from a server that does not know such ranges: it is counted from the start, of one
+        version.
+        """
         part = await self.look_up(key, generation)
         if not isinstance(part, Part):
             return part
@@ -261,7 +263,7 @@ class HTTPStorage:
         return Part(found, answer.nbytes, NOTHING)
 
     async def _look(self, key: str) -> Answer:
-        """Size and version by HEAD, or by the first byte where HEAD tells neither."""
+        """Return size and version by HEAD, or by the first byte where HEAD shows neither."""
         url, what, facts = self._client.url_of(key), f"looking up {key!r}", self._facts
         if facts.head is not False:
             accept = (*ABSENT_STATUS, *_NO_HEAD_STATUS)
@@ -318,7 +320,7 @@ class HTTPStorage:
             yield info
 
     async def _walk(self, directory: str, prefix: str, depth: int) -> AsyncIterator[ObjectInfo]:
-        """The objects below ``directory`` whose keys start with ``prefix``, in key order."""
+        """Yield the objects below ``directory`` whose keys start with ``prefix``, in key order."""
         if depth == 0:
             raise StorageError(f"listing {self.url}: directories lie {_LISTING_DEPTH} deep in each other, down to {directory!r}: a circle?")
         keys = [key for key in await page(self._client, directory) if key.startswith(prefix)]
@@ -333,7 +335,7 @@ class HTTPStorage:
                     yield info
 
     async def _stat_many(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
-        """Pages show no exact sizes, and may have links to what does not exist."""
+        """Look at many objects: pages show no exact sizes, and may have links to what does not exist."""
         return dict(zip(keys, await asyncio.gather(*(self.stat(key) for key in keys)), strict=True))
 
     async def list_dir(self, prefix: str) -> DirListing:
@@ -343,4 +345,4 @@ class HTTPStorage:
         return DirListing(tuple(info for info in infos.values() if info is not None), tuple(key for key in keys if key.endswith("/")))
 
     async def close(self) -> None:
-        """The fsspec instance is the user's, and stays open."""
+        """Do nothing: the fsspec instance is the user's, and stays open."""

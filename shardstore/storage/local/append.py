@@ -1,7 +1,7 @@
-"""Appending to a local file in place: the bytes that were there are neither read nor written. See ``append_record``.
+"""Append to a local file in place: the old bytes are neither read nor written. See ``append_record``.
 
-Not every file can be: one with several names would change under all of them, and of one that somebody else owns the times cannot be
-set. What cannot is copied, which is always right.
+This is not possible for every file: one with several names would change under all of them, and the times of a file that somebody else
+owns cannot be set. Such files are copied, which is always right.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VIEWS_A_CALL = 1024  # as many as Linux takes
 def append_to(
     path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition, rules: WriteRules
 ) -> Generation | None:
-    """Carry out ``Storage.compose`` by appending to the file at ``path``; ``None``, and nothing was done, where that cannot be.
+    """Carry out ``Storage.compose`` by appending to the file at ``path``; return ``None``, with nothing done, where that is not possible.
 
     Raises:
         ConditionFailed: the file is not the version ``source``, or the condition does not hold. Nothing was done.
@@ -75,7 +75,7 @@ def append_to(
 
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
-    """The new bytes, without the room before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
+    """Return the new bytes, without the padding before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
     if len(segments) < 3 or segments[:2] != [CopiedRange(0, version.nbytes), Padding(APPEND_PADDING_NBYTES)]:
         return None
     rest = segments[2:]
@@ -87,8 +87,8 @@ def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryv
 def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
     """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
 
-    ``False``, and nothing was done, where the file system has no extended attributes. An error before the attribute says that all is done
-    leaves the old version; an error of that, or behind it, either.
+    Returns ``False``, with nothing done, where the file system has no extended attributes. An error before the attribute marks the
+    append as complete leaves the old version. An error during that step, or after it, leaves either version.
     """
     record = encode_record(old)
     try:
@@ -129,8 +129,8 @@ def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
 
 
 def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield as many views as a call takes at once. None but the last ends where a view ends: a chunk that is a shard itself has an index
-    there.
+    """Yield lists of as many views as one call takes. Only the last list ends where a view ends: a chunk that is a shard itself has its
+    index there.
     """
     held: list[memoryview] = []
     for start in range(0, len(views), _VIEWS_A_CALL - 1):

@@ -1,4 +1,4 @@
-"""The record in a file which tells that bytes are being appended to it, and that they were.
+"""The record that shows that bytes are being appended to a file, or were.
 
 ::
 
@@ -9,17 +9,17 @@
         magic: 16 bytes | position: uint64, of the record itself | old_nbytes: uint64 | old mtime: int64 | old ctime: int64, nanoseconds
         | 12 zero bytes | crc32c of what precedes: uint32
 
-The record names the version that the file was. As long as the append is under way, an extended attribute of the file holds the record
-too: so every reader of this package goes on seeing that version, under its own generation. Zeros take the record's place there when
-all is written, in one step; zeros, since to remove an attribute takes twenty times as long. A writer that dies before leaves a tail that
-nobody reads; the next writer cuts it off. The attribute alone means nothing: somebody may have replaced the contents since. What
-follows the old bytes has to be the record, as far as it is there.
+The record names the old version of the file. As long as the append is under way, an extended attribute of the file holds the record
+too: so every reader of this package goes on seeing that version, under its own generation. When all is written, zeros replace the
+record in the attribute, in one step; zeros, since removing an attribute takes twenty times as long. A writer that dies before leaves a
+tail that nobody reads; the next writer cuts it off. The attribute alone means nothing: somebody may have replaced the contents since.
+The bytes behind the old ones have to be the record, or its beginning if there are fewer.
 
-The record stays. It proves to a reader who finds the file changed when it has read that nothing but an append came in between: the
-bytes it has read are those of the version that it began with.
+The record stays. A reader may find after its read that the file has changed. The record then proves that there was only an append: the
+bytes read are those of the version that the reader began with.
 
-Written from front to back, a file that others copy or read meanwhile is the beginning of the new one, and ends somewhere in the
-middle of a chunk: no index is found there.
+New bytes are written from front to back. So others who copy or read the file meanwhile see the beginning of the new one. It ends
+somewhere in the middle of a chunk: no index is found there.
 """
 
 from __future__ import annotations
@@ -65,13 +65,15 @@ def _checksum(data: bytes) -> bytes:
 
 
 def encode_record(old: os.stat_result) -> bytes:
-    """The record behind the bytes of a file whose status was ``old``."""
+    """Return the record to put behind the bytes of a file whose status was ``old``."""
     head = _RECORD.pack(_MAGIC, old.st_size, old.st_size, old.st_mtime_ns, old.st_ctime_ns)
     return head + _checksum(head)
 
 
 def _decode(fd: int, data: bytes, status: os.stat_result, position: int | None = None) -> FileVersion | None:
-    """The version before, of a record that was read at ``position``, or anywhere; ``None``: that is no record, or of another place."""
+    """Return the old version that a record names, read at ``position`` or anywhere; ``None`` where it is no record, or one of another
+    place.
+    """
     if len(data) != RECORD_NBYTES or not data.startswith(_MAGIC):
         return None
     head = data[: _RECORD.size]
@@ -82,13 +84,13 @@ def _decode(fd: int, data: bytes, status: os.stat_result, position: int | None =
 
 
 def set_under_way(fd: int, record: bytes) -> None:
-    """Say that the bytes behind the record are being written. Raises ``OSError`` where the file system has no such attributes."""
+    """Mark the append as under way. Raises ``OSError`` where the file system has no such attributes."""
     if sys.platform == "linux":
         os.setxattr(fd, _ATTRIBUTE, record)
 
 
 def set_done(fd: int) -> None:
-    """Say that all is written."""
+    """Mark the append as complete."""
     if sys.platform == "linux":
         os.setxattr(fd, _ATTRIBUTE, _NOTHING_UNDER_WAY)
 
@@ -104,7 +106,7 @@ def _attribute(fd: int) -> bytes | None:
 
 
 def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
-    """The version that an append has not yet replaced, or never will; ``None``: no append is under way, or was left."""
+    """Return the old version, where an append is under way or was left unfinished; ``None`` where neither is so."""
     attribute = _attribute(fd)
     before = None if attribute is None else _decode(fd, attribute, status)
     if attribute is None or before is None or status.st_size < before.nbytes:
@@ -121,12 +123,12 @@ def _mtime(record: bytes) -> int:
 
 
 def version_of(fd: int, status: os.stat_result) -> FileVersion:
-    """The version that an open file shows."""
+    """Return the version that an open file shows."""
     return version_before(fd, status) or FileVersion(status.st_size, generation_of(status, fd))
 
 
 def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
-    """The generation of the object at ``path``, whose status was looked up before; of the file that is there now."""
+    """Return the generation of the object at ``path``, whose status was looked up before; it is that of the file that is there now."""
     with suppress(OSError):
         fd = os.open(path, flags)
         try:
@@ -137,8 +139,6 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
 
 
 def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
-    """Return whether ``version``, of an open file whose status is ``after`` by now, has been appended to, or is just now, and nothing
-    else.
-    """
+    """Return whether ``version`` of an open file, whose status is now ``after``, was only appended to since, or is being appended to."""
     record = pread(fd, RECORD_NBYTES, version.nbytes)
     return (_decode(fd, record, after, version.nbytes) or version_before(fd, after)) == version

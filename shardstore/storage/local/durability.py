@@ -1,8 +1,10 @@
-"""Names that survive the loss of power: an object's in its directory, and those of all directories above it, whoever made them.
+"""Names that survive the loss of power: the name of an object in its directory, and the names of all directories above it, whatever
+process made them.
 
-To flush a file keeps its bytes, and to flush a directory keeps the names in it; neither keeps the directory's own name. A writer that finds
-a directory made by another, who may not have flushed it yet, or may have died before, flushes the names above it too. Each process does so
-once a directory, as far up as it can open: up to the root of the file system, since it does not know what was made when.
+Flushing a file keeps its bytes, and flushing a directory keeps the names in it; neither keeps the directory's own name. A writer that
+finds a directory made by another, who may not have flushed it yet, or may have died before, flushes the names above it too. Each
+process does so once for each directory, as far up as it can open: up to the root of the file system, since it does not know when each
+directory was made.
 
 A directory can be removed, when it is empty, and made again by another writer; it may even get the same inode number. So this process
 believes that a directory is still the one whose name it has flushed as long as it finds an object there, or below, in the very version
@@ -24,20 +26,18 @@ Look = Callable[[str], os.stat_result | None]
 
 
 class KeptNames:
-    """The names that one process knows to be kept."""
+    """The names that one process knows to survive."""
 
     def __init__(self) -> None:
         self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
         self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
 
     def keeps_object(self, path: str, status: os.stat_result) -> bool:
-        """Return whether the object, whose status is given, is what this process stored there: its name, and those above, were flushed
-        then.
-        """
+        """Return whether the object with this status is what this process stored there: its name, and those above, were flushed then."""
         return self._objects.get(path) == _version(status)
 
     def keeps_directory(self, directory: str, look: Look) -> bool:
-        """Return whether the name of a directory, and those above, were flushed, and it is the same one since."""
+        """Return whether the name of a directory, and those above, were flushed, and it still is the same directory."""
         path = directory
         while (below := self._below.get(path)) is not None:
             path = below
@@ -68,14 +68,14 @@ class KeptNames:
             directory, status = above, status_above
 
     def flush_object(self, path: str, status: os.stat_result, look: Look) -> None:
-        """Flush the name of an object, whose status is given, and those above, unless they survive."""
+        """Flush the name of an object with this status, and those above, unless they survive."""
         if not self.keeps_object(path, status):
             directory = os.path.dirname(path)
             fsync_directory(directory)
             self.flush_above(directory, look)
 
     def remember(self, path: str, status: os.stat_result) -> None:
-        """Say that the object of this status was stored or appended to, and that its name and those above were flushed."""
+        """Record that the object with this status was stored or appended to, and that its name and those above were flushed."""
         if len(self._objects) >= _OBJECTS_REMEMBERED:
             self._objects.clear()
             self._below.clear()
@@ -88,4 +88,4 @@ def _version(status: os.stat_result) -> int:
 
 
 kept_names = KeptNames()
-"""The names that this process knows to be kept."""
+"""The names that this process knows to survive."""

@@ -1,4 +1,4 @@
-"""Find data and holes of a file, so that a copy of a sparse file is as sparse."""
+"""Extents of data and holes in a file, so that a copy of a sparse file is as sparse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Extent:
 
 
 class Extents:
-    """The data and holes of an open file. Moves its file offset. What the file system does not tell is data."""
+    """The data and holes of an open file. Moves its file offset. A range that the file system does not describe counts as data."""
 
     def __init__(self, fd: int, status: os.stat_result) -> None:
         self.fd = fd
@@ -33,7 +33,7 @@ class Extents:
         self._asked, self._data, self._end = 0, 0, 0
 
     def within(self, offset: int, nbytes: int) -> Iterator[Extent]:
-        """The pieces of a range, in order, one behind the other. What lies behind the end of the file is data: reading it tells."""
+        """Yield the pieces of a range, in order and without gaps. Bytes behind the end of the file count as data; a read shows the end."""
         end = offset + nbytes
         while offset < end:
             if self._has_holes and not self._asked <= offset < self._end:

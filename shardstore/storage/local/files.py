@@ -1,4 +1,4 @@
-"""The status of local files, and what the system's errors about them mean; in the thread that calls."""
+"""The status of local files, and the meaning of the system's errors about them; all in the calling thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK
 
 
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
-    """The error to raise, from ``exc``, where ``action`` on the object at ``key`` failed."""
+    """Return the error to raise, from ``exc``, where ``action`` on the object at ``key`` failed."""
     reason = exc.strerror or str(exc)
     where = f", in {os.path.dirname(exc.filename)}" if isinstance(exc.filename, str) else ""
     if isinstance(exc, PermissionError):
@@ -31,7 +31,7 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
 
 
 def _why_sticky(number: int | None, path: object) -> str:
-    """Return what to add where a file cannot be replaced or removed because of its directory's sticky bit."""
+    """Return the text to add where a file cannot be replaced or removed because of its directory's sticky bit."""
     if number == errno.EPERM and isinstance(path, str):
         with suppress(OSError):
             directory, file = os.stat(os.path.dirname(path)), os.lstat(path)
@@ -47,7 +47,7 @@ def _why_sticky(number: int | None, path: object) -> str:
 
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
-    """Exactly ``nbytes``, or fewer where the file ends."""
+    """Read exactly ``nbytes``, or fewer where the file ends."""
     if not hasattr(os, "pread"):  # Windows; the descriptor is ours alone
         os.lseek(fd, offset, os.SEEK_SET)
         with os.fdopen(os.dup(fd), "rb") as file:
@@ -64,7 +64,7 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
 
 
 def stat_file(path: str) -> os.stat_result | None:
-    """The status of the object at ``path``, or ``None``: directories and devices are no objects."""
+    """Return the status of the object at ``path``, or ``None``: directories and devices are no objects."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -77,7 +77,9 @@ def stat_file(path: str) -> os.stat_result | None:
 
 
 def fresh_status(path: str) -> os.stat_result | None:
-    """Like ``stat_file``, by opening the file: a network file system asks its server then, where ``stat`` may answer from a cache."""
+    """Return the status as ``stat_file`` does, by opening the file: then a network file system asks its server, where ``stat`` may answer
+    from a cache.
+    """
     try:
         fd = os.open(path, READ_FLAGS)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,11 +1,11 @@
-"""Files that are locked: made so that every user who may write beside them can lock them, and opened so that nothing else is taken for one.
+"""Lock files: made so that every user who may write beside them can lock them, and opened so that nothing else is taken for one.
 
-A lock file outlives a writer that is killed. It must not keep other users out, whatever the umask of that writer. So whoever
-sees a lock file under its name finds it with the permissions that it needs: it gets them under another name first, where the umask takes
-them away. To lock a whole file (flock) it is enough to read it; to lock a range of it (fcntl) one has to write it.
+A lock file outlives a writer that is killed. It must not keep other users out, whatever the umask of that writer. So a lock file has
+the permissions that it needs before it appears under its name: where the umask removes them, it gets them under another name first. To
+lock a whole file (flock) it is enough to read it; to lock a range of it (fcntl) one has to write it.
 
-Somebody who may write in the directory can put a link, a pipe or a device in a lock file's place. None is followed, and nothing is made
-where it leads.
+Somebody who may write in the directory can put a link, a pipe or a device in a lock file's place. No link is followed, and nothing is
+made at its target.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_to_lock(name: str, flags: int, mode: int = 0o666) -> int:
-    """A descriptor that forked children will not share; for ``close_locked``."""
+    """Open a file to lock it, by a descriptor that forked children will not share; for ``close_locked``."""
     fd = os.open(name, flags, mode)
     _held.add(fd)
     return fd
 
 
 def second_descriptor(fd: int) -> int:
-    """Another descriptor of the open file of ``open_to_lock``; for ``close_locked``."""
+    """Return another descriptor of the open file of ``open_to_lock``; for ``close_locked``."""
     second = os.dup(fd)
     _held.add(second)
     return second
 
 
 def close_locked(fd: int) -> None:
-    """Close what ``open_to_lock`` opened, or ``second_descriptor``."""
+    """Close a descriptor of ``open_to_lock`` or ``second_descriptor``."""
     _held.discard(fd)
     os.close(fd)
 
 
 def open_lock_file(name: str, *, writable: bool = False) -> int:
-    """Open the lock file ``name``, which is there; for ``close_locked``. Another user's is opened for reading, unless ``writable``.
+    """Open the lock file ``name``, which exists; for ``close_locked``. Another user's is opened for reading, unless ``writable``.
 
     Raises:
-        FileNotFoundError: it is gone.
-        StorageError: what bears the name is no file.
+        FileNotFoundError: the file is gone.
+        StorageError: there is something of that name that is no file.
         AccessDenied: this user may not open it.
     """
     try:
@@ -166,17 +166,17 @@ def _create_at_once(name: str, grant: Callable[[int], None]) -> int:
 
 
 class ReadableFiles:
-    """Creates files that everybody can read, and so lock whole; in one step as long as this process's umask leaves that right."""
+    """Creates files that everybody can read, and so lock as a whole; in one step as long as this process's umask leaves that right."""
 
     def __init__(self) -> None:
         self._umask_hides = True  # until a file has shown otherwise
 
     def create(self, name: str) -> int:
-        """Like ``create_lock_file``; the caller hands what it gets to ``check``."""
+        """Create a lock file, as ``create_lock_file`` does; the caller hands the descriptor to ``check``."""
         return create_lock_file(name, self._grant) if self._umask_hides else open_to_lock(name, _CREATE_FLAGS)
 
     def check(self, fd: int, status: os.stat_result) -> None:
-        """Look whether the umask is still what it was, by the status of an open lock file; one of this user's is made readable.
+        """Check by the status of an open lock file that the umask has not changed; a file of this user's is made readable.
 
         A file that has another name too keeps its permissions: it may be a private one, to which somebody else has made a link here.
         """

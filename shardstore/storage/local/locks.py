@@ -1,10 +1,10 @@
 """A lock on one local object, exclusive between threads, processes and after crashes.
 
-The lock is a hidden file beside the object. Its holder removes it before letting go, so nothing is left behind, and the
-system releases the lock of a holder that dies, so a file that was left behind blocks nobody, of whichever user.
+The lock is a hidden file beside the object. Its holder removes it before it releases the lock, so nothing is left behind, and the
+system releases the lock of a holder that dies, so a file that was left behind blocks nobody, whatever user made it.
 
-Why that is exclusive: whoever gets the lock of a file checks that this very file still bears the name. The holder of the
-named file is the only one who may remove the name; a waiter that gets the lock of a removed file sees that, and starts again.
+This is exclusive, because a process that gets the lock of a file checks that this very file still has the name. The holder of the named
+file is the only one who may remove the name; a waiter that gets the lock of a removed file sees that, and starts again.
 
 Network file systems may show a removed file for some time: there ``range_locks`` is used.
 """
@@ -59,7 +59,7 @@ def _is_called(mine: os.stat_result, name: str) -> bool:
 
 
 def raise_if_refused(exc: OSError, name: str) -> None:
-    """Raise what to say, and what to do, where the file system has no lock for the file ``name``."""
+    """Raise an error with advice where the file system has no lock for the file ``name``."""
     if exc.errno not in _REFUSED:
         return
     mount = mount_of(name)
@@ -73,12 +73,12 @@ def raise_if_refused(exc: OSError, name: str) -> None:
 if sys.platform == "win32":
 
     def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
-        """There a temporary file has no lock: an open file cannot be removed."""
+        """Do nothing: on this system a temporary file has no lock, since an open file cannot be removed."""
         return True
 
     @contextmanager
     def locked(path: str) -> Iterator[None]:
-        """Lock as below, but lock files stay: an open file cannot be removed there."""
+        """Hold the lock of an object, as on other systems; lock files stay, since an open file cannot be removed."""
         name = lock_path(path)
         os.stat(os.path.dirname(name))  # FileLock would make the directory
         with FileLock(name):

@@ -1,4 +1,4 @@
-"""Find the file system that a path lies on, and whether other machines may have it mounted too."""
+"""Find the file system of a path, and find out whether other machines may have mounted it too."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted file system: where, and of which kind, as the system calls it."""
+    """A mounted file system: its place, and its type as the system names it."""
 
     point: str
     kind: str
 
     @property
     def is_network(self) -> bool:
-        """Return whether other machines may write there too, without this one's locks being theirs."""
+        """True where other machines may write there too, without this one's locks being theirs."""
         kind, _, below = self.kind.partition(".")
         if kind == "fuse":
             return below not in _LOCAL_FUSE
@@ -43,7 +43,9 @@ class Mount:
 
 
 def parse(mountinfo: bytes) -> list[Mount]:
-    """The mounts that a file in the format of ``/proc/self/mountinfo`` lists (proc(5)), in its order; lines of no sense are passed over."""
+    """Return the mounts that a file in the format of ``/proc/self/mountinfo`` lists (proc(5)), in its order; lines that cannot be parsed
+    are skipped.
+    """
     found = []
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(b" - ")
@@ -56,7 +58,7 @@ def parse(mountinfo: bytes) -> list[Mount]:
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount that ``path``, which need not exist, lies on; ``None`` where the system does not tell."""
+    """Return the mount that ``path``, which need not exist, lies on; ``None`` where the system does not show it."""
     try:
         with open(_MOUNTS, "rb") as file:
             mounts = parse(file.read())

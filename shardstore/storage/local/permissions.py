@@ -1,9 +1,9 @@
-"""The access rights of a local file: owner, group, permission bits, and on Linux the access control list.
+"""Permissions of a local file: owner, group, permission bits, and on Linux the access control list.
 
-A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first byte
-is in it, as if the old one had been written to. What this user may not give, it gives to nobody: where the group cannot be kept, the new
-file's group gets what everybody has. Only root keeps the owner. Set-user-ID and set-group-ID bits are dropped, as a write drops them.
-The file's other extended attributes are not carried over: they are about the old bytes.
+A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first
+byte is in it, as if the old one had been written to. Rights that this user may not give are given to nobody: where the group cannot be
+kept, the new file's group gets what everybody has. Only root keeps the owner. Set-user-ID and set-group-ID bits are dropped, as a write
+drops them. The file's other extended attributes are not carried over: they are about the old bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILES_GROUP, _OTHERS = 0x04, 0x20
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Those of one file."""
+    """The permissions of one file."""
 
     mode: int
     """The nine bits for owner, group and others; the group's are the mask where there is an access control list."""
@@ -34,28 +34,28 @@ class Permissions:
     group: int
     access_list: bytes | None
     seen: tuple[int, int, int] = field(compare=False)
-    """Device, inode and ctime of the file: while they are the same, so are its permissions."""
+    """Device, inode and ctime of the file: as long as they are the same, its permissions are the same."""
 
     @property
     def owner_writes(self) -> bool:
-        """Return whether a version can have them while it is being written."""
+        """True where a version can have these permissions while it is being written."""
         return self.mode & _OWNER_WRITES == _OWNER_WRITES
 
     @property
     def mode_to_create(self) -> int:
-        """Bits for ``open`` that let nobody in, before the group and the access control list are set, who must not be."""
+        """Bits for ``open`` that admit nobody who must not be admitted, before the group and the access control list are set."""
         is_narrow = self.access_list is None and not self.mode >> 3 & ~self.mode & 0o7
         return (self.mode if is_narrow else self.mode & 0o700) | _OWNER_WRITES
 
 
 def permissions_at(path: str, status: os.stat_result) -> Permissions:
-    """The permissions of the file at ``path``, whose status is given."""
+    """Return the permissions of the file at ``path``, whose status is given."""
     mode = stat_modes.S_IMODE(status.st_mode) & 0o777
     return Permissions(mode, status.st_uid, status.st_gid, _access_list(path), _seen(status))
 
 
 def are_those_of(permissions: Permissions | None, status: os.stat_result) -> bool:
-    """Return whether they were looked up of this very file, and it has not changed."""
+    """Return whether they were looked up for this very file, and it has not changed."""
     return permissions is not None and permissions.seen == _seen(status)
 
 
@@ -66,10 +66,10 @@ def _seen(status: os.stat_result) -> tuple[int, int, int]:
 if sys.platform == "win32":
 
     def give(file: int | str, permissions: Permissions, mine: os.stat_result, *, is_done: bool = False) -> None:
-        """There a file has those of its directory."""
+        """Do nothing: on this system a file has the permissions of its directory."""
 
     def share_as_directory(fd: int, directory: str) -> None:
-        """There a file has those of its directory."""
+        """Do nothing: on this system a file has the permissions of its directory."""
 
 else:
 
@@ -119,9 +119,9 @@ else:
 
 
 def make_like(root: str, key: str, source_root: str, source_key: str) -> None:
-    """Make an empty file of the same permissions as another, in directories that let nobody in whom those of the other keep out.
+    """Make an empty file with the permissions of another; its directories admit nobody whom the directories of the other keep out.
 
-    What is there already stays as it is. What replaces the file then has its permissions.
+    A file that is there already stays as it is. A later version that replaces the file has its permissions.
     """
     os.makedirs(os.path.dirname(root), exist_ok=True)
     source, made = source_root, root
@@ -144,7 +144,7 @@ def make_like(root: str, key: str, source_root: str, source_key: str) -> None:
 
 
 def _access_list(file: int | str) -> bytes | None:
-    """The access control list of a file, as the kernel encodes it; ``None`` where there is none beside the permission bits."""
+    """Return the access control list of a file, as the kernel encodes it; ``None`` where there are only permission bits."""
     if sys.platform == "linux":
         with suppress(OSError):  # none, or not on this file system
             return os.getxattr(file, _ACCESS_LIST)
@@ -152,7 +152,9 @@ def _access_list(file: int | str) -> bytes | None:
 
 
 def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: bool) -> bool:
-    """Return whether the file has this list now, or none. One that came from the directory may stay where the bits are ``is_narrow``."""
+    """Set the list, or none, and return whether the file has it now. One that came from the directory may stay where the bits are
+    ``is_narrow``.
+    """
     if sys.platform == "linux":
         try:
             if access_list is not None:
@@ -165,7 +167,7 @@ def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: b
 
 
 def _without_group(access_list: bytes | None) -> bytes | None:
-    """The list with everybody's rights for the file's group, which is another one than the list was made for."""
+    """Return the list with everybody's rights for the file's group, which is not the group that the list was made for."""
     if access_list is None:
         return None
     entries = [*_ENTRY.iter_unpack(access_list[_ENTRIES_OFFSET:])]

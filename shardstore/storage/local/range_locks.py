@@ -5,8 +5,9 @@ the lock file of a directory stays as long as there is anything else in it, and 
 hash of the object's name. The lock belongs to the open file, not to the process (Linux: ``F_OFD_SETLKW``): threads exclude each
 other as well, the system releases it when the holder dies, and closing another descriptor of the file does not.
 
-A directory that has nothing else left gives its lock file up, or it could never be removed. Only who holds all of the file may
-do that, and whoever gets a lock opens the name once more, which asks the server, to see that it still is this file's.
+A directory that has nothing else left gives its lock file up, or it could never be removed. Only a process that holds the whole file
+may do that. Every process that gets a lock opens the name once more, which asks the server, to check that the name still belongs to
+this file.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from shardstore.storage.local.permissions import share_as_directory
 from shardstore.storage.local.waiting import wait_for_lock
 
 DIRECTORY_LOCK = LOCK_SUFFIX
-"""The name of the file whose bytes are the locks of a directory's objects."""
+"""Name of the file whose bytes are the locks of a directory's objects."""
 
 _ATTEMPTS = 100  # others may give the file up while this process opens it, each time only with the last object of the directory
 _ALL = (0, 0)  # struct flock: a length of 0 reaches to the end of any file
 
 
 def _place(path: str) -> tuple[int, int]:
-    """The byte that is the lock of the object at ``path``: offset below 2**62, and length."""
+    """Return offset (below 2**62) and length of the byte that is the lock of the object at ``path``."""
     digest = hashlib.sha256(os.fsencode(os.path.basename(path))).digest()
     return int.from_bytes(digest[:8], "big") % 2**62, 1
 
@@ -44,7 +45,7 @@ if sys.platform == "linux":
     import fcntl
 
     def _lock(fd: int, name: str, kind: int, place: tuple[int, int], wait: bool = True) -> bool:
-        """Set or clear a lock; ``False`` where it is another's and ``wait`` is not set."""
+        """Set or clear a lock; return ``False`` where another holds it and ``wait`` is not set."""
         # struct flock: type, whence, start, length, process (0 for locks of open files).
         request = struct.pack("hhqqi0q", kind, os.SEEK_SET, *place, 0)
         try:
@@ -74,7 +75,7 @@ if sys.platform == "linux":
             _let_go(fd, name, _place(path))
 
     def give_up(directory: str) -> bool:
-        """Remove the lock file of a directory that holds nothing else, and whose locks are free; whether it was removed."""
+        """Remove the lock file of a directory that holds nothing else, if its locks are free; return whether it was removed."""
         name = os.path.join(directory, DIRECTORY_LOCK)
         try:
             fd = open_lock_file(name, writable=True)
@@ -117,7 +118,7 @@ if sys.platform == "linux":
         raise StorageError(f"the lock file {name} comes and goes: this file system cannot be shared by writers")
 
     def _still_bears(fd: int, name: str) -> bool:
-        """Return whether ``fd`` is the file called ``name``, by opening it: a cached answer to ``stat`` may be old."""
+        """Return whether ``fd`` is the file called ``name``. Opens the name: a cached answer to ``stat`` may be stale."""
         try:
             other = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -134,7 +135,7 @@ if sys.platform == "linux":
         return mine.st_nlink > 0 and (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
 
     def _let_go(fd: int, name: str, place: tuple[int, int]) -> None:
-        """Clear the lock, and close. Never fails: nothing was written to a file that is only locked."""
+        """Clear the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
         try:
             with suppress(OSError):
                 # Explicitly: closing is not enough where a child that was forked just now still has the descriptor.

@@ -1,6 +1,6 @@
-"""Reading one local file, in the thread that calls: what ``LocalStorage`` runs in its pools.
+"""Read one local file in the calling thread: the work that ``LocalStorage`` runs in its pools.
 
-A reader opens a file once, so that all it reads is one inode.
+A reader opens a file once, so all bytes come from one inode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardstore.storage.requests.answer_bodies import too_long
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 
 Pread = Callable[[int, int, int], bytes | memoryview]
-"""A function that reads so many bytes of a descriptor from an offset on, or fewer where the file ends."""
+"""Reads from a descriptor so many bytes at an offset, or fewer where the file ends."""
 
 _READ_ATTEMPTS = 3
 
@@ -64,9 +64,7 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
 
 
 def read_cached(path: str, read: Read) -> Found | None:
-    """Like ``read_file``, of bytes that the system holds in memory; ``None`` where it would have to wait for any of them, or to try
-    again.
-    """
+    """Read as ``read_file`` does, from the page cache; return ``None`` where that would have to wait for the disk, or to try again."""
     try:
         outcome = _read_once(path, read, _cached_pread)
     except (OSError, StorageError):  # not in memory, or an error that the other way words
@@ -75,7 +73,7 @@ def read_cached(path: str, read: Read) -> Found | None:
 
 
 def fetch_soon(path: str, read: Read) -> None:
-    """Let the system fetch what ``read`` is going to ask for, and do not wait for it."""
+    """Let the system fetch what ``read`` is going to ask for, without waiting."""
     with suppress(OSError):  # a read will tell
         fd = os.open(path, READ_FLAGS)
         try:
@@ -87,7 +85,7 @@ def fetch_soon(path: str, read: Read) -> None:
 
 
 def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
-    """Exactly ``nbytes`` that are in memory. Raises ``BlockingIOError`` where they are not."""
+    """Read exactly ``nbytes`` from the page cache. Raises ``BlockingIOError`` where they are not there."""
     data = np.empty(nbytes, np.uint8).data  # a bytearray is filled with zeros first
     if os.preadv(fd, [data], offset, os.RWF_NOWAIT) != nbytes:
         raise BlockingIOError(f"{nbytes} bytes at {offset} are not all in memory")
@@ -95,7 +93,7 @@ def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
 
 
 def read_file(path: str, read: Read) -> ReadOutcome:
-    """All ranges of ``read`` from one open file, whose path is ``path``."""
+    """Read all ranges of ``read`` from one open file, whose path is ``path``."""
     try:
         for _ in range(_READ_ATTEMPTS):
             try:

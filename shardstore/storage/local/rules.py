@@ -1,4 +1,4 @@
-"""The rules by which objects below one root are replaced and removed: locked, checked, and made durable."""
+"""The rules by which the objects below one root are replaced and removed: locked, checked, and made durable."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from shardstore.storage.local.sweep import sweep_once
 from shardstore.storage.local.versions import generation_of, wait_to_settle
 
 Locks = Literal["auto", "cluster"]
-"""Whether the locks of local files hold between machines: ``"cluster"`` says that those of the file system do."""
+"""The reach of the locks of local files: ``"cluster"`` says that those of the file system hold between machines."""
 
 PARENT_ATTEMPTS = 20  # others may remove empty directories while this process makes them
 
 
 def check_locks(locks: object) -> None:
-    """Refuse what is no value of the option ``locks``.
+    """Refuse a value that the option ``locks`` does not have.
 
     Raises:
-        InvalidInput: it is none.
+        InvalidInput: there is no such value.
         Unsupported: this system has no such locks.
     """
     if locks not in get_args(Locks):
@@ -46,19 +46,19 @@ class WriteRules:
 
     root: str
     fsync: bool
-    """True where acknowledged writes survive the loss of power."""
+    """True where an acknowledged write survives the loss of power."""
     is_network: bool
-    """The root lies on a file system that other machines may have mounted; its caches are not to be believed."""
+    """True where the root lies on a file system that other machines may have mounted; its caches may be stale."""
     is_cluster: bool
-    """The locks of the file system hold between machines, the user says."""
+    """True where the user says that the locks of the file system hold between machines."""
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold the lock of the object at ``path``; waits for it, blocking the thread.
 
-        On this machine's file systems that is a file of the object's own; on network file systems, a byte of the directory's.
-        With ``locks="cluster"`` on a file system of this machine it is both, always in this order: processes that were not given
-        the option, and machines to which this one exports the directory, are excluded too.
+        On file systems of this machine the lock is a file of the object's own; on network file systems, a byte of the directory's lock
+        file. With ``locks="cluster"`` on a file system of this machine both are taken, always in this order: processes that were not
+        given the option, and machines to which this one exports the directory, are excluded too.
 
         Raises:
             FileNotFoundError: the directory of ``path`` does not exist.
@@ -72,11 +72,13 @@ class WriteRules:
             yield
 
     def status(self, path: str) -> os.stat_result | None:
-        """The status of the object at ``path``, or ``None``, as it is on the server."""
+        """Return the status of the object at ``path`` as the server has it, or ``None``."""
         return fresh_status(path) if self.is_network else stat_file(path)
 
     def check(self, path: str, key: str, condition: Condition) -> os.stat_result | None:
-        """The status of the object, if there is one, under its lock. Raises ``ConditionFailed`` where ``condition`` does not hold."""
+        """Return the status of the object, or ``None``; called under its lock. Raises ``ConditionFailed`` where ``condition`` does not
+        hold.
+        """
         status = self.status(path)
         if isinstance(condition, IfAbsent):
             if status is not None:
@@ -88,11 +90,11 @@ class WriteRules:
         return status
 
     def sweep_once(self, directory: str) -> None:
-        """Before the first change in a directory: remove what dead writers left there."""
+        """Remove what dead writers left in a directory, before the first change there."""
         sweep_once(directory, self.is_network)
 
     def delete(self, path: str, key: str, condition: Condition) -> bool:
-        """Remove the object, and directories below the root that this leaves empty; ``False`` where there was none."""
+        """Remove the object, and directories below the root that this leaves empty; return ``False`` where there was no object."""
         if self.status(path) is None:
             return False
         directory = os.path.dirname(path)
@@ -113,7 +115,7 @@ class WriteRules:
     def make_directory(self, directory: str) -> None:
         """Make ``directory`` and those above it. Their names are flushed with the first object.
 
-        Others may have removed them again, since they are empty: who finds them gone asks again, ``PARENT_ATTEMPTS`` times at most.
+        Others may remove them again, since they are empty: a caller who finds them gone calls again, ``PARENT_ATTEMPTS`` times at most.
 
         Raises:
             FileExistsError: one of them is a file, or a link that leads nowhere.
@@ -135,7 +137,7 @@ class WriteRules:
             directory = os.path.dirname(directory)
 
     def remove_empty(self, directory: str) -> bool:
-        """Remove a directory that holds nothing but the file of its locks; whether it is gone."""
+        """Remove a directory that holds nothing but its lock file; return whether it is gone."""
         for _ in range(2):
             try:
                 os.rmdir(directory)
@@ -148,7 +150,7 @@ class WriteRules:
 
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
-    """Return whether the object is this version; it may have been left with a tail that is none of it."""
+    """Return whether the object is this version; the file may have a tail, which is no part of the version."""
     if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
         return True
     wait_to_settle(generation, status)

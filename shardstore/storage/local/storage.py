@@ -1,6 +1,6 @@
-"""Objects as files below a directory, by direct descriptor calls.
+"""Objects as files below a directory, read and written by direct descriptor calls.
 
-Not through fsspec, whose thread a call costs a hundred microseconds: a batch of reads is one hop into a pool of this
+fsspec is not used: its thread for each call costs a hundred microseconds. Here a batch of reads is one hop into a pool of this
 storage's own. Writes and deletes have another pool, since they may wait for a lock, and reads shall not wait with them.
 """
 
@@ -62,9 +62,9 @@ _COPY_ATTEMPTS = 3
 
 
 class LocalStorage:
-    """Files below ``root``, a path. Safe between the threads and processes of one machine.
+    """Files below ``root``, a path; safe between the threads and processes of one machine.
 
-    With ``fsync`` (default) what was acknowledged survives the loss of power. ``locks="cluster"`` says that the locks of the file
+    With ``fsync`` (the default), acknowledged writes survive the loss of power. ``locks="cluster"`` says that the locks of the file
     system hold between machines; the storage is then safe between these too.
 
     Raises:
@@ -103,7 +103,7 @@ class LocalStorage:
 
     @cached_property
     def _rules(self) -> WriteRules:
-        """Found out at the first use: where the root lies can change until then, by mounting."""
+        """Return the rules of writing. They are found out at the first use: where the root lies can change until then, by mounting."""
         mount = mount_of(self.root)
         return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
 
@@ -141,7 +141,9 @@ class LocalStorage:
         return pool
 
     async def _hop(self, name: str, workers: int, key: str, action: str, work: Callable[[], T]) -> T:
-        """The result of ``work``, done in a thread. A cancelled caller still waits for the thread: it uses the caller's descriptors."""
+        """Return the result of ``work``, done in a thread. A cancelled caller still waits for the thread, which uses the caller's
+        descriptors.
+        """
         future = asyncio.get_running_loop().run_in_executor(self._pool(name, workers), work)
         try:
             return await asyncio.shield(future)
@@ -166,7 +168,9 @@ class LocalStorage:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str | None:
-        """Return where the object of ``key`` is; ``None`` where no object can be: our own hidden files, and steps out of the root."""
+        """Return the path of the object of ``key``; ``None`` where no object can be: hidden files of this package, and steps out of the
+        root.
+        """
         # Most keys have nothing that would have to be looked at segment by segment.
         if os.sep == "/" and "/." not in key and "//" not in key and "\0" not in key and key.strip("/") == key and key[:1] not in ("", "."):
             return f"{self.root}/{key}" if self.root != "/" else f"/{key}"
@@ -176,7 +180,7 @@ class LocalStorage:
         return os.path.join(self.root, *segments)
 
     def _paths(self, keys: Sequence[str]) -> list[str | None]:
-        """Like ``_path``, of many keys, which are looked at all together first."""
+        """Return the paths of many keys, as ``_path`` does; all keys are checked together first."""
         if os.sep == "/" and self.root != "/" and not _PECULIAR.search("\n".join(("", *keys, ""))):
             return [f"{self.root}/{key}" for key in keys]
         return [self._path(key) for key in keys]
@@ -225,8 +229,9 @@ class LocalStorage:
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
     def read_page_cache(self, read: Read) -> Found | None:
-        """A short read of one version without a hop, which takes longer than it; where nothing has to be waited for, as far as can be told:
-        the file was read a moment ago, and the bytes are in memory. From any thread."""
+        """Read a short range of one version without a hop into a thread, which takes longer than the read. From any thread. ``None`` where
+        the read might have to wait: it is done only where the file was read a moment ago, and the bytes seem to be in the page cache.
+        """
         if read.generation is None or read.guard is not None or not READS_CACHED or self._rules.is_network:
             return None
         path = self._path(read.key)
@@ -277,7 +282,7 @@ class LocalStorage:
     # -- for callers that have a thread of their own -------------------------------------------------------------------
 
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Like ``read``, in the calling thread, whichever it is."""
+        """Read as ``read`` does, in the calling thread, whichever it is."""
         return self._read_some(reads)
 
     def concatenate_here(
@@ -290,11 +295,11 @@ class LocalStorage:
         after: bytes,
         condition: Condition,
     ) -> Generation | None:
-        """Store whole objects of ``source``, each given by key, size and ``Generation.digest``, one behind the other between ``before`` and
-        ``after``.
+        """Store whole objects of ``source`` one behind the other between ``before`` and ``after``; each is given by key, size and
+        ``Generation.digest``.
 
-        In the calling thread, their bytes inside the kernel where it can. ``None``, and nothing was stored, where one of them is not
-        what was given. ``look`` is called now and then; what it raises ends this, and nothing was stored.
+        This runs in the calling thread; the kernel copies the bytes where it can. Returns ``None``, with nothing stored, where one of
+        them is not as it was given. ``look`` is called now and then; an exception from it ends this, with nothing stored.
         """
         path = self._path_to_write(key)
         try:
@@ -314,7 +319,7 @@ class LocalStorage:
             raise translated(exc, key, "writing") from exc
 
     def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
-        """Like ``write``, in the calling thread, of pieces that come in groups."""
+        """Write as ``write`` does, in the calling thread, with pieces that come in groups."""
         path = self._path_to_write(key)
         try:
             with closing(TemporaryFile(path, key, self._rules)) as file:
@@ -393,7 +398,9 @@ class LocalStorage:
         return await self._write_hop(target, f"copying {source!r} to", lambda: self._copy(old, new, source, target))
 
     def _copy(self, old: str, new: str, source: str, target: str) -> Generation | None:
-        """Our own writers replace files, so that the open one stays what it is; only who writes in place makes this try again."""
+        """Copy an object. Writers of this package replace files, so an open file keeps its bytes; only a writer in place makes this try
+        again.
+        """
         for _ in range(_COPY_ATTEMPTS):
             if self._rules.status(old) is None:
                 return None
@@ -424,9 +431,9 @@ class LocalStorage:
         )
 
     async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
-        """Make an empty object at ``key``, unless there is one, that nobody can read who cannot read the object of ``source``.
+        """Make an empty object at ``key``, unless there is one, that is closed to everybody who cannot read the object of ``source``.
 
-        What replaces it has its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
+        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
         """
         self._path_to_write(key)
 
@@ -472,12 +479,14 @@ class LocalStorage:
                 raise outcome
 
     async def cut_links(self, prefix: str) -> None:
-        """Remove links to directories below ``prefix``, before what is there is erased: what they lead to is not the store's."""
+        """Remove links to directories below ``prefix``, before the objects there are erased: the targets of the links do not belong to the
+        store.
+        """
         if self._is_prefix(prefix):
             await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self._rules, prefix))
 
     async def linked_directories(self) -> list[str]:
-        """The keys of links to directories: what they lead to is not the store's."""
+        """Return the keys of links to directories: their targets do not belong to the store."""
         return await self._read_hop("", "listing", lambda: local_walk.linked_directories(self.root))
 
     async def stat(self, key: str) -> ObjectInfo | None:
@@ -488,7 +497,7 @@ class LocalStorage:
         return ObjectInfo(key, status.st_size, listed_generation(status, path))
 
     def _is_prefix(self, prefix: str) -> bool:
-        """Return whether keys can start with ``prefix``: steps out of the root are none of this storage's."""
+        """Return whether keys can start with ``prefix``: paths that step out of the root do not belong to this storage."""
         above = prefix.rpartition("/")[0]
         return not above or ("\0" not in above and all(segment not in ("", ".", "..") for segment in above.split("/")))
 
@@ -507,12 +516,13 @@ class LocalStorage:
         return await self._read_hop(prefix, "listing", lambda: local_walk.list_directory(self.root, prefix))
 
     async def sweep(self, older_than_seconds: float = 3600.0, *, only_count: bool = False) -> int:
-        """Remove temporary and lock files, and tails of files, that writers left who died in the middle; how many.
+        """Remove temporary files, lock files and tails of files left by writers that died; return how many.
 
-        ``only_count`` leaves them.
+        With ``only_count`` they are counted and kept.
 
-        Kept are younger ones, and those of writers that live. On network file systems a day is the least age: locks need not tell
-        there whether another machine's writer lives. The first write in a directory does the same there, whatever the age.
+        Younger ones are kept, and so are those of writers that live. On network file systems the least age is a day: there, locks may
+        not show whether a writer on another machine lives. The first write in a directory removes such files in that directory too,
+        whatever their age.
         """
 
         def sweep() -> int:
@@ -524,7 +534,9 @@ class LocalStorage:
         return await self._write_hop("", "sweeping", sweep)
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are being appended to, or were."""
+        """Return the temporary and lock files below ``prefix`` whose writers are gone, and tails of files that are or were being appended
+        to.
+        """
         check_directory(prefix)
         if not self._is_prefix(prefix):
             return []

@@ -1,4 +1,4 @@
-"""Finding and removing what writers left that died in the middle: temporary files, and the locks of objects.
+"""Find and remove what dead writers left: temporary files, and the locks of objects.
 
 A writer holds a lock on its temporary file as long as it lives. So a file is left behind if its lock can be had at once: that
 needs no knowledge of processes, which have the same numbers in other containers and again after a while.
@@ -29,7 +29,7 @@ _swept: dict[str, None] = {}
 
 
 def sweep_once(directory: str, is_network: bool) -> None:
-    """Remove what dead writers left in a directory, once a process. Never fails: the write that comes next does not depend on it."""
+    """Remove what dead writers left in a directory, once per process. Never fails: the next write does not depend on it."""
     if directory in _swept:
         return
     if len(_swept) >= _DIRECTORIES_REMEMBERED:
@@ -41,12 +41,12 @@ def sweep_once(directory: str, is_network: bool) -> None:
 
 
 def forget() -> None:
-    """Sweep every directory once more, as a new process does."""
+    """Forget which directories were swept, so that each is swept once more, as in a new process."""
     _swept.clear()
 
 
 def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_count: bool = False) -> int:
-    """Remove what dead writers left below ``root``, and is at least that old; the number of files."""
+    """Remove what dead writers left below ``root`` that is at least that old; return the number of files."""
     removed = 0
     for directory, _, _ in os.walk(root):
         with suppress(OSError):  # removed meanwhile, or not ours to look into
@@ -55,9 +55,7 @@ def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_c
 
 
 def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
-    """Return what dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; nothing is removed, and no lock is
-    kept.
-    """
+    """Return what dead writers left below ``prefix`` (``""``, or ending with ``/``) of ``root``; removes nothing, and keeps no lock."""
     found: list[Leftover] = []
     for directory, _, names in os.walk(os.path.join(root, prefix)):
         for name in sorted(names):
@@ -90,7 +88,9 @@ def _may_be_left(name: str, is_network: bool) -> bool:
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """There are no such locks: by age, and the process number where the writer was on this machine."""
+        """Return whether a writer is dead, where there are no such locks: by age, and by the process number
+        where it was on this machine.
+        """
         writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
             return False

@@ -1,4 +1,4 @@
-"""Tails of files that writers left who died while they were appending; see ``append_record``.
+"""Tails of files: what writers left that died while they were appending; see ``append_record``.
 
 Readers of this package do not see them. Others find no valid index at the end of such a file, until the next append, rewrite or sweep.
 """
@@ -20,7 +20,7 @@ from shardstore.storage.local.versions import stamp
 
 
 def find_tails(root: str, prefix: str) -> list[Leftover]:
-    """The files below ``prefix`` (``""``, or ending with ``/``) of ``root`` that have one, or are being appended to just now."""
+    """Return the files below ``prefix`` (``""``, or ending with ``/``) of ``root`` that have a tail, or are being appended to just now."""
     found: list[Leftover] = []
     for path in _files(os.path.join(root, prefix)):
         with suppress(OSError):  # removed meanwhile, or not ours to read
@@ -42,7 +42,7 @@ def find_tails(root: str, prefix: str) -> list[Leftover]:
 
 
 def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_count: bool = False) -> int:
-    """Cut tails off that are at least that old; the number of files. Waits for the writers of files that have one."""
+    """Cut off tails that are at least that old, and return the number of files. Waits for the writers of files that have a tail."""
     cut = 0
     for left in find_tails(root, ""):
         path = os.path.join(root, left.key)

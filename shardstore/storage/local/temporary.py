@@ -34,8 +34,8 @@ _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class TemporaryFile:
     """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
 
-    It is locked as long as it is open, which tells sweepers that its writer lives. It has the permissions of the file at ``path``, or
-    where there is none, those of ``like``, if they are given.
+    It is locked as long as it is open, which shows sweepers that its writer lives. It has the permissions of the file at ``path``, or
+    where there is no file, those of ``like``, if given.
     """
 
     def __init__(self, path: str, key: str, rules: WriteRules, like: Permissions | None = None) -> None:
@@ -98,7 +98,7 @@ class TemporaryFile:
                 view = view[os.write(self._fd, view) :]
 
     def copy(self, source: Extents, offset: int, nbytes: int) -> None:
-        """Append bytes of an open file, its holes as holes, inside the kernel where it can. Raises ``EOFError`` where it ends."""
+        """Append bytes of an open file, holes as holes; the kernel copies them where it can. Raises ``EOFError`` where the file ends."""
         for extent in source.within(offset, nbytes):
             if extent.is_data:
                 self.copy_data(source.fd, extent.offset, extent.nbytes)
@@ -107,7 +107,7 @@ class TemporaryFile:
                 self._has_holes = True
 
     def copy_data(self, source: int, offset: int, nbytes: int) -> None:
-        """Append bytes of an open file, inside the kernel where it can. Raises ``EOFError`` where it ends."""
+        """Append bytes of an open file; the kernel copies them where it can. Raises ``EOFError`` where the file ends."""
         while nbytes and self._copies_in_kernel:
             try:
                 done = os.copy_file_range(source, self._fd, min(nbytes, _COPY_CALL_BYTES), offset)
@@ -127,9 +127,9 @@ class TemporaryFile:
             offset, nbytes = offset + len(data), nbytes - len(data)
 
     def append_file(self, path: str, nbytes: int, version: int) -> bool:
-        """Append all of a file of ``nbytes``, inside the kernel where it can.
+        """Append all of a file of ``nbytes``; the kernel copies it where it can.
 
-        Whether it was the version with this ``digest`` all the time; if not, what has been appended is worth nothing.
+        Returns whether it was the version with this ``digest`` all the time; if not, the appended bytes are of no use.
         """
         try:
             fd = os.open(path, READ_FLAGS)
@@ -154,7 +154,7 @@ class TemporaryFile:
     # -- publishing ----------------------------------------------------------------------------------------------------
 
     def publish(self, condition: Condition) -> Generation:
-        """Make this the object. Raises ``ConditionFailed``, and leaves the old one, where ``condition`` does not hold."""
+        """Put this file in the object's place. Raises ``ConditionFailed``, and leaves the old object, where ``condition`` does not hold."""
         if self._has_holes:  # the last of which may be at its end
             os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
         stamp(self._fd if os.utime in os.supports_fd else self._temp)
@@ -182,7 +182,7 @@ class TemporaryFile:
             return self._generation()
 
     def _take_permissions(self, replaced: os.stat_result) -> None:
-        """Those of the file that is replaced in the end, where it is another one than was found first, or was changed."""
+        """Take the permissions of the file that is really replaced, where it is not the one found first, or has changed."""
         if sys.platform == "win32" or are_those_of(self._permissions, replaced):
             return
         permissions = permissions_at(self._path, replaced)
@@ -215,14 +215,16 @@ class TemporaryFile:
                 raise
 
     def _arrived(self) -> bool:
-        """Return whether this file has its name after all: a network file system may carry out a request twice, and answer for the second
-        time.
+        """Return whether this file has its name after all: a network file system may carry out a request twice, and report the second
+        outcome.
         """
         status = self._rules.status(self._path)
         return status is not None and (status.st_dev, status.st_ino) == self._identity
 
     def _is_kept(self, replaced: os.stat_result | None) -> bool:
-        """Return whether the directory's name, and those above, survive the loss of power; before anything is replaced that shows it."""
+        """Return whether the directory's name, and those above, survive the loss of power; called before the object that shows this is
+        replaced.
+        """
         if replaced is not None and kept_names.keeps_object(self._path, replaced):
             return True
         return kept_names.keeps_directory(self._parent, self._rules.status)
@@ -233,7 +235,7 @@ class TemporaryFile:
             kept_names.flush_above(self._parent, self._rules.status)
 
     def _generation(self) -> Generation:
-        """The version that was stored; asked for last, because a new name changes the ctime, which belongs to it."""
+        """Return the version that was stored; looked up last, because a new name changes the ctime, which belongs to the version."""
         status = os.fstat(self._fd) if self._fd >= 0 else self._rules.status(self._path)
         if status is None:
             raise StorageError(f"{self._key!r} was stored, and removed at once by someone who takes no locks")
@@ -249,7 +251,7 @@ class TemporaryFile:
         close_locked(fd)
 
     def close(self) -> None:
-        """Let go; what was not published is removed. Never fails: what cannot be removed is swept up later."""
+        """Release the file, and remove it if it was not published. Never fails: a file that cannot be removed is swept up later."""
         temp, self._temp = self._temp, ""
         try:
             if temp:

@@ -1,23 +1,23 @@
-"""The versions of local files, whatever their file system keeps of times.
+"""Names for versions of a local file, whatever times its file system keeps.
 
 ::
 
-    device-inode-size-mtime-ctime              as status(2) tells them, in hexadecimal; times in nanoseconds
+    device-inode-size-mtime-ctime              as status(2) gives them, in hexadecimal; times in nanoseconds
     device-inode-size-mtime-ctime-mark         the same, where mtime is a whole millisecond and ctime a whole microsecond
     unsettled-device-inode-size-mtime-ctime-…  the same, without a mark, of a file of the last two seconds: equal to no other name
 
 An inode number is used again as soon as a file is gone, and the kernel's clock for timestamps ticks every few milliseconds: two
-versions of equal length, written one after the other, can agree in everything that status(2) tells. So whoever writes a version draws
-the nanoseconds of its modification time at random, below a millisecond.
+versions of equal length, written one after the other, can agree in everything that status(2) gives. So a writer of a version draws the
+nanoseconds of its modification time at random, below a millisecond.
 
 Some file systems do not keep them: ext4 with inodes of 128 bytes keeps whole seconds, FAT every other second. There the writer marks
 the file: 64 random bits in an extended attribute, which are a part of the name from then on. Whether a mark is looked for depends on
 the file's times alone, so all processes give one name to one version, and reads on other file systems need no other system call.
 
-A file without a mark was written by another program, or lies on a file system without extended attributes. Its times name a version only
-when no other version can get the same ones any more: when the clock has gone on. Until then each look gives it a name of its own;
-who comes back with one is let wait, and finds the file changed. So no name is ever believed of other bytes, whatever a file system keeps
-or forgets, and no probe is needed for that.
+A file without a mark was written by another program, or lies on a file system without extended attributes. Its times name a version
+only when no other version can get the same ones any more: when the clock has gone on. Until then each look gives the file a new name; a
+reader that comes back with such a name has to wait, and finds the file changed. So no name ever stands for other bytes, whatever a file
+system keeps or forgets, and no probe is needed for that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MARKED_TOKEN = _TOKEN + "-%x"
 _UNSETTLED = "unsettled-"
 
 Numbers = tuple[int, ...]
-"""Device, inode, size, mtime and ctime of a file, and what else its name is made of."""
+"""Device, inode, size, mtime and ctime of a file, and the rest of what its name is made of."""
 
 _STATUS_NUMBERS = 5
 _CTIME = 4  # the place of ctime among them
@@ -61,9 +61,9 @@ _drawn: deque[int] = deque(maxlen=64)
 
 
 class FileGeneration(Generation):
-    """The version of a file: what cannot stay the same when the bytes change.
+    """The version of a file: numbers that cannot all stay the same when the bytes change.
 
-    Of the numbers of very many files most are never written as a token.
+    The token is made when it is needed: most files of a large listing never need theirs.
     """
 
     __slots__ = ("numbers",)
@@ -85,7 +85,7 @@ class FileGeneration(Generation):
 
 
 class Unsettled(FileGeneration):
-    """The status of a file at one look, while another version could still get the same times; equal to no other."""
+    """The state of a file at one look, while another version could still get the same times; equal to no other."""
 
     __slots__ = ()
 
@@ -106,8 +106,8 @@ def same_bytes(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def may_be_same_bytes(token: str, other: str) -> bool:
-    """Return whether two tokens are equal, or those of local files that differ in nothing but ctime: then a new name, mode or owner may be
-    all that has changed in between.
+    """Return whether two tokens are equal, or are those of local files that differ only in ctime: then perhaps only a name, mode or owner
+    has changed in between.
     """
     if token == other:
         return True
@@ -123,12 +123,12 @@ def _numbers_of(status: os.stat_result) -> Numbers:
 
 
 def generation_of(status: os.stat_result, file: int | str) -> Generation:
-    """The version of a file, an open one or a path, with this status."""
+    """Return the version of a file with this status; the file is open, or given by its path."""
     return generation_of_numbers(_numbers_of(status), file)
 
 
 def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
-    """Like ``generation_of``, of the five numbers that are taken from a status."""
+    """Return the version as ``generation_of`` does, from the five numbers that are taken from a status."""
     # Of files that were just written on a file system that keeps nanoseconds, where both are one time, this is one in 10^6.
     if numbers[3] % _MILLISECOND_NS or numbers[4] % _MICROSECOND_NS:
         return FileGeneration(numbers)
@@ -141,33 +141,33 @@ def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
 
 
 def listed_generation(status: os.stat_result, file: int | str) -> Generation | None:
-    """Like ``generation_of``; ``None`` where nobody could come back with it."""
+    """Return the version as ``generation_of`` does; ``None`` where it would be of use to nobody later, since it is of one look only."""
     generation = generation_of(status, file)
     return None if isinstance(generation, Unsettled) else generation
 
 
 def _left_ns(numbers: Numbers) -> int:
-    """Return how long another version can still get these times; 0 where none can. Some systems round times up, others down."""
+    """Return how many nanoseconds another version can still get these times; 0 where none can. Some systems round times up, others down."""
     now = time_ns()
     ages = (now - numbers[3], now - numbers[4])
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
 
 
 def _is_of_a_look_at(asked: Generation, numbers: Numbers) -> bool:
-    """Return whether ``asked`` is of one look at a file of these five numbers; by its token, which may have travelled alone."""
+    """Return whether ``asked`` is of one look at a file with these five numbers; by its token alone, which may have been pickled."""
     return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")
 
 
 def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:
-    """Block the thread, four seconds at most, where ``asked`` is of one look only, and the file's status still is what was seen then: the
-    next look can tell more.
+    """Block the thread, four seconds at most, where ``asked`` is of one look only and the file's status has not changed since: the next
+    look can show more.
     """
     if status is not None and _is_of_a_look_at(asked, _numbers_of(status)):
         sleep(_left_ns(_numbers_of(status)) / 1e9)
 
 
 def shows_the_same(asked: Generation, found: Generation) -> bool:
-    """Return whether two names differ in nothing but that one is of one look only: for who knows that nobody else writes there."""
+    """Return whether two names differ only in that one is of one look only; for callers who know that nobody else writes there."""
     if asked == found:
         return True
     if not isinstance(found, FileGeneration):
@@ -180,7 +180,7 @@ def shows_the_same(asked: Generation, found: Generation) -> bool:
 
 
 def _draw(now: int) -> int:
-    """A time within the millisecond of ``now`` that this process has not drawn lately; its microseconds have a fraction."""
+    """Return a time within the millisecond of ``now`` that this process has not drawn lately; its microseconds have a fraction."""
     while True:
         drawn = now - now % _MILLISECOND_NS + secrets.randbelow(_MILLISECOND_NS)
         kept = drawn // _KEPT_NS
@@ -190,7 +190,7 @@ def _draw(now: int) -> int:
 
 
 def stamp(file: int | str) -> os.stat_result:
-    """Give a version, an open file or a path, times that no other has, or a mark where the file system does not keep these; its status."""
+    """Give a version (an open file or a path) unique times, or a mark where the file system does not keep such times; return its status."""
     now = time_ns()
     os.utime(file, ns=(now, _draw(now)))
     status = _status(file)
@@ -207,7 +207,7 @@ def _status(file: int | str) -> os.stat_result:
 
 
 def _set_mark(file: int | str) -> None:
-    """Mark a file that has no mark; what has one differs from its earlier versions in its size."""
+    """Mark a file that has no mark; a version that has one differs from its earlier versions in its size."""
     if sys.platform == "linux":
         try:
             os.setxattr(file, _MARK, secrets.token_bytes(_MARK_NBYTES), os.XATTR_CREATE)
@@ -232,10 +232,10 @@ def _mark_of(file: int | str) -> int | None:
 
 
 def names_versions(directory: str) -> bool:
-    """Return whether each version of a file gets a name of its own at once in ``directory``, which need not exist: by its times, or by a
-    mark.
+    """Return whether each version of a file gets a unique name at once in ``directory``, which need not exist: by its times, or by a mark.
 
-    Looks, and changes nothing: at the times of the directory and, where these are whole milliseconds, of those above it on the same device.
+    Changes nothing. Looks at the times of the directory and, where these are whole milliseconds, of the directories above it on the
+    same device.
     """
     there = [directory, *map(str, Path(directory).parents)]
     while not os.path.isdir(there[0]) and len(there) > 1:

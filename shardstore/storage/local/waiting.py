@@ -54,7 +54,7 @@ def wait_for_lock(fd: int, name: str, lock: Callable[[int], object]) -> None:
 
 
 class _Interpreter:
-    """Notices that the interpreter has begun to end: from then on no pool takes work."""
+    """Notices that the interpreter has begun to end: from then on no pool accepts work."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "shardstore-ending", leave_to_main_thread)

@@ -1,4 +1,4 @@
-"""Local directories as the prefixes of an object store: listed, with one directory in memory a level, and renamed."""
+"""Local directories as the prefixes of an object store: listed, with one directory per level in memory, and renamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 def _entries(directory: str, name_prefix: str) -> list[tuple[str, os.DirEntry[str]]]:
-    """The entries whose names start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``."""
+    """Return the entries whose names start with ``name_prefix``, sorted as their keys are; a directory's name ends with ``/``."""
     try:
         with os.scandir(directory) as found:
             entries = [
@@ -45,7 +45,7 @@ def _object(key: str, entry: os.DirEntry[str]) -> ObjectInfo | None:
 
 
 def walk(root: str, prefix: str) -> Iterator[ObjectInfo]:
-    """Every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not."""
+    """Yield every object below ``root`` whose key starts with ``prefix``, in key order; links are followed, loops are not."""
     above, slash, name_prefix = prefix.rpartition("/")
     yield from _walk(os.path.join(root, above) if above else root, above + slash, name_prefix, frozenset())
 
@@ -70,7 +70,7 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
 
 
 def linked_directories(root: str) -> list[str]:
-    """The keys of links to directories below ``root``, which itself may be one, in key order; what they lead to is not looked into."""
+    """Return the keys of links to directories below ``root``, which itself may be a link, in key order. The targets are not searched."""
     found = []
     for directory, names, _ in os.walk(root):
         found += [os.path.relpath(path, root) for name in names if os.path.islink(path := os.path.join(directory, name))]
@@ -78,9 +78,9 @@ def linked_directories(root: str) -> list[str]:
 
 
 def cut_links(rules: WriteRules, prefix: str) -> None:
-    """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``): themselves, not what they lead to.
+    """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``); their targets stay.
 
-    What lies below the root is found through links as well; what is erased there must not be.
+    Objects are found through links as well, but must not be erased through them.
     """
     top = os.path.join(rules.root, prefix.rstrip("/")) if prefix else rules.root
     if prefix and os.path.islink(top):
@@ -95,7 +95,7 @@ def cut_links(rules: WriteRules, prefix: str) -> None:
 
 
 def list_directory(root: str, prefix: str) -> DirListing:
-    """The direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
+    """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
     objects: list[ObjectInfo] = []
     prefixes: list[str] = []
     for name, entry in _entries(os.path.join(root, prefix) if prefix else root, ""):
@@ -109,10 +109,10 @@ def list_directory(root: str, prefix: str) -> DirListing:
 
 
 def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
-    """Make the directory ``source`` the directory ``target``; ``False``, and nothing is changed, where that takes more than a rename.
+    """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, where that takes more than a rename.
 
-    The locks of single objects are not taken. A writer that is at work below ``source`` finds its temporary file gone and fails,
-    and nothing of it is stored; its hidden files travel along, and hinder nobody.
+    The locks of single objects are not taken. A writer at work below ``source`` finds its temporary file gone and fails, with nothing
+    stored. Its hidden files move along, and disturb nobody.
 
     Raises:
         ConditionFailed: there is an object or a hidden file at ``target`` or below it.
@@ -149,7 +149,7 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
 
 
 def _remove_empty(directory: str, rules: WriteRules) -> bool:
-    """Remove a directory that holds nothing but such directories; whether that is so."""
+    """Remove a directory that holds nothing but such directories; return whether that is so."""
     if os.path.islink(directory):
         return False
     try:

@@ -1,11 +1,12 @@
 """Objects in Google Cloud Storage, read through obstore.
 
-obstore speaks GCS's XML interface, where every answer to a read tells the object's generation: the same number that gcsfs's JSON shows.
-A read of one version is not conditional there: ``If-Match`` takes an ETag, which says nothing of a generation, and ``generation=`` would
-serve, from a bucket that keeps old versions, one that was replaced or deleted long ago. Instead the answer's generation is compared.
+obstore speaks GCS's XML interface, where every answer to a read gives the object's generation: the same number that gcsfs's JSON shows.
+A read of one version is not conditional there: ``If-Match`` takes an ETag, which says nothing of a generation, and ``generation=``
+would serve, from a bucket that keeps old versions, one that was replaced or deleted long ago. Instead the answer's generation is
+compared.
 
-Everything else goes through gcsfs: obstore's listings tell no generations; its uploads carry no checksum, which GCS compares otherwise, and
-ask for credentials where there are none; its deletions and copies have no conditions.
+Everything else goes through gcsfs: obstore's listings show no generations; its uploads carry no checksum, which GCS compares otherwise,
+and ask for credentials where there are none; its deletions and copies have no conditions.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ _PAYER = "x-goog-user-project"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that a bucket is opened with; equal settings open equal buckets."""
+    """The settings of a bucket; equal ones open equal buckets."""
 
     endpoint: str
     bearer: str | None
-    """``None``: anonymous."""
+    """The token; ``None``: anonymous access."""
     headers: tuple[tuple[str, str], ...]
-    """Headers that go with every request: the project that pays."""
+    """Further headers of every request, such as the project that pays."""
 
     def __repr__(self) -> str:  # shown in tracebacks: no secrets
         return f"Settings({self.endpoint!r})"
 
 
 def check(client: GCSClient) -> None:
-    """Refuse what obstore would not heed. Raises ``Unsupported``, which names options and never their values."""
+    """Refuse options that obstore would ignore. Raises ``Unsupported``, which names options and never their values."""
     fs = client.fs
     if fs.session_kwargs:
         raise _no("session_kwargs")
@@ -56,7 +57,7 @@ def _no(what: str) -> Unsupported:
 
 
 def current_settings(client: GCSClient) -> Settings:
-    """Return what gcsfs works with now. It renews credentials that are about to expire, as before its own requests."""
+    """Return the current settings of gcsfs. It renews credentials that are about to expire, as before its own requests."""
     fs = client.fs
     headers: dict[str, str] = {}
     fs.credentials.apply(headers)
@@ -67,7 +68,7 @@ def current_settings(client: GCSClient) -> Settings:
 
 
 def opened(bucket: str, settings: Settings) -> GCSStore:
-    """The bucket as obstore opens it. Raises what obstore does where it cannot."""
+    """Return the bucket as obstore opens it. Raises obstore's exception where it cannot."""
     options = client_options(settings.endpoint, None, None)
     options["default_headers"] = dict(settings.headers)
     config: GCSConfig = {"base_url": settings.endpoint.rstrip("/"), "skip_signature": settings.bearer is None}
@@ -75,7 +76,9 @@ def opened(bucket: str, settings: Settings) -> GCSStore:
 
 
 def _provider(bearer: str) -> Any:
-    """Given to anonymous ones too, which never ask for it: or obstore would look for credentials in the environment."""
+    """Return the provider of the token. Anonymous buckets get one too, which is never called: otherwise obstore would look for credentials
+    in the environment.
+    """
 
     def provide() -> GCSCredential:
         return {"token": bearer, "expires_at": None}
@@ -84,7 +87,7 @@ def _provider(bearer: str) -> Any:
 
 
 class ObstoreGCSStorage(ObstoreStorage[GCSStorage]):
-    """The place of a ``GCSStorage``. Options that obstore would not heed are refused."""
+    """The place of a ``GCSStorage``, read through obstore. Options that obstore would ignore are refused."""
 
     def __init__(self, inner: GCSStorage) -> None:
         check(inner.client)

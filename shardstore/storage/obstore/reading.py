@@ -1,13 +1,13 @@
-"""A storage on S3 or GCS that reads through obstore, and does through the storage below it what obstore cannot do as well.
+"""A storage on S3 or GCS that reads through obstore, and leaves to the storage below it what obstore cannot do as well.
 
-The user's filesystem stays: its options say where and who, and its requests do the rest. So both transports find the same versions,
-what a server honours is found out once for both, and both can work on one store at a time.
+The user's filesystem stays: its options give the place and the credentials, and its requests do the rest. So both transports find the
+same versions, a server is probed once for both, and both can work on one store at the same time.
 
-obstore's ``get_ranges`` takes no condition and asks for more than was wanted: each range is a request of its own, on condition of
-the version, and the answer's version is compared whether the server heeded that or not. A whole object is asked for as a range, since
-only then is the answer held against what was asked for. An empty object, a range past the end, a server that ignores ranges, a
-refusal, a broken connection: all that is no plain answer is asked again of the storage below, with its retries and its errors. So is
-every 404, until obstore has once found an object there.
+obstore's ``get_ranges`` takes no condition and asks for more than was wanted: each range is a request of its own, conditional on the
+version, and the answer's version is compared whether the server honoured that or not. A whole object is asked for as a range, since
+only then is the answer compared with the request. Some requests get no plain answer: for an empty object, a range past the end, a
+server that ignores ranges, a refusal, a broken connection. These are repeated by the storage below, with its retries and its errors. So
+is every 404, until obstore has once found an object there.
 
 Checksums that S3 sends with whole objects are compared by botocore, and not by obstore: TLS protects the bytes on their way, the
 checksums of index and chunks the whole of it.
@@ -36,13 +36,15 @@ logger = logging.getLogger(__name__)
 
 _ELSEWHERE = (301, 302, 307, 308)
 _FIRST_ANSWERS = 3
-"""So many that cannot be used, and none that can: obstore is given up, or every request would be made twice."""
+"""The number of unusable first answers, without a usable one, after which obstore is given up: otherwise every request would be made
+twice.
+"""
 
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
 class ObstoreStorage(StorageWrapper, Generic[Below]):
-    """The same place as ``inner``; reads go through obstore. Kinds say how a bucket is opened, and what names a version."""
+    """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
     transport = "obstore"
@@ -69,30 +71,30 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         return f"{type(self).__name__}({self.url!r})"
 
     async def bucket(self) -> Bucket | None:
-        """The bucket as obstore opens it now; ``None`` where requests have to go another way. Raises nothing of obstore's."""
+        """Return the bucket as obstore opens it now; ``None`` where requests have to go another way. Raises no exceptions of obstore."""
         raise NotImplementedError
 
     def version_of(self, answer: Answer) -> Generation | None:
-        """The version that an answer speaks of, named as the storage below does."""
+        """Return the version that an answer speaks of, named as the storage below does."""
         raise NotImplementedError
 
     def condition_on(self, generation: Generation) -> str | None:
-        """The ETag to ask for, where the version has one that can match."""
+        """Return the ETag to ask for, where the version has one that can match."""
         raise NotImplementedError
 
     def is_left_out(self) -> bool:
-        """Return whether obstore is of no use: in a forked process, or where it has been given up."""
+        """Return whether obstore is not used: in a forked process, or where it has been given up."""
         return self._is_given_up or not obstore_requests.can_run()
 
     def leave_out(self, reason: Exception) -> None:
-        """Say, once, that obstore cannot be had for this place; it is tried again with the next request."""
+        """Warn once that obstore cannot be used for this place; it is tried again with the next request."""
         level = logging.DEBUG if self._has_told else logging.WARNING
         self._has_told = True
         text = redacted(str(reason)).partition("\n")[0]
         logger.log(level, "%s is reached through fsspec's transport, since obstore cannot open it: %s", self.url, text)
 
     def heed(self, refusal: RequestFailed) -> None:
-        """Note what a refusal, which is no answer, says of all requests to come."""
+        """Note what a refusal, which is no usable answer, says about all later requests."""
         logger.debug("asked again through fsspec's transport: %s", refusal)
         if refusal.status in _ELSEWHERE:
             reason = "it is not where the filesystem's endpoint and region say; give the region, client_kwargs={'region_name': …}"
@@ -108,7 +110,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
             logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
-        """Return whether a refusal says that there is no object, by a server that is known to find those that there are.
+        """Return whether a refusal says that there is no object, where the server is known to find objects that exist.
 
         One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """

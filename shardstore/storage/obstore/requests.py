@@ -1,7 +1,7 @@
-"""Single requests through obstore, without its retries, and what its answers and errors say.
+"""Single requests through obstore, without its retries, and the meaning of its answers and errors.
 
-obstore tells the status of a refusal by the class of an exception, or only in its text. What is neither a plain answer nor a plain
-refusal is left to the client that the user configured, which asks again by its own rules.
+obstore shows the status of a refusal by the class of an exception, or only in its text. Any outcome other than a plain answer or a
+plain refusal is left to the client that the user configured, which asks again by its own rules.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ logger = logging.getLogger(__name__)
 Bucket = S3Store | GCSStore
 
 ONCE: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(0)}
-"""A request that is sent again unseen cannot be counted, and a conditional one fails against its own success."""
+"""No retries: a request that is repeated unseen cannot be counted, and a conditional one fails against its own success."""
 
 LONGEST_REQUEST = timedelta(days=1)
-"""obstore ends a request after 30 seconds, whatever its size. A connection on which nothing comes is ended by the read timeout."""
+"""The longest time for a request: by default obstore ends one after 30 seconds, whatever its size. A connection without data is ended by
+the read timeout.
+"""
 
 _LAST_MOMENT_SECONDS = 0.1
 
@@ -49,7 +51,9 @@ _is_forked = False
 
 
 def _after_fork() -> None:
-    """The threads on which obstore works stayed behind: a request of the child would wait for ever."""
+    """Note that this process was forked: the threads on which obstore works stayed behind, so a request of the
+    child would wait for ever.
+    """
     global _is_forked
     _is_forked = True
 
@@ -59,8 +63,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _let_go() -> None:
-    """obstore's threads let go of the bytes that they were given a moment after their answer. One that does when the interpreter is gone
-    aborts the process, all of whose work is done: two of fourteen that ended with writes.
+    """Wait at exit: obstore's threads release the bytes that they were given a moment after their answer. One that does so when the
+    interpreter is gone aborts the process after all its work is done: two of fourteen that ended with writes.
     """
     time.sleep(_LAST_MOMENT_SECONDS)
 
@@ -81,7 +85,7 @@ def can_run() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a read: ``data`` of an object of ``nbytes`` bytes, and what tells its version."""
+    """The result of a read: ``data`` of an object of ``nbytes`` bytes, and what identifies its version."""
 
     etag: str
     version: str | None
@@ -92,8 +96,8 @@ class Answer:
 
 
 def _range(request: ByteRequest) -> Any:
-    """Return the range as obstore has it. A whole object is asked for as a range too: only the answer to a range is compared with what was
-    asked for.
+    """Return a range in obstore's form. A whole object is asked for as a range too: only the answer to a range is compared with the
+    request.
     """
     match request:
         case ByteRange(start, end):
@@ -110,8 +114,8 @@ def _answer(result: obstore.GetResult, data: memoryview) -> Answer:
 
 
 async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> Answer:
-    """One range of an object. Raises ``RequestFailed``, also where another range came, or fewer bytes, or more; ``TooMuch`` where the
-    object, which is asked for whole, has more than ``most_nbytes``.
+    """Read one range of an object. Raises ``RequestFailed``, also where the answer has another range, or fewer or more bytes; ``TooMuch``
+    where the object, which is asked for whole, has more than ``most_nbytes``.
     """
     options: obstore.GetOptions = {"range": _range(request)}
     if if_match is not None:
@@ -127,7 +131,7 @@ async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str
 
 
 async def _body(result: obstore.GetResult, nbytes: int) -> memoryview:
-    """The bytes of an answer that announced ``nbytes`` of them. No more than about twice as many are read, if more come."""
+    """Return the bytes of an answer that announced ``nbytes`` of them. If more come, no more than about twice as many are read."""
     pieces: list[memoryview] = []
     held = 0
     async for piece in result.stream(min_chunk_size=max(1, nbytes)):  # to its end, or the connection is not used again
@@ -139,13 +143,13 @@ async def _body(result: obstore.GetResult, nbytes: int) -> memoryview:
 
 
 async def head(bucket: Bucket, full_key: str) -> Answer:
-    """Version and size of an object, with no bytes. Raises ``RequestFailed``."""
+    """Return version and size of an object, without bytes. Raises ``RequestFailed``."""
     with _errors(f"looking up {full_key!r}"):
         return _answer(await obstore.get_async(bucket, full_key, options={"head": True}), memoryview(b""))
 
 
 async def put(bucket: Bucket, full_key: str, data: bytes, mode: obstore.PutMode, metadata: Mapping[str, str]) -> str | None:
-    """Store an object by one request; its ETag. Raises ``RequestFailed``."""
+    """Store an object by one request; return its ETag. Raises ``RequestFailed``."""
     with _errors(f"writing {full_key!r}"):
         stored = await obstore.put_async(bucket, full_key, data, attributes=dict(metadata), mode=mode, use_multipart=False)
     return stored["e_tag"]
@@ -160,7 +164,7 @@ def _errors(what: str) -> Iterator[None]:
 
 
 def failed(exc: Exception, what: str) -> RequestFailed:
-    """Return what a request's exception says."""
+    """Return the failure that a request's exception means."""
     text = str(exc).partition("\n\nDebug source")[0]
     error = RequestFailed(f"{what} failed: {redacted(text)}")
     matched = _STATUS.search(text)
@@ -180,7 +184,7 @@ def failed(exc: Exception, what: str) -> RequestFailed:
 
 
 def client_options(endpoint: str, connect_timeout: float | None, read_timeout: float | None) -> ClientConfig:
-    """Return what concerns the connections to a server; where these are given, obstore reads none of it from the environment."""
+    """Return the options for connections to a server; where they are given, obstore reads none of them from the environment."""
     options: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "allow_invalid_certificates": False,

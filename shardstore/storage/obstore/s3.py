@@ -1,12 +1,12 @@
 """Objects in S3 and servers that speak its language, through obstore.
 
-Besides reads, it carries writes that fit into one request, and listings of what lies below a ``/``. A write bears the id, and is judged
-by the rule, of ``lost_answers``: obstore's own repetition, which would take its own success for a conflict, is off.
+Besides reads, it carries writes that fit into one request, and listings below a ``/``. A write carries the id of ``lost_answers``, and
+is judged by its rule. obstore's own retries are off: they would take their own success for a conflict.
 
-Through s3fs go: large writes, since obstore has no conditions on them; deletions, copies and probes, where it has none either; listings
-by part of a name, which it does not know. And listings that show an empty object: obstore drops the ``/`` at the end of the marker of
-a directory, which then looks like an object; such a page is listed again. (A marker that is not empty would be shown as an object that
-cannot be read: no tool is known to make those.)
+These go through s3fs: large writes, since obstore has no conditions on them; deletions, copies and probes, where it has none either;
+listings by part of a name, which it does not know; and listings that show an empty object. obstore drops the ``/`` at the end of the
+marker of a directory, which then looks like an object; such a page is listed again. (A marker that is not empty would be shown as an
+object that cannot be read: no tool is known to make those.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KEYS_A_PAGE = 1000
 
 
 class ObstoreS3Storage(ObstoreStorage[S3Storage]):
-    """The place of an ``S3Storage``. Options that obstore would not heed are refused."""
+    """The place of an ``S3Storage``, used through obstore. Options that obstore would ignore are refused."""
 
     def __init__(self, inner: S3Storage) -> None:
         check(inner.client)
@@ -81,7 +81,9 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
             inner.client.forget_listing(key)
 
     async def _put(self, key: str, data: bytes, metadata: dict[str, str], conditions: dict[str, str]) -> dict[str, Any]:
-        """One request; where it is refused for other reasons than the condition or the load, nothing is stored, and s3fs asks again."""
+        """Store an object by one request. Where it is refused for a reason other than the condition or the load, nothing is stored, and
+        s3fs asks again.
+        """
         client = self.inner.client
         mode: obstore.PutMode = "overwrite"
         if "IfNoneMatch" in conditions:
@@ -141,12 +143,12 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         return await self.inner.list_dir(prefix)
 
     def _directory(self, prefix: str) -> str | None:
-        """``prefix`` as obstore has it, without the ``/`` at its end; ``None`` where it has none."""
+        """Return ``prefix`` in obstore's form, without the ``/`` at its end; ``None`` where it has none."""
         full = self.inner.client.full_key(prefix)
         return full.removesuffix("/") if not full or full.endswith("/") else None
 
     def _infos(self, page: Iterable[obstore.ObjectMeta]) -> Sequence[ObjectInfo] | None:
-        """Return what a page shows; ``None`` where that may be more than objects, or does not tell their versions."""
+        """Return the objects on a page; ``None`` where the page may show more than objects, or does not give their versions."""
         own = self.inner.client.own_key
         infos: list[ObjectInfo] = []
         for meta in page:

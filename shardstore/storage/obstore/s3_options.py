@@ -1,8 +1,9 @@
-"""Translate the configuration of an s3fs instance for obstore; what obstore has no setting for is refused.
+"""The settings of an s3fs instance in obstore's terms; settings without an equivalent are refused.
 
-Endpoint, region and credentials are not read from the options again, by rules that could differ, but taken from the client that s3fs
-has made of them: so profiles, environments, roles and sessions of the caller's mean the same. obstore reads settings of its own from the
-environment, under names that botocore does not know. All of them that matter are given here, and those that cannot be are refused.
+Endpoint, region and credentials are taken from the client that s3fs has made from the options, not read from the options again, by
+rules that could differ. So profiles, environments, roles and sessions of the caller mean the same. obstore reads settings of its own
+from the environment, under names that botocore does not know. All that matter are given here, and those that cannot be given are
+refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FOREIGN_SETTINGS = ("AWS_SERVER_SIDE_ENCRYPTION", "AWS_SSE_")
 
 
 def check(client: S3Client) -> None:
-    """Refuse what obstore would not heed. Raises ``Unsupported``, which names options and never their values."""
+    """Refuse options that obstore would ignore. Raises ``Unsupported``, which names options and never their values."""
     fs, bucket = client.fs, client.bucket
     if bucket.startswith("arn:"):
         raise _no('access points ("arn:…")')
@@ -78,7 +79,7 @@ def writes_can_go(client: S3Client) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that a bucket is opened with; equal settings open equal buckets."""
+    """The settings of a bucket; equal ones open equal buckets."""
 
     endpoint: str
     region: str
@@ -87,17 +88,17 @@ class Settings:
     connect_timeout: float | None
     read_timeout: float | None
     proxies: tuple[tuple[str, str], ...]
-    """The proxies by the scheme of the URL. Where there are none, those of the environment count, as for s3fs."""
+    """Proxies by the scheme of the requested URL. Without any, those of the environment are used, as by s3fs."""
     verify: str | bool | None
     credential: tuple[str, str, str | None] | None
-    """Key, secret and token; ``None``: anonymous."""
+    """Key, secret and token; ``None``: anonymous access."""
 
     def __repr__(self) -> str:  # shown in tracebacks: no secrets
         return f"Settings({self.endpoint!r})"
 
 
 async def current_settings(client: S3Client) -> Settings | None:
-    """Return what s3fs works with now; ``None`` where it has found no credentials, which it tells better itself."""
+    """Return the current settings of s3fs; ``None`` where it has found no credentials, which its own error explains better."""
     fs = client.fs
     await fs.set_session()
     boto = await fs.get_s3(client.bucket)
@@ -127,7 +128,7 @@ def _seconds(timeout: object) -> float | None:
 
 
 def opened(bucket: str, settings: Settings) -> S3Store:
-    """The bucket as obstore opens it. Raises what obstore does where it cannot."""
+    """Return the bucket as obstore opens it. Raises obstore's exception where it cannot."""
     endpoint = settings.endpoint
     if settings.is_virtual:
         parts = urlsplit(endpoint)
@@ -169,7 +170,9 @@ def _client_options(settings: Settings) -> ClientConfig:
 
 
 def _provider(key: str, secret: str, token: str | None) -> Any:
-    """Not as settings of the store, which would be completed from the environment: another account's token, for example."""
+    """Return the provider of the credentials. As settings of the store they would be completed from the environment, for example with
+    another account's token.
+    """
 
     def provide() -> S3Credential:
         return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}

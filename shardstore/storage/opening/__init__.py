@@ -1,5 +1,5 @@
-"""Open the storage that a user's target names: a URL, a path, a filesystem.
+"""Open storages: from a target as a user writes it (a URL, a path, a filesystem) to an open storage.
 
-The faces import ``open``; ``kinds`` is the table of storage kinds, to which others can be added, and ``location`` says where the objects
-of a storage really lie. Begin with ``open.py``, then ``kinds.py``.
+The faces import ``open``; ``location`` finds where the objects of a storage really lie, and ``redaction`` removes secrets from
+messages. Begin with ``open.py``.
 """

@@ -1,4 +1,4 @@
-"""A URL cut into the segments of its path: what lies beside and above the place that it names."""
+"""Addresses: URLs cut into the segments of their path, to find the places beside and above one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises ``InvalidInput`` where there is nothing, or a path of ``file://`` that is not absolute."""
+        """Parse a URL. Raises ``InvalidInput`` where it is empty, or a path of ``file://`` that is not absolute."""
         url = url.removeprefix(_OURS)
         if not url:
             raise InvalidInput("an empty string names no place; '.' is the current directory")
@@ -68,16 +68,18 @@ class Address:
 
     @property
     def is_absolute(self) -> bool:
-        """Return whether the path begins at the root directory of a machine."""
+        """True where the path begins at the root directory of a machine."""
         return self.protocol in _ABSOLUTE
 
     def at(self, depth: int) -> str:
-        """The URL of the first ``depth`` segments."""
+        """Return the URL of the first ``depth`` segments."""
         slash = self.slash if depth or self.is_absolute else ""
         return self.head + slash + "/".join(self.segments[:depth]) + self.tail
 
     def beside(self, suffix: str) -> str | None:
-        """The URL of what is named like this with ``suffix`` behind it; ``None`` where this has no name: a bucket, a whole archive."""
+        """Return the URL of the place with this name and ``suffix`` behind it; ``None`` where this place has no name: a bucket, a whole
+        archive.
+        """
         if not self.segments:
             return None
         return Address(self.protocol, self.head, (*self.segments[:-1], self.segments[-1] + suffix), self.tail, self.slash).at(
@@ -88,11 +90,11 @@ class Address:
         return "/".join(self.segments[depth:])
 
     def shown(self, depth: int) -> str:
-        """Like ``at``, for people: without user, password and query."""
+        """Return the URL of the first ``depth`` segments for people: without user, password and query."""
         return redacted(self.at(depth))
 
     def shown_below(self, depth: int, path: str) -> str:
-        """The URL of ``path`` in what the first ``depth`` segments name, for people."""
+        """Return the URL of ``path`` below the first ``depth`` segments, for people."""
         if not path:
             return self.shown(depth)
         place = "/".join((*self.segments[:depth], path))

@@ -1,6 +1,7 @@
 """The kinds of storages that are opened from fsspec's filesystems, in one table. ``register_kind`` adds others.
 
-A kind is known by the name that its storages give as ``Storage.kind``. What no kind takes is a ``GenericStorage``.
+A kind is known by the name that its storages give as ``Storage.kind``. A filesystem that no kind takes is opened as a
+``GenericStorage``.
 """
 
 from __future__ import annotations
@@ -25,53 +26,54 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.s3.storage import S3Storage
 
 LocalOpener = Callable[[str], LocalStorage]
-"""Makes the storage of a path, with the options that concern local files."""
+"""A function that makes the storage of a local path, with the options for local files."""
 
 _HALF_A_MIB = 512 * 2**10
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageKind:
-    """A kind of storage: its protocols and options, how it is opened, and how it is read best. Sizes in bytes."""
+    """The properties of one kind of storage before it is open, and the best way to read it. Sizes in bytes."""
 
     name: str
-    """``Storage.kind``."""
+    """The kind's name, as in ``Storage.kind``."""
     protocols: tuple[str, ...]
-    """The names of the filesystem in URLs."""
+    """The protocols: names of the filesystem in URLs."""
     filesystem: type[AbstractFileSystem]
-    """The filesystems of these protocols that it can work through are instances of this."""
+    """The class of filesystems that it can work through, among those of the protocols."""
     storage: type[Any]
     """The class of its storages."""
     opens: Callable[[Any, str, LocalOpener], Storage] | None = None
-    """Makes a storage from a filesystem, or its class where ``plain_options`` allow that, and a path in it.
+    """Makes a storage from a path and a filesystem, or the filesystem's class where ``plain_options`` allow that.
 
-    ``None``: ``storage(fs, path)`` does."""
+    ``None``: ``storage(fs, path)`` does.
+    """
     takes: Callable[[Any], bool] = lambda fs: True
-    """True where a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
+    """Returns whether a filesystem of the protocols is one of this kind; the others are read and written as any filesystem."""
     extra: str | None = None
-    """The extra of this package with what the filesystem needs."""
+    """The extra of this package that installs what the filesystem needs."""
     is_probed: bool = False
-    """True where the abilities of the server are known only when it has been asked."""
+    """True where the abilities of the server are known only after it has been asked."""
     has_host: bool = True
-    """Paths begin with a host or bucket, which is no part of a key."""
+    """True where paths begin with a host or bucket, which is no part of a key."""
     gap_bytes: int = _HALF_A_MIB
     """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
     first_bytes: int = 0
-    """The bytes that are asked for with the index of a small shard: as many as take less than a request."""
+    """Bytes that are read with the index of a small shard: no more than take less time than a request."""
     plain_options: Mapping[str, object] | None = None
-    """Storage options that may be given, with these values, where a URL needs no filesystem; ``None``: it always needs one."""
+    """Storage options, with their values, that may be given where a URL needs no filesystem; ``None``: it always needs one."""
     swallows_options: bool = True
-    """The filesystem ignores options that it does not know, so they are refused."""
+    """True where the filesystem ignores options that it does not know, so they are refused."""
     passed_on: frozenset[str] = frozenset()
-    """Options that the filesystem hands on from its ``**kwargs``."""
+    """Options that the filesystem passes on from its ``**kwargs``."""
     in_client_kwargs: frozenset[str] = frozenset()
-    """Options that belong into ``client_kwargs``."""
+    """Options that belong in ``client_kwargs``."""
     check_options: Callable[[str, Mapping[str, Any]], None] | None = None
-    """Refuses values, given the URL as it may be shown and the options, by ``InvalidInput``."""
+    """Refuses values by ``InvalidInput``; takes the URL as it may be shown, and the options."""
     has_endpoint: bool = False
-    """It takes ``endpoint_url``."""
+    """True where it takes ``endpoint_url``."""
     on_obstore: Callable[[Any], Storage] | None = None
-    """Makes the storage whose requests obstore carries, from one whose requests the filesystem carries."""
+    """Makes a storage whose requests go through obstore, from one whose requests go through the filesystem."""
 
     def open(self, fs: Any, path: str, local: LocalOpener) -> Storage:
         """Return the storage at a path of a filesystem; ``local`` opens local paths."""
@@ -92,7 +94,7 @@ def _is_global(fs: Any) -> bool:
 
 
 def _check_token(url: str, options: Mapping[str, Any]) -> None:
-    """Anything else that is no file is taken for the token itself, and sent to Google; those may hold a slash."""
+    """Check a token. Anything else that is no file is taken for the token itself, and sent to Google; tokens may hold a slash."""
     token = options.get("token")
     is_path = isinstance(token, str) and (token.startswith(("/", "./", "../", "~")) or token.endswith(".json"))
     if isinstance(token, str) and is_path and not os.path.exists(token):
@@ -181,7 +183,7 @@ _KINDS: dict[str, StorageKind] = {
 
 
 def register_kind(kind: StorageKind) -> None:
-    """Open the URLs of ``kind.protocols`` by it, in this process. fsspec has to know the protocols as well.
+    """Register a kind in this process: it opens the URLs of ``kind.protocols``. fsspec has to know the protocols as well.
 
     Raises:
         InvalidInput: another kind has its name, or one of its protocols.
@@ -193,22 +195,22 @@ def register_kind(kind: StorageKind) -> None:
 
 
 def kinds() -> tuple[StorageKind, ...]:
-    """All kinds that are known."""
+    """Return all known kinds."""
     return tuple(_KINDS.values())
 
 
 def kind_named(name: str) -> StorageKind | None:
-    """The kind of storages whose ``kind`` is ``name``; ``None``: it is opened by other means, or ``GenericStorage``."""
+    """Return the kind of storages whose ``kind`` is ``name``; ``None``: it is opened by other means, or ``GenericStorage``."""
     return _KINDS.get(name)
 
 
 def kind_of_protocol(protocol: str) -> StorageKind | None:
-    """The kind that URLs of a protocol are opened by, unless their options ask for more than it has."""
+    """Return the kind that opens URLs of a protocol, unless their options ask for more than it has."""
     return next((kind for kind in _KINDS.values() if protocol in kind.protocols), None)
 
 
 def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:
-    """The kind that takes a filesystem; ``None``: it is used as any other."""
+    """Return the kind that takes a filesystem; ``None``: it is used as any other."""
     return next(
         (kind for kind in _KINDS.values() if is_one(fs, frozenset(kind.protocols)) and isinstance(fs, kind.filesystem) and kind.takes(fs)),
         None,
@@ -216,6 +218,6 @@ def kind_of_filesystem(fs: AbstractFileSystem) -> StorageKind | None:
 
 
 def read_sizes(name: str) -> tuple[int, int]:
-    """``gap_bytes`` and ``first_bytes`` of a kind of storage; what no table knows counts as an object store."""
+    """Return ``gap_bytes`` and ``first_bytes`` of a kind of storage; a kind in no table counts as an object store."""
     kind = kind_named(name)
     return (_HALF_A_MIB, 0) if kind is None else (kind.gap_bytes, kind.first_bytes)

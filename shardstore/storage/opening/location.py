@@ -1,7 +1,7 @@
-"""Find where a storage's objects really lie, through every layer: chains, caches, directories, archives, references, mappings, links.
+"""The real places of a storage's objects, through every layer: chains, caches, directories, archives, references, mappings, links.
 
-Whoever erases or replaces has to know that he does not do it to what he reads. Two storages may be the same place by different names, one
-may lie in the other, and one may read from files that lie in the other: an archive, or what a set of references refers to.
+An operation that erases or replaces objects must not do it to those that it reads. Two storages may be the same place by different
+names, one may lie in the other, and one may read from files that lie in the other: an archive, or what a set of references refers to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardstore.storage.wrappers.base import innermost
 _SERVERS = frozenset(
     {"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "az", "abfs", "adl", "oss", "oci"}
 )
-"""Protocols whose places are told by a host, or an account, and a path."""
+"""Protocols where a host, or an account, and a path identify the place."""
 _OWN_BYTES = frozenset({"data"})
 _HOSTS = ("host", "endpoint_url", "base_url", "account_name", "org", "repo")
 
@@ -63,7 +63,7 @@ def _and_above(place: str) -> Iterator[str]:
 
 
 _Identity = tuple[int, int]
-"""Device and inode of a directory, which tell one with two names: by another mount of it, or in letters of another case."""
+"""Device and inode of a directory. They identify one that has two names: by another mount of it, or in letters of another case."""
 
 
 def _identity(path: str) -> _Identity | None:
@@ -86,8 +86,8 @@ def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> 
 
 
 def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
-    """Return where ``path`` in a storage is, whatever root that has. ``links``: with what links at any depth of a local directory lead to,
-    from where its objects are read too.
+    """Return the location of ``path`` in a storage, whatever root that has. With ``links``, it includes the targets of links at any depth
+    of a local directory, since its objects are read from there too.
     """
     storage = innermost(storage)
     if isinstance(storage, LocalStorage):
@@ -103,7 +103,7 @@ def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Loc
 
 
 def _of_file(path: str) -> Location:
-    """By its own name, and by what links on the way lead to."""
+    """Return the location of a file: its own name, and the targets of links on the way."""
     return Location(frozenset({os.path.realpath(path), os.path.abspath(path)}))
 
 
@@ -174,7 +174,7 @@ def _of_open_file(file: object) -> Location:
 
 
 def _of_set(fs: AbstractFileSystem) -> Location:
-    """Return where a set of references itself is read from."""
+    """Return the location that a set of references itself is read from."""
     options = fs.storage_options
     fo = fs.storage_args[0] if fs.storage_args else options.get("fo")
     if isinstance(fo, Mapping):
@@ -186,7 +186,7 @@ def _of_set(fs: AbstractFileSystem) -> Location:
 
 
 def _of_references(fs: Any) -> Iterator[Location]:
-    """Return the locations of everything that a set refers to, each directory once."""
+    """Yield the location of everything that a set refers to; each directory once."""
     if not isinstance(fs.references, dict):
         yield Location(frozenset(), is_known=False)
         return

@@ -1,4 +1,4 @@
-"""Open the storage that a user's target names."""
+"""Open the storage that a target names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardstore.storage.redaction import redacted, shown_cause, unusable_options
 from shardstore.storage.static import as_said, check_static, static_from
 
 _OURS = "sharded"
-"""The protocol under which fsspec knows views of stores; registered by ``adapters.fsspec.filesystem``."""
+"""The protocol of views of stores in fsspec; registered by ``adapters.fsspec.filesystem``."""
 
 
 def open_storage(
@@ -44,20 +44,20 @@ def open_storage(
     transport: Transport = "fsspec",
     static: bool | None = None,
 ) -> Storage:
-    """The storage that ``target`` names.
+    """Return the storage that ``target`` names.
 
-    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a
-    storage, which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for
-    that link, as fsspec has it. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks``
-    concern local files only, ``transport``, which ``storage_options`` may name too, S3 and GCS. ``static``, which they may hold too, says
-    that nothing changes while the place is open, or that something may; by default that is so for archives, sets of references and
-    revisions that are named by their hash.
+    ``target`` is a path, an fsspec URL or chain, an fsspec filesystem with a path as ``(fs, path)``, an fsspec mapping, or a storage,
+    which is returned as it is. ``storage_options`` are for the first link of a chain, or under a link's protocol for that link, as in
+    fsspec. ``sharded::`` before a chain means the same as the chain without it. ``fsync`` and ``locks`` concern local files only;
+    ``transport``, which ``storage_options`` may name too, concerns S3 and GCS. ``static``, which they may hold too, says that nothing
+    changes while the place is open, or that something may; by default nothing changes in archives, sets of references and revisions
+    that are named by their hash.
 
     Raises:
-        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would heed, or a view
+        InvalidInput: the target names no storage: an unknown protocol, a wrong type, options that nothing would use, or a view
             of a store; ``locks``, ``transport`` or ``static`` is no value of that option.
-        Unsupported: a package that it needs is missing; the transport cannot be had there.
-        NotFound: there is no such archive, or set of references, as the target reads through.
+        Unsupported: a package that it needs is missing, or the transport does not exist for it.
+        NotFound: the archive or set of references that the target reads through does not exist.
         StorageError: it cannot be opened.
     """
     check_locks(locks)
@@ -69,7 +69,7 @@ def open_storage(
 
 
 def _check_encodable(target: object) -> None:
-    """Refuse a place whose name no file system and no request can hold; names of local files in no encoding at all are fine."""
+    """Refuse a place whose name no file system and no request can hold; names of local files in no encoding at all are accepted."""
     name = target[1] if isinstance(target, tuple) and len(target) == 2 else target
     if not isinstance(name, str) or name.isascii():
         return
@@ -105,7 +105,7 @@ def _open(target: object, options: dict[str, Any], local: LocalOpener) -> Storag
 
 
 def _protocols(url: str) -> list[str]:
-    """The protocol of every link of the chain, outermost first; ``""`` for a plain path."""
+    """Return the protocol of every link of the chain, outermost first; ``""`` for a plain path."""
     links = url.split("::")
     found: list[str] = []
     for i, link in enumerate(links):
@@ -124,7 +124,7 @@ def _is_drive(protocol: str) -> bool:
 
 
 def _check_protocols(url: str, protocols: list[str]) -> None:
-    """Every link must be known: fsspec would take ``foo::s3://bucket`` for a local path."""
+    """Check that every link is known: fsspec would take ``foo::s3://bucket`` for a local path."""
     known = {*available_protocols(), *registry}
     for protocol in protocols:
         if not protocol or protocol in known or _is_drive(protocol):
@@ -138,10 +138,10 @@ def _check_protocols(url: str, protocols: list[str]) -> None:
 
 
 def _without_ours(url: str, options: dict[str, Any]) -> str:
-    """``url`` without a ``sharded::`` before it, which says what this package does in any case.
+    """Return ``url`` without a ``sharded::`` before it, which means what this package does in any case.
 
     Raises:
-        InvalidInput: a view of a store stands elsewhere in the chain, where it would be sharded once more.
+        InvalidInput: a view of a store is elsewhere in the chain, where it would be sharded once more.
     """
     first, separator, rest = url.partition("::")
     if first in (_OURS, f"{_OURS}://") and separator:
@@ -207,7 +207,7 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
 
 
 def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFileSystem:
-    """The filesystem of a link by the arguments that fsspec makes of the chain behind it, ``fo``, ``target_protocol`` and so on.
+    """Return the filesystem of a link from the arguments that fsspec makes of the chain behind it: ``fo``, ``target_protocol`` and so on.
 
     References are opened as those of a URL are. Raises whatever the filesystem raises.
     """
@@ -227,7 +227,7 @@ def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[s
 
 
 def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem:
-    """The filesystem of a URL of references: those of its options, or of the chain behind it."""
+    """Return the filesystem of a URL of references: those of its options, or of the chain behind it."""
     from shardstore.storage.references.opening import reference_filesystem  # seldom needed
 
     (protocol, options), *below = options_by_link.items()
@@ -243,7 +243,7 @@ def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> A
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
-    """The error to raise, from ``exc``, where a filesystem could not be made."""
+    """Return the error to raise, from ``exc``, where a filesystem could not be made."""
     what = f"{shown!r} cannot be opened"
     if isinstance(exc, TypeError | KeyError | AttributeError):
         given = {name: value for of_link in options.values() for name, value in of_link.items()}
@@ -289,7 +289,7 @@ _first_seen_in: WeakKeyDictionary[AbstractFileSystem, int] = WeakKeyDictionary()
 
 
 def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """``fs``, or one with the same options where it belongs to another loop, or to the process that this one was forked from."""
+    """Return ``fs``, or one with the same options where ``fs`` belongs to another loop, or to the process that this one was forked from."""
     if isinstance(fs, MemoryFileSystem):  # what it holds came with the fork, and cannot be made again
         return fs
     is_async = isinstance(fs, AsyncFileSystem)

@@ -1,7 +1,7 @@
-"""Options of filesystems: which link of a URL chain they are for, and whether anything will heed them.
+"""Options of filesystems: the link of a URL chain that each is for, and checks that something uses it.
 
-Most of fsspec's filesystems take any keyword and ignore what they do not know. An endpoint or a token with a slip in its name
-would vanish so, and the error that follows would be about something else.
+Most of fsspec's filesystems take any keyword and ignore what they do not know. A misspelt endpoint or token would be lost in this way,
+and the error that follows would be about something else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SWALLOW = frozenset({"zip", "tar", "libarchive", "reference", "dir", "ftp", "si
 
 
 def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The options of each protocol of a chain, outermost first: those under its name, and for the first those under none."""
+    """Return the options of each protocol of a chain, outermost first: those under its name; the first protocol also has those under no
+    name.
+    """
     found: dict[str, dict[str, Any]] = {protocol: {} for protocol in protocols}
     for protocol, given in found.items():
         nested = options.get(protocol)
@@ -39,7 +41,7 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
 
 
 def refuse(url: str, options: Mapping[str, Any]) -> None:
-    """Refuse all options but the harmless, for a storage that has none."""
+    """Refuse all options except harmless ones, for a storage that has no options."""
     if unknown := sorted(set(options) - HARMLESS):
         raise InvalidInput(f"{_named(unknown)} {'means' if len(unknown) == 1 else 'mean'} nothing to {url!r}")
 
@@ -80,7 +82,7 @@ def _check_endpoint(url: str, options: Mapping[str, Any]) -> None:
 
 
 def _parameters(cls: type[AbstractFileSystem]) -> tuple[set[str], bool]:
-    """The names of the parameters that a filesystem and what it inherits from have, and whether others are accepted."""
+    """Return the names of the parameters of a filesystem and of its base classes, and whether others are accepted."""
     named: set[str] = set()
     takes_any = True
     for base in cls.__mro__:

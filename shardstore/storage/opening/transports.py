@@ -1,6 +1,4 @@
-"""The transport, the client library that carries the requests to an object store: the user's fsspec filesystem, or obstore with that one's
-settings.
-"""
+"""The client library that carries the requests to an object store: the user's fsspec filesystem, or obstore with its settings."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from shardstore.storage.wrappers.base import innermost
 Transport = Literal["fsspec", "obstore"]
 
 OPTION = "transport"
-"""Among ``storage_options`` too, so that everything that takes those takes it."""
+"""The option's name; also among ``storage_options``, so that everything that takes those takes it."""
 
 
 def check_transport(transport: object) -> Transport:
-    """Raise ``InvalidInput`` where it is none."""
+    """Return the transport. Raises ``InvalidInput`` where there is no such transport."""
     if transport not in get_args(Transport):
         raise InvalidInput(f"{OPTION}={transport!r} is not one of {', '.join(map(repr, get_args(Transport)))}")
     return cast("Transport", transport)
 
 
 def taken_from(options: MutableMapping[str, Any], given: Transport) -> Transport:
-    """The transport that ``options`` name, also under the protocol, or else the one that was ``given``; they are left without it.
+    """Return the transport that ``options`` name, also under the protocol, or else the ``given`` one; it is removed from ``options``.
 
     Raises:
-        InvalidInput: they name none that there is, or another one than was given.
+        InvalidInput: they name an unknown transport, or another one than was given.
     """
     named: set[Transport] = set()
     if OPTION in options:
@@ -48,7 +46,7 @@ def taken_from(options: MutableMapping[str, Any], given: Transport) -> Transport
 
 
 def carried_by(transport: Transport, storage: Storage) -> Storage:
-    """``storage`` with its requests carried by ``transport``.
+    """Return ``storage`` with its requests carried by ``transport``.
 
     Raises:
         Unsupported: obstore is not installed, or not made for this kind of storage or its options.

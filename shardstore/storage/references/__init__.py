@@ -1,4 +1,4 @@
-"""Sets of references of fsspec, in JSON and in Parquet, as filesystems to read from.
+"""fsspec's sets of references, in JSON and in Parquet, as filesystems for reading.
 
 ``opening`` imports ``json`` and ``parquet``. Begin with ``json.py``.
 """

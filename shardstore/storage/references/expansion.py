@@ -29,25 +29,25 @@ if TYPE_CHECKING:  # an extra
     from jinja2.sandbox import SandboxedEnvironment
 
 MOST_GENERATED = 10_000_000
-"""So many generated keys take about 4 GB as Python objects."""
+"""The most generated keys; so many take about 4 GB as Python objects."""
 
 _PLAIN = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 _MARKS = ("{{", "{%", "{#")
 
 Renderer = Callable[[Mapping[str, Any]], str]
-"""Fills variables, by name, into one text."""
+"""A function that fills variables, by name, into one text."""
 
 
 def is_generated(document: object) -> bool:
-    """Return whether a set, as parsed from JSON, has keys that only its generators name."""
+    """Return whether a set, as parsed from JSON, has generators: their keys are not written in it."""
     return isinstance(document, Mapping) and document.get("version") is not None and bool(document.get("gen"))
 
 
 def expanded(document: object, overrides: Mapping[str, str] | None = None, *, only_plain: bool = False) -> dict[str, Any]:
-    """The references of a set, as parsed from JSON, by key: text, documents as JSON objects, ``[url]`` or ``[url, offset, nbytes]``.
+    """Return the references of a set, as parsed from JSON, by key: text, documents as JSON objects, ``[url]`` or ``[url, offset, nbytes]``.
 
-    ``overrides`` are templates in place of the set's own. ``only_plain`` leaves out generated keys, and knows annotations that are
-    plain names only.
+    ``overrides`` are templates in place of the set's own. ``only_plain`` leaves out generated keys, and fills in only annotations that
+    are plain names.
 
     Raises:
         Corruption: the set contradicts the specification; the message names the key.
@@ -74,7 +74,7 @@ def expanded(document: object, overrides: Mapping[str, str] | None = None, *, on
 
 
 def _member(document: Mapping[str, Any], name: str, kind: type) -> Any:
-    """A member that may be missing."""
+    """Return a member of a JSON object that may be missing."""
     value = document.get(name)
     if value is None:
         return {} if kind is Mapping else []
@@ -128,14 +128,14 @@ class _Templates:
                 self._constants[name] = text
 
     def rendered(self, text: str, what: str) -> str:
-        """``text`` with no other variables than the templates. ``what`` says where it stands."""
+        """Return ``text`` filled in with no variables except the templates. ``what`` says where it stands."""
         found = self._compiled.get(text)
         if found is None:
             found = self._compiled[text] = self.renderer(text, (), what)({})
         return found
 
     def renderer(self, text: str, variables: Sequence[str], what: str, *, with_templates: bool = True) -> Renderer:
-        """Return what fills ``variables`` into ``text``, and the templates."""
+        """Return the function that fills ``variables`` and the templates into ``text``."""
         constants = self._constants if with_templates else {}
         literals, names = _PLAIN.split(text)[::2], _PLAIN.findall(text)
         if not any(mark in literal for literal in literals for mark in _MARKS):
@@ -189,7 +189,7 @@ class _Filled:
 
 
 def _late(templates: _Templates, text: str, what: str) -> Renderer:
-    """The renderer of a template with variables, which are known once it is called."""
+    """Return the renderer of a template with variables, which become known when it is called."""
     compiled: dict[tuple[str, ...], Renderer] = {}
 
     def render(variables: Mapping[str, Any]) -> str:
@@ -209,7 +209,7 @@ def _unusable(what: str, text: str, exc: Exception) -> Corruption:
 
 
 def _dimensions(generator: Any, what: str) -> dict[str, Sequence[Any]]:
-    """The values of each variable."""
+    """Return the values of each variable."""
     given = generator.get("dimensions") if isinstance(generator, Mapping) else None
     if not isinstance(given, Mapping) or not given:
         raise Corruption(f"{what} of a set of references has no dimensions")
@@ -234,7 +234,7 @@ def _check_count(generators: Sequence[Any]) -> None:
 
 
 def _generated(generator: Mapping[str, Any], templates: _Templates, what: str) -> Iterator[tuple[str, list[Any]]]:
-    """The keys of one generator with their references: the product of its dimensions, the last the fastest."""
+    """Yield the keys of one generator with their references: the product of its dimensions, the last one varying fastest."""
     dimensions = _dimensions(generator, what)
     members = ["key", "url", *(name for name in ("offset", "length") if generator.get(name) is not None)]
     if len(members) == 3:

@@ -1,7 +1,7 @@
-"""Sets of references as filesystems: fsspec's own, with all of the specification in force.
+"""Sets of references as filesystems: fsspec's own, with the whole specification applied.
 
-fsspec leaves generated keys out, without a word, unless ``simple_templates=False`` is given; knows the protocol of the first reference
-only; and loads JSON by itself. Here the set is written out first (``reference_expansion``), and fsspec is handed plain references.
+fsspec silently leaves generated keys out, unless ``simple_templates=False`` is given; it knows only the protocol of the first
+reference; and it loads JSON by itself. Here the set is written out first (``reference_expansion``), and fsspec gets plain references.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHOICE = "simple_templates"
 
 
 class _Targets(dict[str | None, AbstractFileSystem]):
-    """The filesystems that references lead to, by protocol: one that is not there yet is made with the defaults of its protocol."""
+    """The filesystems that references lead to, by protocol: a missing one is made with the defaults of its protocol."""
 
     def __init__(self, known: Mapping[str | None, AbstractFileSystem], *, asynchronous: bool) -> None:
         super().__init__(known)
@@ -41,8 +41,8 @@ class _Targets(dict[str | None, AbstractFileSystem]):
 class ReferenceSet(ReferenceFileSystem):  # type: ignore[misc]  # fsspec has no types
     """The objects that ``references`` name, by key: text, JSON objects, bytes, ``[url]``, or ``[url, offset, nbytes]``.
 
-    ``options`` as ``ReferenceFileSystem`` has them. ``remote_options`` are for ``remote_protocol``, or the protocol of the first
-    reference; other protocols that references have are opened by their defaults, or as ``fs``, by protocol, says.
+    ``options`` are those of ``ReferenceFileSystem``. ``remote_options`` are for ``remote_protocol``, or the protocol of the first
+    reference; other protocols of references are opened by their defaults, or as ``fs`` says by protocol.
     """
 
     protocol = "reference"
@@ -56,8 +56,8 @@ class ReferenceSet(ReferenceFileSystem):  # type: ignore[misc]  # fsspec has no 
 class JSONReferences(ReferenceSet):
     """The objects that a set in JSON refers to.
 
-    Args as ``ReferenceFileSystem`` has them; a pickle reads the set again. ``simple_templates`` leaves generated keys out if it is true,
-    with a warning.
+    The arguments are those of ``ReferenceFileSystem``; a pickle reads the set again. If ``simple_templates`` is true, generated keys
+    are left out, with a warning.
 
     Raises:
         Corruption: the set contradicts its specification.

@@ -36,9 +36,9 @@ _ENCODED = b"base64:"
 
 
 class ParquetReferences(ReferenceSet):
-    """The objects that a set in Parquet refers to. All its references are read into memory: some 300 bytes each.
+    """The objects that a set in Parquet refers to. All its references are read into memory, some 300 bytes each.
 
-    Args as ``ReferenceFileSystem`` has them; a pickle reads the set again.
+    The arguments are those of ``ReferenceFileSystem``; a pickle reads the set again.
 
     Raises:
         Corruption: the set cannot be read.
@@ -64,7 +64,7 @@ def is_parquet_set(
     ref_storage_args: Mapping[str, Any] | None = None,
     **_options: Any,
 ) -> bool:
-    """Return whether these arguments of ``ReferenceFileSystem`` name such a set; by what it is, not by its name."""
+    """Return whether these arguments of ``ReferenceFileSystem`` name such a set; judged by its content, not by its name."""
     if not isinstance(fo, str) or fo.endswith(".json"):
         return False
     fs, root = _place_of(fo, target_protocol, target_options, ref_storage_args)
@@ -83,8 +83,8 @@ def _place_of(
 
 
 def references_in(fs: AbstractFileSystem, root: str) -> dict[str, Any]:
-    """All references of the set at ``root``, by key, as a set in JSON of version 0 has them. One request for each file that the
-    arrays may have: not all servers list, and of those that do not all list everything.
+    """Return all references of the set at ``root``, by key, as in a JSON set of version 0. Makes one request for each file that the arrays
+    may have: not all servers list, and those that do may not list everything.
 
     Raises:
         Corruption: a file cannot be read, or does not fit to the others.
@@ -126,7 +126,9 @@ def references_in(fs: AbstractFileSystem, root: str) -> dict[str, Any]:
 
 
 def _grid_of(name: str, value: Any) -> tuple[tuple[int, ...], str]:
-    """The grid of chunks of an array of Zarr v2, by its document or the text of it, and what separates the coordinates in its keys."""
+    """Return the grid of chunks of a Zarr v2 array, from its document or the text of it, and the separator of
+    the coordinates in its keys.
+    """
     try:
         document = json.loads(value) if isinstance(value, str) else value
         grid = tuple(-(-int(n) // int(c)) for n, c in zip(document["shape"], document["chunks"], strict=True))
@@ -136,7 +138,7 @@ def _grid_of(name: str, value: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _rows(file: str, data: bytes, rows: int) -> Iterator[tuple[int, Any]]:
-    """The references of the first ``rows`` rows that have one, with their numbers."""
+    """Yield the references of the first ``rows`` rows that have one, with their numbers."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

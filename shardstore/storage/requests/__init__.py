@@ -1,4 +1,4 @@
-"""The common part of all object stores over a network: conditions, ranges, bodies, bounds on what is under way, and lost answers.
+"""Shared parts of all object stores over a network: conditions, ranges, bodies, bounds on concurrent requests, and lost answers.
 
 Only the kinds of storage import these modules. Begin with ``lost_answers.py`` for writes and ``pinned_ranges.py`` for reads.
 """

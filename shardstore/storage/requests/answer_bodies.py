@@ -1,8 +1,8 @@
-"""Bodies of answers to requests for bytes: of what a server sends, no more is read than was asked for.
+"""Bodies of answers to requests for bytes: no more is read of what a server sends than was asked for.
 
-An answer tells beforehand which bytes it holds (``Content-Range``) and how long it is (``Content-Length``). Where that is not what was
-asked for, nothing of the body is read. Where it does not tell, the body is read up to the first byte too many. Of an answer with the
-whole object, which a server gives that does not know ranges, only what is wanted is kept.
+An answer says beforehand which bytes it holds (``Content-Range``) and how long it is (``Content-Length``). Where that differs from the
+request, nothing of the body is read. Where it does not say so, the body is read up to the first byte too many. A server that does not
+know ranges answers with the whole object: only the wanted part is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 
 REFUSAL_NBYTES = 1 << 20
-"""So much of the text of a refusal is read, where it is read at all."""
+"""The most bytes that are read of the text of a refusal, where it is read at all."""
 
 
 class TooMuch(StorageError):
@@ -21,18 +21,18 @@ class TooMuch(StorageError):
 
 
 def too_long(nbytes: int, most_nbytes: int, what: str) -> TooMuch:
-    """The error of an object that is to be read whole, and is longer than it may be. ``what`` begins the message."""
+    """Return the error for an object that is to be read whole, and is longer than allowed. ``what`` begins the message."""
     return TooMuch(f"{what}: it has {nbytes} bytes, and what belongs there has at most {most_nbytes}: it was not read")
 
 
 def check_most(nbytes: int, most_nbytes: int | None, what: str) -> None:
-    """Raise that error where it is so."""
+    """Raise that error where the object is longer than allowed."""
     if most_nbytes is not None and nbytes > most_nbytes:
         raise too_long(nbytes, most_nbytes, what)
 
 
 async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes:
-    """A body of ``nbytes``; or what there is of it, where it ends before. Raises ``TooMuch`` at the first byte behind it."""
+    """Return a body of ``nbytes``, or the part that came where it ends before. Raises ``TooMuch`` at the first byte behind it."""
     body = bytearray()
     async for block in blocks:
         body += block
@@ -42,7 +42,7 @@ async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes
 
 
 async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbytes: int, what: str) -> tuple[memoryview, ...]:
-    """The wanted ranges of a body of ``nbytes``, without ever holding the rest of it; what comes after them is not waited for.
+    """Return the wanted ranges of a body of ``nbytes``, without ever holding the rest of it; bytes after them are not waited for.
 
     Raises ``StorageError`` where the body ends before.
     """
@@ -65,7 +65,7 @@ async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbyte
 async def cut_unannounced(
     blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], most_nbytes: int | None, what: str
 ) -> tuple[tuple[memoryview, ...], int]:
-    """The wanted ranges of a body whose length is not known before it ends, and that length; the rest of it is not held.
+    """Return the wanted ranges of a body whose length is not known before it ends, and that length; the rest of it is not held.
 
     Raises ``TooMuch`` once there are more than ``most_nbytes``.
     """

@@ -1,4 +1,4 @@
-"""The pieces of a body: their count is checked, and they are regrouped without holding more than one group."""
+"""Pieces of a body: their number of bytes is checked, and they are regrouped without holding more than one group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Body = Sequence[BytesLike] | AsyncIterator[BytesLike]
 
 
 def byte_view(piece: BytesLike) -> memoryview:
-    """``piece`` as a flat view whose length is its number of bytes; not copied where it is contiguous."""
+    """Return ``piece`` as a flat view whose length is its number of bytes; not copied where it is contiguous."""
     view = memoryview(piece)
     if view.ndim == 1 and view.format == "B":
         return view
@@ -22,12 +22,12 @@ def byte_view(piece: BytesLike) -> memoryview:
 
 
 def wrong_length(key: str, nbytes: int, given: int) -> InvalidInput:
-    """The error of a body that is not ``nbytes`` long."""
+    """Return the error of a body that is not ``nbytes`` long."""
     return InvalidInput(f"the body of {key!r} was announced as {nbytes} bytes but has {given}: nothing was stored")
 
 
 def checked_views(body: Sequence[BytesLike], nbytes: int, key: str) -> list[memoryview]:
-    """The pieces of ``body``. Raises ``InvalidInput`` where they are not ``nbytes`` in all."""
+    """Return the pieces of ``body``. Raises ``InvalidInput`` where they are not ``nbytes`` in all."""
     views = [byte_view(piece) for piece in body]
     given = sum(len(view) for view in views)
     if given != nbytes:
@@ -36,10 +36,10 @@ def checked_views(body: Sequence[BytesLike], nbytes: int, key: str) -> list[memo
 
 
 async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIterator[list[memoryview]]:
-    """The pieces of ``body`` in lists of at least ``group_bytes`` (the last one excepted).
+    """Yield the pieces of ``body`` in lists of at least ``group_bytes`` (the last one excepted).
 
-    A piece is used up before the next one is asked for, so a producer may reuse its buffer: what has to wait is copied.
-    Raises ``InvalidInput`` as soon as it is clear that the body is not ``nbytes`` long.
+    A piece is used before the next one is asked for, so a producer may reuse its buffer: bytes that have to wait are copied. Raises
+    ``InvalidInput`` as soon as it is clear that the body is not ``nbytes`` long.
     """
     if isinstance(body, Sequence):
         views = checked_views(body, nbytes, key)
@@ -71,7 +71,9 @@ async def groups(body: Body, nbytes: int, group_bytes: int, key: str) -> AsyncIt
 
 
 async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIterator[bytes]:
-    """The bytes of ``body`` in pieces of exactly ``part_bytes``, the last one excepted. Nothing of the next is held meanwhile."""
+    """Yield the bytes of ``body`` in pieces of exactly ``part_bytes``, except the last one. No bytes of the next
+    piece are held meanwhile.
+    """
     part = io.BytesIO()  # gives what it holds away without a copy
     async for group in groups(body, nbytes, min(part_bytes, _WAITING_BYTES), key):
         for view in group:
@@ -87,7 +89,7 @@ async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIter
 
 
 async def joined(body: Body, nbytes: int, key: str) -> bytes:
-    """The whole body as one object that nobody else can change; not copied where it is a single ``bytes``."""
+    """Return the whole body as one object that nobody else can change; not copied where it is a single ``bytes``."""
     if isinstance(body, Sequence):
         if len(body) == 1 and isinstance(body[0], bytes):
             if len(body[0]) != nbytes:

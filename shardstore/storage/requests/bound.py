@@ -1,4 +1,4 @@
-"""A bound on what is under way at once, which survives forks and pickling."""
+"""A bound on concurrent requests, which survives forks and pickling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bound:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def slot(self) -> asyncio.Semaphore:
-        """The semaphore of the running loop, to be entered."""
+        """Return the semaphore of the running loop, to be entered."""
         loop = asyncio.get_running_loop()
         if self._semaphore is None or self._loop is not loop:
             self._semaphore, self._loop = asyncio.Semaphore(self.limit), loop

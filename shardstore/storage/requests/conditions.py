@@ -1,4 +1,4 @@
-"""Conditions of writes: which of them a storage honours, and what is done where it does not."""
+"""Conditions of writes: which of them a storage honours, and the fallback where it does not."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def check(condition: Condition, found: Generation | None, key: str, url: str) ->
 
 
 def failed(key: str, url: str) -> ConditionFailed:
-    """The error of a write whose condition does not hold."""
+    """Return the error of a write whose condition does not hold."""
     return ConditionFailed(f"{key!r} in {url} is not what the write's condition asks for")
 
 
 def warn_not_honoured(endpoint: str, url: str) -> None:
-    """Say that conditions are only checked first: what was true a while ago is still refused, what changes in between is lost."""
+    """Warn that conditions are only checked first: a change before the check is refused, a change between check and write is lost."""
     warnings.warn(
         f"{endpoint} does not honour conditional writes: writers that share an object of {url} can lose "
         "each other's updates. Let one writer at a time write there",
@@ -54,6 +54,6 @@ def warn_not_honoured(endpoint: str, url: str) -> None:
 
 
 def check_deletion(key: str, condition: Condition) -> None:
-    """Raise ``InvalidInput`` where something is to be deleted on condition that it is not there."""
+    """Raise ``InvalidInput`` where something is to be deleted on the condition that it does not exist."""
     if isinstance(condition, IfAbsent):
         raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")

@@ -1,8 +1,8 @@
-"""Find out the outcome of a request that changes an object, where the answer was lost or is a refusal: one rule for all object stores.
+"""Find out the outcome of a request that changes an object, after a lost answer or a refusal: one rule for all object stores.
 
-A proxy, or a client's own retry, can send a conditional write a second time after the server carried out the first; it then
-fails against its own success. So every write carries an id in the object's user metadata, and after any refusal or lost answer
-a look tells whose object is there:
+A proxy, or a client's own retry, can send a conditional write a second time after the server carried out the first; it then fails
+against its own success. So every write carries an id in the object's user metadata, and after any refusal or lost answer a look shows
+whose object is there:
 
     ours                                        it was stored
     what the condition asks for                 nothing was stored so far: the same request is sent again
@@ -60,7 +60,7 @@ class ObjectWrite:
         self._sends = 1
 
     def failure(self, exc: RequestFailed) -> Failure:
-        """Return what the status and code of a failed request say on this kind of server."""
+        """Return what the status and code of a failed request mean on this kind of server."""
         raise NotImplementedError
 
     def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
@@ -69,24 +69,24 @@ class ObjectWrite:
 
     @property
     def is_wording_proved(self) -> bool:
-        """Return whether the server is known to match versions as this client writes them."""
+        """True where the server is known to match versions as this client writes them."""
         return False
 
     @property
     def versions_come_again(self) -> bool:
-        """Return whether an object that is changed, and changed back to equal bytes, is of its old version again."""
+        """True where an object that is changed, and changed back to equal bytes, has its old version again."""
         return False
 
     def busy_error(self, exc: RequestFailed) -> StorageError:
-        """The error where the server stays busy."""
+        """Return the error for a server that stays busy."""
         return exc
 
     async def unnamed_version(self) -> Generation:
-        """The version that this write made, after a success that does not name it: something before the server may have
-        answered, and nothing have been stored.
+        """Return the version that this write made, after a success that does not name it: something before the server may have answered,
+        with nothing stored.
 
         Raises:
-            RequestFailed: the object does not tell either: as if the answer had been lost.
+            RequestFailed: the object does not show it either: as if the answer had been lost.
             WriteOutcomeUnknown: it cannot be looked up.
         """
         lost = RequestFailed(f"writing {self.key!r}: the server's answer names no version, and the object is not this write's")
@@ -96,14 +96,14 @@ class ObjectWrite:
         raise lost
 
     async def judge(self, exc: RequestFailed, *, can_resend: bool = True) -> Generation | None:
-        """The version that was stored in spite of ``exc``; ``None``: send the same request again, now.
+        """Return the version that was stored in spite of ``exc``; ``None``: send the same request again now.
 
-        Without ``can_resend`` the write has to be made anew: where the server was busy that counts as a condition that failed, and
-        where the answer was lost nothing can have been stored yet.
+        Without ``can_resend`` the write has to be made anew. A busy server then counts as a failed condition; after a lost answer
+        nothing can have been stored yet.
 
         Raises:
             ConditionFailed: the condition does not hold, and the object is not ours. (Where ours was stored, its answer lost, *and*
-                another writer has replaced it since, that looks the same: whoever writes again comes after that writer.)
+                another writer has replaced it since, that looks the same: a caller that writes again comes after that writer.)
             StorageError: refused; nothing was stored.
             WriteOutcomeUnknown: it may have been stored.
         """
@@ -156,7 +156,7 @@ class ObjectWrite:
 
 
 async def delete_object(send: Callable[[], Awaitable[bool]], look: Look, key: str, url: str, condition: Condition) -> bool:
-    """Delete an object by ``send``, which tells whether there was one, or raises ``RequestFailed``; whether there was one.
+    """Delete an object by ``send``, which returns whether there was one, or raises ``RequestFailed``; return whether there was one.
 
     Raises:
         ConditionFailed: another version is there.

@@ -1,4 +1,4 @@
-"""The facts that clients of object stores tell about an object, and about a request that failed."""
+"""The answers that clients of object stores give about an object, and about a request that failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
 
 PROBE_PREFIX = ".shardstore-probe-"
-"""The beginning of the names of the empty objects that find out what a server honours; one is left where its process died meanwhile."""
+"""The prefix of the names of empty objects that find out what a server honours; one is left where its process died meanwhile."""
 
 
 class RequestFailed(StorageError):
@@ -25,18 +25,18 @@ class RequestFailed(StorageError):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the answer never came, or does not tell if the request was carried out."""
+        """True where the answer never came, or does not show if the request was carried out."""
         return self.status is None or self.status == 408 or (self.status >= 500 and self.status != 501)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the server did nothing, and asks to try again: another request was under way, or there were too many."""
+        """True where the server did nothing, and asks to try again: another request was running, or there were too many."""
         return self.status in (409, 429)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The facts that a look at an object tells."""
+    """The version and size that a look at an object shows."""
 
     generation: Generation
     nbytes: int
@@ -44,7 +44,7 @@ class Head:
 
 
 def server_times(last_modified: str | None, date: str | None) -> ServerTimes | None:
-    """Return what the headers of an answer tell (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` where they tell nothing."""
+    """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` where they have none."""
     try:
         return ServerTimes(parsedate_to_datetime(last_modified or "").timestamp(), parsedate_to_datetime(date or "").timestamp())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Several ranges of one version of an object, where a request fetches one range and the answer tells the version."""
+"""Read several ranges of one version of an object, where a request fetches one range and the answer shows the version."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PartOutcome = Part | Absent | Changed
 
 
 class RangeSource(Protocol):
-    """Requests that each tell the version that they speak of. With a ``generation`` they are of that version, or ``Changed``."""
+    """Requests whose answers each show their version. With a ``generation`` they are of that version, or ``Changed``."""
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """One range, which is not empty. Raises ``TooMuch`` where it is the whole of an object of more than ``most_nbytes``."""
+        """Read one range, which is not empty. Raises ``TooMuch`` where it is the whole of an object of more than ``most_nbytes``."""
         ...
 
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
-        """Version and size, with no bytes."""
+        """Return version and size, without bytes."""
         ...
 
 
@@ -60,7 +60,7 @@ async def _read_one(source: RangeSource, read: Read) -> ReadOutcome:
 
 
 async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
-    """All ranges of one version: the one asked for, or the one that the first answer shows."""
+    """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
     asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
     buffers = [NOTHING] * len(read.ranges)
     if not asked:
@@ -86,7 +86,8 @@ async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
 
 
 async def past_the_end(source: RangeSource, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
-    """The server says that ``request`` starts at or after the end, or the object is empty; a look tells which version that is true of.
+    """Return the outcome where the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for
+    which version that is true.
 
     Raises ``StorageError`` where the server contradicts itself.
     """

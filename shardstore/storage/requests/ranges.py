@@ -1,4 +1,4 @@
-"""Range requests in HTTP's words, and checks of what a server answers to them (RFC 9110, section 14)."""
+"""Range requests in HTTP, and checks of a server's answers to them (RFC 9110, section 14)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_empty(request: ByteRequest) -> bool:
 
 
 def range_header(request: ByteRequest) -> str | None:
-    """The value of ``Range``; ``None`` for a whole object, so that an empty one is not refused."""
+    """Return the header's value of ``Range``; ``None`` for a whole object, so that an empty one is not refused."""
     match request:
         case ByteRange(start, end):
             return f"bytes={start}-{end - 1}"
@@ -37,10 +37,10 @@ def range_header(request: ByteRequest) -> str | None:
 
 
 def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
-    """Return how many bytes the body of an answer with a range (206) has at most, if it is an answer to ``request``.
+    """Return the most bytes that the body of an answer with a range (206) has, if it is an answer to ``request``.
 
-    Raises ``TooMuch`` where what it announces is more than was asked for, or more than ``most_nbytes`` of what was asked for to its end,
-    so that nothing of it need be read.
+    Raises ``TooMuch`` where it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
+    then nothing of it need be read.
     """
     sent = _SENT_RANGE.fullmatch((content_range or "").strip())
     announced = int(sent[2]) + 1 - int(sent[1]) if sent else None
@@ -62,7 +62,7 @@ def most_of(request: ByteRequest, content_range: str | None, content_length: int
 
 
 def checked_part(request: ByteRequest, status: int, content_range: str | None, data: bytes, key: str) -> tuple[memoryview, int]:
-    """The bytes of ``request`` and the size of the object, from an answer to it.
+    """Return the bytes of ``request`` and the size of the object, from an answer to it.
 
     Raises ``StorageError`` where the answer is for another range, or shorter than it says.
     """

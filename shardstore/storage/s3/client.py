@@ -1,7 +1,7 @@
 """Calls to one bucket through the user's s3fs instance, with errors translated once, here.
 
-Credentials, endpoint and retries stay those of the instance. Nothing of s3fs or botocore is imported: their exceptions
-are told apart by the response that they carry.
+Credentials, endpoint and retries stay those of the instance. Nothing of s3fs or botocore is imported: their exceptions are recognised
+by the response that they carry.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, a
 
 
 def canonical_etag(etag: str) -> str:
-    """The ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay what they are."""
+    """Return the ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay unchanged."""
     return etag if etag.startswith("W/") else '"' + etag.strip('"') + '"'
 
 
 def head_of(response: Mapping[str, Any], key: str) -> Head:
-    """Return what the answer to a HEAD says."""
+    """Return version and size from the answer to a HEAD."""
     return Head(generation_of(response, key), int(response["ContentLength"]), response.get("Metadata", {}).get(WRITE_ID))
 
 
 def generation_of(response: Mapping[str, Any], key: str) -> Generation:
-    """The version that an answer speaks of."""
+    """Return the version that an answer is about."""
     etag = response.get("ETag")
     if not etag:
         raise StorageError(f"the server's answer for {key!r} has no ETag: versions cannot be told apart there")
@@ -41,7 +41,7 @@ def generation_of(response: Mapping[str, Any], key: str) -> Generation:
 
 
 def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> str:
-    """Return what an answer has to say for the work to go on."""
+    """Return a member that an answer must have for the work to go on."""
     value: str | None = response.get(name)
     if not value:
         raise StorageError(f"{action} {key!r}: the server's answer has no {name}")
@@ -49,7 +49,7 @@ def member_of(response: Mapping[str, Any], name: str, action: str, key: str) -> 
 
 
 def _response_of(exc: BaseException) -> Mapping[str, Any]:
-    """The server's answer that botocore attached to its error, which s3fs makes the cause of its own."""
+    """Return the server's answer that botocore attached to its error, which s3fs makes the cause of its own."""
     for error in (exc, exc.__cause__):
         response = getattr(error, "response", None)
         if isinstance(response, Mapping):
@@ -63,7 +63,7 @@ def _has_no_credentials(exc: BaseException) -> bool:
 
 
 def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardStoreError:
-    """The error to raise, from ``exc``, where a request failed."""
+    """Return the error to raise, from ``exc``, where a request failed."""
     if isinstance(exc, ShardStoreError):
         return exc
     if _has_no_credentials(exc):
@@ -103,32 +103,32 @@ class S3Client(BucketClient):
 
     @property
     def endpoint(self) -> str:
-        """Return which server this talks to, as far as its abilities go."""
+        """The server that this talks to, as far as its abilities matter."""
         return str(getattr(self.fs, "endpoint_url", None) or (self.fs.client_kwargs or {}).get("endpoint_url") or "aws")
 
     @property
     def is_aws(self) -> bool:
-        """Return whether the server is Amazon's own, whose manual can be believed; after ``connect``, or a request, it is known for sure.
+        """True where the server is Amazon's own, whose manual can be trusted; known for sure after ``connect``, or a request.
 
-        The environment and the configuration files can name another one too, of which s3fs does not know.
+        The environment and the configuration files can name another one too, which s3fs does not know.
         """
         connected = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
         endpoint = self.endpoint if connected is None else str(connected)
         return endpoint == "aws" or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     async def connect(self) -> None:
-        """Make sure that it is known which server this talks to. Raises as ``call`` does."""
+        """Find out for sure which server this talks to. Raises as ``call`` does."""
         try:
             await self.fs.set_session()
         except Exception as exc:
             raise translated(exc, "connecting to", self.url, self.bucket) from exc
 
     def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
-        """When AWS stored what it answers with, and answered. ``None`` where these may be other times.
+        """Return when AWS stored the object of an answer, and when it answered. ``None`` where these may be other times.
 
-        Other servers may show those of files, which programs can set; so may AWS where the bucket is another thing, which its name tells:
-        an access point, perhaps to a file system, a directory bucket, in which objects are renamed with their times, or objects that a
-        function makes. Of an upload in parts, as its ETag shows, it is the time at which that was begun.
+        Other servers may show the times of files, which programs can set. So may AWS where the bucket is something else, which its name
+        shows: an access point, perhaps to a file system; a directory bucket, where objects are renamed with their times; or objects
+        that a function makes. For an upload in parts, as its ETag shows, it is the time at which the upload began.
         """
         if not self.is_aws or _NO_PLAIN_BUCKET.search(self.bucket) or "-" in str(response.get("ETag")):
             return None
@@ -136,7 +136,7 @@ class S3Client(BucketClient):
         return server_times(headers.get("last-modified"), headers.get("date"))
 
     async def unbounded_call(self, method: str, action: str, where: str, **parameters: Any) -> dict[str, Any]:
-        """One request, by a caller that holds a slot of ``bound``."""
+        """Make one request, for a caller that holds a slot of ``bound``."""
         try:
             # Who pays goes with every request: not all versions of s3fs add it to all calls. Operations that do not know it do without.
             response: dict[str, Any] = await self.fs._call_s3(method, self.fs.req_kw, Bucket=self.bucket, **parameters)
@@ -147,17 +147,17 @@ class S3Client(BucketClient):
         return response
 
     async def call(self, method: str, action: str, key: str, **parameters: Any) -> dict[str, Any]:
-        """One request on the object of ``key``. Raises ``AccessDenied`` or ``RequestFailed``."""
+        """Make one request on the object of ``key``. Raises ``AccessDenied`` or ``RequestFailed``."""
         async with self.bound.slot():
             return await self.unbounded_call(method, action, repr(key), Key=self.full_key(key), **parameters)
 
     async def call_bucket(self, method: str, action: str, **parameters: Any) -> dict[str, Any]:
-        """One request on the bucket."""
+        """Make one request on the bucket."""
         async with self.bound.slot():
             return await self.unbounded_call(method, action, self.url, **parameters)
 
     async def head(self, key: str, **conditions: str) -> Head | None:
-        """Version and size of the object, ``None`` where there is none. A failed condition is ``RequestFailed``, status 412."""
+        """Return version and size of the object, ``None`` where there is none. A failed condition is ``RequestFailed``, status 412."""
         try:
             response = await self.call("head_object", "looking up", key, **conditions)
         except RequestFailed as exc:

@@ -1,11 +1,11 @@
-"""Putting an S3 object together from ranges of its old version and new bytes, most of it without a download.
+"""Put an S3 object together from ranges of its old version and new bytes, most of it without a download.
 
     create upload ─► copied parts (UploadPartCopy, If-Match) and sent ones, together ─► complete, on the condition
 
-The old version is pinned in every request that takes bytes of it. That the object is that version still when the upload is completed
-would not do: an ETag is made of the bytes, and comes again with them. So servers other than AWS are asked, by the first upload, whether
-they honour the condition on copied parts (moto and Ceph do not), and whether they copy the range that was asked for. Whatever goes wrong
-aborts the upload, and the old object stays.
+The old version is pinned in every request that takes bytes of it. It is not enough that the object has that version when the upload is
+completed: an ETag is made of the bytes, and comes back with them. So servers other than AWS are asked, by the first upload, whether
+they honour the condition on copied parts (moto and Ceph do not), and whether they copy the range that was asked for. Whatever goes
+wrong aborts the upload, and the old object stays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Composed(Protocol):
 async def compose(
     client: S3Client, storage: Composed, key: str, source: Generation, segments: Sequence[Segment], condition: Condition
 ) -> Generation:
-    """Like ``Storage.compose``. What has no range that is worth a copy is read and written.
+    """Carry out ``Storage.compose``. Where no range is worth a copy, the bytes are read and written.
 
     Raises:
         ConditionFailed: the condition does not hold, or ``source`` is gone.
@@ -95,7 +95,7 @@ async def _check_conditions(client: S3Client, facts: ServerFacts, key: str, cond
 async def _check_copies(
     client: S3Client, facts: ServerFacts, key: str, upload_id: str, parts: Sequence[CopiedPart | SentPart], condition: Condition
 ) -> None:
-    """Are these parts what the server was asked for? Asked once: of AWS, whose manual can be believed, never."""
+    """Check that these parts are what the server was asked for. Servers are asked once; AWS never, since its manual can be trusted."""
     if client.is_aws:
         return
     if facts.copies_parts is None:
@@ -127,7 +127,7 @@ def _gone(key: str) -> ConditionFailed:
 
 
 class _Upload:
-    """The parts of one multipart upload, on their way."""
+    """One multipart upload whose parts are being sent."""
 
     def __init__(self, client: S3Client, storage: Composed, facts: ServerFacts, key: str, upload_id: str, source: Generation) -> None:
         self._client = client
@@ -140,7 +140,7 @@ class _Upload:
         self._copied = asyncio.Semaphore(_COPIED_AT_ONCE)
 
     async def send(self, parts: Iterable[CopiedPart | SentPart]) -> dict[int, str]:
-        """The ETag of each part, by number."""
+        """Send the parts, and return the ETag of each, by number."""
         try:
             async with asyncio.TaskGroup() as uploads:
                 tasks = {number: uploads.create_task(self._part(number, part)) for number, part in enumerate(parts, 1)}
@@ -184,7 +184,7 @@ class _Upload:
         return copied_version(response.get("CopyPartResult"), self._key).token
 
     async def _check_refusal(self, refusal: RequestFailed) -> None:
-        """Raises ``Unsupported`` where the server refuses to copy the version that is there, and not for the first time."""
+        """Raise ``Unsupported`` where the server refuses to copy the version that is there, and not for the first time."""
         head = await self._client.head(self._key)
         if head is None or head.generation != self._source:
             return
@@ -197,7 +197,7 @@ class _Upload:
 
 
 async def _bytes_of(storage: Composed, key: str, source: Generation, part: SentPart) -> list[BytesLike]:
-    """The bytes of a part; ranges of the old version are read, near ones together."""
+    """Return the bytes of a part; ranges of the old version are read, near ones together."""
     copies = [segment for segment in part.segments if isinstance(segment, CopiedRange)]
     spans: list[ByteRange] = []
     for copy in sorted(copies, key=lambda copy: copy.offset):

@@ -1,7 +1,7 @@
-"""Copying one S3 object within its bucket, by requests that carry none of its bytes.
+"""Copy one S3 object within its bucket, by requests that carry none of its bytes.
 
-CopyObject copies one version, whole, with its metadata. It stops at 5 GiB: longer objects are put together from parts, of
-which each is copied on condition that the source still has the ETag that was seen first.
+CopyObject copies one version, whole, with its metadata. It takes at most 5 GiB: longer objects are put together from parts. Each part
+is copied on condition that the source still has the ETag that was seen first.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "Conte
 
 
 async def copy_object(client: S3Client, source: str, target: str) -> Generation | None:
-    """Store one version of ``source`` at ``target``; the new object's version, or ``None`` where there is no source.
+    """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` where there is no source.
 
-    The copy keeps the user metadata, with the id of the write that made the source. That confirms nothing wrongly: an id is drawn
+    The copy keeps the user metadata, with the id of the write that made the source. That cannot confirm a wrong write: an id is drawn
     for one write, and looked for only at the key of that write, while its answer is missing.
 
     Raises:
@@ -52,12 +52,12 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
 
 
 def copy_source(client: S3Client, key: str) -> dict[str, str]:
-    """Return how a copying request names the object to copy from."""
+    """Return the member of a copying request that names the object to copy from."""
     return {"Bucket": client.bucket, "Key": client.full_key(key)}
 
 
 def copied_version(result: Mapping[str, Any] | None, source: str) -> Generation:
-    """The version that a copy made. A server that starts to answer before it has copied can report a failure only in a 200."""
+    """Return the version that a copy made. A server that starts to answer before it has copied can report a failure only in a 200."""
     if not result or not result.get("ETag"):
         raise StorageError(f"copying {source!r}: the server's answer does not say that it was copied")
     return Generation(canonical_etag(result["ETag"]))
@@ -78,7 +78,7 @@ async def _copy_large(client: S3Client, source: str, target: str) -> Generation 
 
 
 async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
-    """Copy the version that ``head`` speaks of, in parts; ``None``, and nothing is stored, where it has been replaced."""
+    """Copy the version of ``head``, in parts; return ``None``, with nothing stored, where it has been replaced."""
     old, write_id = head_of(head, source), uuid.uuid4().hex
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
@@ -101,7 +101,7 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
 async def _copy_parts(
     client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
 ) -> list[dict[str, Any]] | None:
-    """Copy the parts; what completing the upload asks for, or ``None`` where the source is another version now."""
+    """Copy the parts; return the list that completes the upload, or ``None`` where the source is another version now."""
     part_bytes = max(_MIN_PART_BYTES, -(-nbytes // _MAX_PARTS))
     free = asyncio.Semaphore(_PARTS_AT_ONCE)
 

@@ -1,8 +1,8 @@
 """Plan the parts of a multipart upload that put an object together from ranges of its old version and new bytes.
 
-S3 takes parts of 5 MiB to 5 GiB, the last one of any size, at most 10,000. A long range of the old version is copied by the server.
-What lies between two such ranges is sent; where that is less than 5 MiB, the range behind it lends the bytes that are missing,
-which are read and sent too. So a range of 10 MiB or more is always worth a request: it lends at most half of that.
+S3 takes parts of 5 MiB to 5 GiB, the last one of any size, at most 10,000. A long range of the old version is copied by the server. The
+bytes between two such ranges are sent; where they are less than 5 MiB, the missing bytes are taken from the next range, read and sent
+too. So a range of 10 MiB or more is always worth a request: it gives away at most half of that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CopiedPart:
 
 @dataclass(frozen=True, slots=True)
 class SentPart:
-    """A part that is sent: new bytes, and short ranges of the old version that are read before."""
+    """The bytes that are sent: new ones, and short ranges of the old version that are read before."""
 
     segments: tuple[Segment, ...]
 
@@ -44,7 +44,7 @@ Part = CopiedPart | SentPart
 
 
 def plan_parts(segments: Sequence[Segment]) -> list[Part]:
-    """The parts, in order; none of them copied where no range is long enough."""
+    """Return the parts, in order; none of them is copied where no range is long enough."""
     runs = list(_joined(segments))
     sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
     part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // MAX_PARTS))
@@ -69,7 +69,7 @@ def _is_long(segment: Segment) -> bool:
 
 
 def _joined(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Copies that follow on each other as one; without what is empty."""
+    """Yield the segments, with adjacent copies joined, and without empty ones."""
     last: CopiedRange | None = None
     for segment in segments:
         if not segment.nbytes:
@@ -95,7 +95,7 @@ def _copied(offset: int, nbytes: int) -> list[Part]:
 
 
 def _sent(segments: Sequence[Segment], part_bytes: int) -> list[Part]:
-    """Parts of about ``part_bytes``, none smaller than the least one where there are several."""
+    """Return parts of about ``part_bytes``; none is smaller than the least part where there are several."""
     nbytes = sum(segment.nbytes for segment in segments)
     if not nbytes:
         return []

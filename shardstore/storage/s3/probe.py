@@ -1,7 +1,7 @@
-"""Probe what a server that speaks S3 honours, once an endpoint, bucket and process; nothing is left behind.
+"""Probes of what a server that speaks S3 honours, once for each endpoint, bucket and process; nothing is left behind.
 
-A server that does not know conditional writes may answer 200 to them and overwrite: success alone proves nothing, so the
-question is asked such that the right answer is a refusal.
+A server that does not know conditional writes may answer 200 to them and overwrite: success alone proves nothing, so each question is
+such that the right answer is a refusal.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _REFUSED = (404, 409, 412)
 _NOT_KNOWN = (400, 405, 501)
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
-"""Reads compare the ETag of the answer themselves, so they need nothing of the server but an ETag."""
+"""Capabilities that need no probe: reads compare the ETag of the answer themselves, so they need only an ETag from the server."""
 
 
 @dataclass
 class ServerFacts:
-    """The facts about one endpoint and bucket, shared by all storages of this process."""
+    """The known facts of one endpoint and bucket, shared by all storages of this process."""
 
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
     """True where CompleteMultipartUpload honours conditions: moto and Ceph do not."""
     copies_parts: bool | None = None
-    """True where UploadPartCopy is known, and copies the range that it is asked for."""
+    """True where the server knows UploadPartCopy, and copies the range that it is asked for."""
     copies_on_condition: bool | None = None
     """True where UploadPartCopy honours conditions on the source: moto and Ceph do not."""
     refused_wrongly: bool = False
-    """True where it has refused to copy the version that was there, and not copied any since."""
+    """True where it has refused to copy the version that was there, and has not copied any since."""
     etag_unquoted: bool = False
     """True where ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
@@ -46,7 +46,7 @@ class ServerFacts:
     warned: bool = False
 
     def if_match(self, generation: Generation) -> str:
-        """The header's value for a write."""
+        """Return the header's value of ``If-Match`` for a write."""
         return generation.token.strip('"') if self.etag_unquoted else generation.token
 
 
@@ -58,7 +58,7 @@ def facts_of(client: S3Client) -> ServerFacts:
 
 
 def forget_facts() -> None:
-    """Ask again; for tests, and after a server was updated."""
+    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
     _facts.clear()
 
 
@@ -88,10 +88,10 @@ async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any
 
 
 async def probe_server(client: S3Client) -> Capabilities:
-    """Ask for the abilities of the server: on AWS two requests that change nothing, on others also some about an object that is
+    """Ask for the abilities of the server: on AWS by two requests that change nothing, on others also by some about an object that is
     removed again.
 
-    Servers have been written that know one condition and not the other, or that answer 404 to any DELETE of what is not there.
+    Some servers know one condition and not the other, or answer 404 to any DELETE of an absent object.
     """
     await client.connect()
     if client.is_aws:
@@ -115,7 +115,7 @@ async def probe_server(client: S3Client) -> Capabilities:
 
 
 async def _probe_object(client: S3Client, key: str) -> tuple[bool | None, bool | None, bool | None]:
-    """Return whether the server refuses to replace what is not there, to create what is, and to delete another version of it."""
+    """Return whether the server refuses to replace an absent object, to create an existing one, and to delete another version of it."""
     try:
         swap = await _is_refused(client, "put_object", key, Body=b"", IfMatch=_made_up_etag())
         if await _is_refused(client, "put_object", key, Body=b"") is not False:
@@ -157,9 +157,9 @@ async def probe_multipart(client: S3Client) -> bool:
 
 
 async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied: Mapping[int, int]) -> bool:
-    """Return whether the server has copied parts, by number, that are as many bytes long as was asked for.
+    """Return whether the copied parts, by number, have as many bytes as was asked for.
 
-    Servers may not know ranges of what is copied, and copy all of it; the answer to a copy does not tell.
+    Some servers do not know ranges in copies, and copy the whole object; the answer to a copy does not show that.
     """
     try:
         listed = await client.call("list_parts", "looking at the parts of", key, UploadId=upload_id)
@@ -173,7 +173,7 @@ async def probe_copied_parts(client: S3Client, key: str, upload_id: str, copied:
 
 
 async def probe_copies_on_condition(client: S3Client, key: str, upload_id: str, number: int) -> bool:
-    """Return whether the server refuses to copy another version of ``key`` than is there. What it copies becomes part ``number``."""
+    """Return whether the server refuses to copy another version of ``key`` than is there. A copy becomes part ``number``."""
     try:
         await client.call(
             "upload_part_copy",

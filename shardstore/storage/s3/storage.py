@@ -1,7 +1,7 @@
 """Objects in S3 and servers that speak its language, through an s3fs instance's own client calls.
 
-Past s3fs's file interface: that drops conditions on large writes, reads large objects by several requests that can see
-several versions, and remembers listings. A generation is an ETag.
+s3fs's file interface is not used: it drops conditions on large writes, reads large objects by several requests that can see several
+versions, and remembers listings. A generation is an ETag.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ async def _blocks(body: Any) -> AsyncIterator[bytes]:
 
 
 async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most_nbytes: int | None, key: str) -> Any:
-    """The body of an answer to ``request``; of the whole object, where less was asked for, only that, and the object's size."""
+    """Return the body of an answer to ``request``; where the whole object came instead of a part, return only that part, and the object's
+    size.
+    """
     what, nbytes = f"reading {key!r}", response.get("ContentLength")
     if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
         most = most_of(request, response.get("ContentRange"), nbytes, most_nbytes, key)
@@ -64,7 +66,7 @@ async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most
 class S3Storage(BucketStorage[S3Client]):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, an ``s3fs.S3FileSystem`` whose loop is fsspec's IO loop.
 
-    Bodies above ``multipart_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
+    Bodies above ``multipart_bytes`` are uploaded in parts. ``probe`` finds out what a server honours.
     """
 
     kind = "s3"
@@ -95,7 +97,7 @@ class S3Storage(BucketStorage[S3Client]):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """One range by one request; of ``generation`` only, where it is given."""
+        """Read one range by one request; of ``generation`` only, where it is given."""
         parameters: dict[str, str] = {"Key": self._client.full_key(key)}
         if (header := range_header(request)) is not None:
             parameters["Range"] = header
@@ -127,8 +129,9 @@ class S3Storage(BucketStorage[S3Client]):
     async def _get_body(
         self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
     ) -> tuple[dict[str, Any], bytes | tuple[memoryview, int]]:
-        """Answer and body, or what is wanted of a body that is the whole object instead, and its size. Asks again where the connection
-        breaks within the body, which s3fs's retries do not cover."""
+        """Return the answer and its body, or, where the whole object came instead, the wanted part of it and its size. Asks again where
+        the connection breaks within the body, which s3fs's retries do not cover.
+        """
         attempt = 0
         async with self._client.bound.slot():
             while True:
@@ -227,14 +230,14 @@ class S3Storage(BucketStorage[S3Client]):
     # -- what was left -------------------------------------------------------------------------------------------------
 
     def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        """Every multipart upload to a key that starts with ``prefix``, and has not ended."""
+        """Yield every unfinished multipart upload to a key that starts with ``prefix``."""
         return unfinished_uploads(self._client, prefix)
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         await abort_upload(self._client, upload)
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Multipart uploads below ``prefix`` that were begun and not ended: by writers that died, or are at work."""
+        """Return unfinished multipart uploads below ``prefix``: their writers died, or are at work."""
         check_directory(prefix)
         return [
             Leftover(found.key, "upload", f"a multipart upload {found.upload_id} that was begun at {found.begun} and not ended")

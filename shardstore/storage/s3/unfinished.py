@@ -1,4 +1,4 @@
-"""Multipart uploads that were begun and neither completed nor aborted: the server keeps their parts, and charges for them."""
+"""Unfinished multipart uploads, neither completed nor aborted: the server keeps their parts, and charges for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UnfinishedUpload:
 
 
 async def unfinished_uploads(client: S3Client, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-    """Every upload to a key that starts with ``prefix``. Raises ``RequestFailed`` where the server does not list them."""
+    """Yield every upload to a key that starts with ``prefix``. Raises ``RequestFailed`` where the server does not list them."""
     markers: dict[str, str] = {}
     full = client.full_key(prefix) if prefix or client.prefix else ""
     while True:
@@ -33,7 +33,7 @@ async def unfinished_uploads(client: S3Client, prefix: str) -> AsyncIterator[Unf
 
 
 async def abort_upload(client: S3Client, upload: UnfinishedUpload) -> None:
-    """End an upload, and free its parts; one that has ended by now is no error."""
+    """Abort an upload, and free its parts; one that has ended by now is no error."""
     try:
         await client.call("abort_multipart_upload", "aborting the upload of", upload.key, UploadId=upload.upload_id)
     except RequestFailed as exc:

@@ -1,4 +1,4 @@
-"""Storing one S3 object: a single PUT, or a multipart upload for large ones."""
+"""Store one S3 object: by a single PUT, or a multipart upload for large ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_PUT_BYTES = 5 << 30
 
 
 def part_bytes_for(nbytes: int) -> int:
-    """The size of parts: at most 10,000 of them, whole MiB."""
+    """Return the size of parts: at most 10,000 of them, whole MiB."""
     return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
 
 
@@ -58,10 +58,10 @@ class S3Write(ObjectWrite):
                 return {}
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
-        """The version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
+        """Return the version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
 
         Raises:
-            RequestFailed: the answer does not tell, and the object does not either: as if the answer had been lost.
+            RequestFailed: neither the answer nor the object shows the version: as if the answer had been lost.
         """
         version = generation_of(response, self.key) if response.get("ETag") else await self.unnamed_version()
         if isinstance(self.condition, IfGeneration):
@@ -81,7 +81,7 @@ class S3Write(ObjectWrite):
         return Failure.LOST if exc.is_lost else Failure.FINAL
 
     def can_be_worded_otherwise(self, exc: RequestFailed) -> bool:
-        """With the ETag in quotes or without, whichever has not been tried."""
+        """Return whether the ETag can be written in the other way, with quotes or without, if that has not been tried."""
         facts = facts_of(self.client)
         if exc.status != 412 or (facts.etag_wording_is_proved and facts.etag_unquoted == self._unquoted):
             return False
@@ -99,8 +99,9 @@ class S3Write(ObjectWrite):
 
 
 Send = Callable[..., Awaitable[Mapping[str, Any]]]
-"""One request to store an object, by the names of PutObject: ``Body``, ``Metadata``, and ``IfMatch`` or ``IfNoneMatch``; its answer by
-those too. Raises ``RequestFailed``."""
+"""A function that stores an object by one request. It takes PutObject's names: ``Body``, ``Metadata``, and ``IfMatch`` or ``IfNoneMatch``;
+its answer has those names too. Raises ``RequestFailed``.
+"""
 
 
 async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition, send: Send | None = None) -> Generation:
@@ -117,7 +118,7 @@ async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Co
 
 
 async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a large body in bounded memory: in parts; through a local file where parts cannot be made conditional."""
+    """Store a large body in bounded memory: in parts, or through a local file where parts cannot be made conditional."""
     if not isinstance(condition, Unconditional):
         facts = facts_of(client)
         if facts.multipart_conditions is None:
@@ -141,7 +142,7 @@ async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condit
 
 
 async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, nbytes: int) -> dict[int, str]:
-    """Upload the parts; the ETag of each, by number."""
+    """Upload the parts; return the ETag of each, by number."""
     etags: dict[int, str] = {}
     free = asyncio.Semaphore(_PARTS_AT_ONCE)
 
@@ -169,7 +170,7 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
 
 
 async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> Generation:
-    """Make the parts, by number, the object, on the condition of ``write``."""
+    """Complete an upload: make the parts, by number, the object, on the condition of ``write``."""
     listed = {"Parts": [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]}
     while True:
         try:
@@ -184,7 +185,7 @@ async def complete(write: S3Write, upload_id: str, etags: Mapping[int, str]) -> 
 
 
 async def abort(client: S3Client, key: str, upload_id: str) -> None:
-    """Give an upload up; of one that stays a warning tells."""
+    """Abort an upload; log a warning if it stays."""
     try:
         await client.call("abort_multipart_upload", "aborting the upload of", key, UploadId=upload_id)
     except StorageError as exc:
@@ -193,7 +194,7 @@ async def abort(client: S3Client, key: str, upload_id: str) -> None:
 
 
 async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """One conditional PUT from a temporary local file, for servers that ignore conditions on multipart uploads."""
+    """Store the body by one conditional PUT from a temporary local file, for servers that ignore conditions on multipart uploads."""
     if nbytes > _MAX_PUT_BYTES:
         raise Unsupported(
             f"{client.endpoint} ignores conditions on multipart uploads, and {key!r} ({nbytes} bytes) is too large for a single PUT: "
@@ -213,7 +214,9 @@ async def _put_spooled(client: S3Client, key: str, body: Body, nbytes: int, cond
 
 
 async def _put_file(write: S3Write, file: IO[bytes], nbytes: int) -> dict[str, Any]:
-    """Past s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own rewind it."""
+    """Send a file without s3fs's retries: they would send a file that was read to its end again, as nothing. botocore's own retries rewind
+    it.
+    """
     client = write.client
     async with client.bound.slot():
         try:

@@ -1,4 +1,4 @@
-"""The base of wrappers of a storage, which forward everything unchanged."""
+"""A wrapper of a storage that forwards everything unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEYS_A_REQUEST = 1000  # that a listing returns, or a multiple delete takes, for
 
 
 def innermost(storage: Storage) -> Storage:
-    """The storage inside of all wrappers."""
+    """Return the storage inside all wrappers."""
     while (inner := getattr(storage, "inner", None)) is not None:
         storage = inner
     return storage
@@ -37,7 +37,7 @@ class StorageWrapper:
         return await self.inner.probe()
 
     async def cut_links(self, prefix: str) -> None:
-        """Do what ``LocalStorage`` does before it erases; elsewhere do nothing."""
+        """Remove links, as ``LocalStorage`` does before it erases; do nothing elsewhere."""
         if (cut := getattr(self.inner, "cut_links", None)) is not None:
             await cut(prefix)
 

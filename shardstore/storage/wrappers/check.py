@@ -1,4 +1,4 @@
-"""The checks of a storage that the engine relies on, whatever the storage below does.
+"""Checks of what the engine relies on, whatever the storage below it does.
 
 Three things that a storage, or a client library, a proxy or a server behind it, can do wrong would otherwise become wrong data:
 
@@ -31,15 +31,16 @@ _FIRST_WAIT_SECONDS = 0.005
 
 
 class CheckedStorage(StorageWrapper):
-    """Forwards to ``inner``. What is read is as long as was asked for, only reads of one version are answered by ``Changed``, and nothing
-    is cancelled but by its caller."""
+    """Forwards to ``inner``, and checks the answers: reads are as long as was asked for, only reads of one version are answered by
+    ``Changed``, and only a caller's own cancellation cancels a request.
+    """
 
     def __init__(self, inner: Storage, sleep: Sleep = asyncio.sleep) -> None:
         super().__init__(inner)
         self._sleep = sleep
 
     async def _asked(self, what: str, key: str, request: Awaitable[T], error: type[ShardStoreError] = StorageError) -> T:
-        """The answer to a request; where it was cancelled by nobody here, ``error``."""
+        """Return the answer to a request; raise ``error`` where it was cancelled by nobody here."""
         try:
             return await request
         except asyncio.CancelledError as exc:
@@ -78,7 +79,7 @@ class CheckedStorage(StorageWrapper):
         return [self._whole(read, outcome) for read, outcome in zip(reads, outcomes, strict=True)]
 
     def _whole(self, read: Read, outcome: ReadOutcome) -> ReadOutcome:
-        """The outcome, or that it was cut short."""
+        """Return the outcome, or a failure where it was cut short."""
         if not isinstance(outcome, Found):
             return outcome
         for request, buffer in zip(read.ranges, outcome.buffers, strict=True):
@@ -129,7 +130,7 @@ class CheckedStorage(StorageWrapper):
 
 
 def _first_changing(reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> int | None:
-    """The number of the first read of any version that was answered by ``Changed``."""
+    """Return the number of the first read of any version that was answered by ``Changed``."""
     for i, (read, outcome) in enumerate(zip(reads, outcomes, strict=True)):
         if isinstance(outcome, Changed) and read.generation is None:
             return i

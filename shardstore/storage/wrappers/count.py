@@ -13,10 +13,10 @@ from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 
 
 class RequestCounters(Protocol):
-    """The counters to which requests and bytes are added."""
+    """Counters to which requests and bytes are added."""
 
     def add(self, *, requests: int = 0, bytes_read: int = 0, bytes_written: int = 0) -> None:
-        """Count so many more of each."""
+        """Add these numbers to the counters."""
 
 
 class CountingStorage(StorageWrapper):

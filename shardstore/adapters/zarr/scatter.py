@@ -67,7 +67,8 @@ def scatter_chunks(
         destination = chains.destination
         region = None
         if destination is not None and _is_whole(chunk_selection, spec.shape) and _is_basic(out_selection):
-            region = chain.place_for(array[out_selection])
+            # Of an array without dimensions, ``array[()]`` may be a copy.
+            region = chain.place_for(array[out_selection] if out_selection else array)
         try:
             chunk = chain.decode(data, destination if region is None else region)
         except MemoryError:

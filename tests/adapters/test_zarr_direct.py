@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import prod
@@ -89,7 +89,8 @@ def everywhere(is_everywhere: bool) -> Iterator[None]:
 
     def filled(shape: Any, dtype: Any, order: Any = "C") -> cpu.NDBuffer:
         made = np.dtype(dtype)
-        return cpu.NDBuffer(np.ndarray(shape, made, bytearray(b"\xaa" * max(1, prod(shape) * made.itemsize)), order=order))
+        array: Values = np.ndarray(shape, made, bytearray(b"\xaa" * max(1, prod(shape) * made.itemsize)), order=order)
+        return cpu.NDBuffer.from_numpy_array(array)
 
     with (
         mock.patch.object(zarr_direct, "DESTINATION_NBYTES", 1 if is_everywhere else 2**16),
@@ -283,8 +284,40 @@ def test_a_zstd_header_that_lies_is_an_error(into: bool) -> None:
         out = np.full(8, 0x55, "u1")
         with everywhere(into), pytest.raises(Corruption, match=KEY):
             scatter_chunks(codec, [info_of(spec)], [memoryview(frame)], cpu.NDBuffer.from_numpy_array(out), ())
-    halves = zstd_frame(4, b"abcd") + zstd_frame(4, b"efgh")
-    assert chain.decode(memoryview(halves), np.empty(8, "B")).tobytes() == b"abcdefgh"  # unusual, and right
+
+
+def without_size(values: bytes) -> bytes:
+    """A Zstandard frame that does not say how many bytes it holds, as writers of streams make them."""
+    return b"\x28\xb5\x2f\xfd\0\x58" + (len(values) << 3 | 1).to_bytes(3, "little") + values
+
+
+def in_two(encode: Callable[[bytes], bytes], values: bytes) -> bytes:
+    return encode(values[: len(values) // 2]) + encode(values[len(values) // 2 :])
+
+
+UNUSUAL: dict[str, tuple[Any, Callable[[bytes], bytes]]] = {
+    "zstd, no size": (ZstdCodec(), without_size),
+    "zstd, two frames": (ZstdCodec(), partial(in_two, lambda half: zstd_frame(len(half), half))),
+    "zstd, two frames without sizes": (ZstdCodec(), partial(in_two, without_size)),
+    "gzip, two members": (GzipCodec(), partial(in_two, gzip.compress)),
+}
+
+
+@pytest.mark.parametrize("into", [True, False], ids=["into the output", "into new memory"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_chunks_are_read_like_others(name: str, into: bool) -> None:
+    """What a library cannot decompress in place is copied there, into outputs in one piece and into others."""
+    compressor, encode = UNUSUAL[name]
+    spec = spec_of((6, 5))
+    codec, _ = codec_of(spec, compressor)
+    values = np.arange(30, dtype="<f4").reshape(6, 5)
+    data = memoryview(encode(values.tobytes()))
+    for width in (5, 7):
+        out = np.full((6, width), 7, "<f4")
+        with everywhere(into):
+            scatter_chunks(codec, [info_of(spec, (slice(0, 6), slice(0, 5)))], [data], cpu.NDBuffer.from_numpy_array(out), ())
+        same_bits(out[:, :5], values)
+        assert (out[:, 5:] == 7).all()
 
 
 @pytest.mark.parametrize("name", ["blosc", "zstd", "checksum inside"])

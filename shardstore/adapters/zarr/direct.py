@@ -197,7 +197,7 @@ class DirectChain:
         return dtype == self.dtype or (self.dtype.fields is None and dtype == self.dtype.newbyteorder("S"))
 
     def decode(self, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
-        """The elements of a chunk, in the shape of a chunk: in memory of their own, in that of ``data``, or in ``destination``.
+        """The elements of a chunk, in its shape: in ``destination`` where one is given, else in memory of their own or of ``data``.
 
         ``destination`` has ``nbytes`` bytes and one dimension; to be given where ``takes_destination``.
 
@@ -212,6 +212,10 @@ class DirectChain:
         flat = np.frombuffer(value, self.dtype)
         if flat.nbytes != self.nbytes:
             raise Corruption(f"it decodes to {flat.nbytes} bytes, {self.nbytes} were expected")
+        if destination is not None and value is not destination:
+            # Several frames, or one that does not tell its size, are decoded in memory of their own.
+            destination[:] = flat.view("B")
+            flat = destination.view(self.dtype)
         chunk = flat.reshape(self.stored_shape)
         return chunk if self.order is None else chunk.transpose(np.argsort(self.order))
 

@@ -13,11 +13,11 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.engine.keys import metadata_path
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.format.store_keys import metadata_path
 from shardstore.presented.view import Canonical, Meaning, Part, PresentedFlavour, View
 
 DOCUMENT = "node.json"

@@ -13,11 +13,11 @@ from weakref import WeakSet
 
 from shardstore.engine.actions import OwnShards, SetValue
 from shardstore.engine.by_shards import Sight
-from shardstore.engine.keys import metadata_path
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import same_chunks
+from shardstore.format.store_keys import metadata_path
 from shardstore.model.ranges import BytesLike
 from shardstore.presented.flavours import Presented
 

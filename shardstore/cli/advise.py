@@ -14,11 +14,11 @@ from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, st
 from shardstore.cli.info import no_v3
 from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, progress_bar, shape, show, size
 from shardstore.cli.target import resolve
-from shardstore.engine.keys import join
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, Unsupported
 from shardstore.format.metadata_v3 import item_nbytes
 from shardstore.format.shard_index import IndexCodecs
+from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import ArraySurvey, survey
 from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised

@@ -11,8 +11,8 @@ import typer
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import Debug, OptionPairs, OptionsJson, Url, storage_options
 from shardstore.cli.target import Target, resolve
-from shardstore.engine.keys import join, metadata_key
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.store_keys import join, metadata_key
 
 _PIECE_NBYTES = 16 * 2**20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shardstore._sync import run_sync
 from shardstore.cli.output import complain
 from shardstore.cli.target import Target
-from shardstore.engine.keys import join
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.errors import InvalidInput
+from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
 
 

@@ -15,8 +15,8 @@ from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Ur
 from shardstore.cli.failures import first_error
 from shardstore.cli.output import JsonList
 from shardstore.cli.target import Target, resolve
-from shardstore.engine.keys import check_prefix, join
 from shardstore.errors import Corruption, NotFound
+from shardstore.format.store_keys import check_prefix, join
 from shardstore.presented.flavours import Presented
 
 _SIZE_COLUMNS = 14

@@ -14,8 +14,8 @@ from shardstore.cli.consequences import warn_of_stale
 from shardstore.cli.output import complain, plural, print_json, size, stderr_console
 from shardstore.cli.target import Target, resolve
 from shardstore.engine.actions import ERASE
-from shardstore.engine.keys import ancestors, join, metadata_path
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.store_keys import ancestors, join, metadata_path
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
 from shardstore.presented.flavours import Presented
 

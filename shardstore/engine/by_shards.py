@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from shardstore.engine.actions import OwnShards, SetValue
-from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.writing.transaction import Overlay
@@ -18,6 +17,7 @@ from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 

@@ -22,7 +22,6 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.flavour import V3
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
-from shardstore.engine.keys import check_directory, check_erased, check_key, check_keys, check_prefix, join, metadata_key, metadata_path
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
@@ -49,6 +48,16 @@ from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.store_keys import (
+    check_directory,
+    check_erased,
+    check_key,
+    check_keys,
+    check_prefix,
+    join,
+    metadata_key,
+    metadata_path,
+)
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.plan.strategies import strategy_of

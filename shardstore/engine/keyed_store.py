@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from shardstore.engine.actions import Creation, SetIfMissing
-from shardstore.engine.keys import check_key
 from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.tick_batch import TickBatch
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.writing.uninterrupted import uninterrupted
+from shardstore.format.store_keys import check_key
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Read, ReadOutcome
 

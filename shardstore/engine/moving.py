@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keys import ancestors, check_key, join, metadata_path
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
@@ -34,6 +33,7 @@ from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import sharded_otherwise
+from shardstore.format.store_keys import ancestors, check_key, join, metadata_path
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage

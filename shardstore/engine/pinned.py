@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardstore.engine.actions import content_version
+from shardstore.engine.index_cache import chunk_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_read import group_by_shard
+from shardstore.engine.reading.shard_chunks import group_by_shard
 from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.values import Values
-from shardstore.engine.versions import chunk_version
 from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable
 
 from shardstore.engine.actions import SetValue
-from shardstore.engine.keys import metadata_path
 from shardstore.engine.metadata.documents import Documents, PlannedArray
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.options import EngineOptions
@@ -14,6 +13,7 @@ from shardstore.engine.values import KeyUpdate, Values
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.transaction import Overlay
+from shardstore.format.store_keys import metadata_path
 
 
 class OverlayCommit:

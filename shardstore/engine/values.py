@@ -18,7 +18,6 @@ from shardstore.engine.actions import (
     tells_outcome,
 )
 from shardstore.engine.contention import Contention
-from shardstore.engine.keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import (
     ChunkTarget,
@@ -31,13 +30,13 @@ from shardstore.engine.metadata.hierarchy import (
     Target,
 )
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.reading.shard_read import group_by_shard, group_located
+from shardstore.engine.reading.shard_chunks import Value, group_by_shard, group_located
 from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
+from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
 from shardstore.storage.base import (

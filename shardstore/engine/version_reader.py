@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from shardstore.engine.actions import content_version
+from shardstore.engine.index_cache import parse_chunk_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_chunks import Value
-from shardstore.engine.reading.shard_read import group_by_shard
+from shardstore.engine.reading.shard_chunks import Value, group_by_shard
 from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.values import Values, unreadable
-from shardstore.engine.versions import parse_chunk_version
 from shardstore.errors import Conflict, NotFound, ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome, Storage

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from shardstore.engine.keys import join
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import InvalidInput
 from shardstore.format.chunk_coding import ChunkCoding, document_coding
@@ -13,6 +12,7 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, parse_plain, sizes
 from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import join
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.model.chunks import ChunkCoords
 

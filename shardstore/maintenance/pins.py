@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import check_key
 from shardstore.errors import InvalidInput
+from shardstore.format.store_keys import check_key
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.storage.local.versions import may_be_same_bytes
 

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import check_prefix, join, metadata_path
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.reading.reader import same_shards
 from shardstore.engine.writing.committer import Shard
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
+from shardstore.format.store_keys import check_prefix, join, metadata_path
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation

@@ -11,9 +11,9 @@ from typing import Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import ancestors, check_prefix, metadata_path
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.json_text import JsonObject
+from shardstore.format.store_keys import ancestors, check_prefix, metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array
 from shardstore.maintenance.survey.nodes import SurveyedNodes

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
-from shardstore.engine.keys import ancestors, check_key, join, metadata_key, metadata_path
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
@@ -44,6 +43,7 @@ from shardstore.format.draft2022.metadata import (
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
+from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path
 from shardstore.format.v2.kept import RESERVED
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedFlavour, View, parsed_document

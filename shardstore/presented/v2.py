@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
-from shardstore.engine.keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
@@ -19,6 +18,7 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.json_text import dumps as dumps_v3
 from shardstore.format.metadata_v3 import is_array, is_group
+from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
 from shardstore.format.v2.keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
 from shardstore.format.v2.metadata import (
     ARRAY_NAME,

@@ -17,7 +17,6 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.flavour import Flavour
 from shardstore.engine.keyed_store import KeyedStore
-from shardstore.engine.keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue
@@ -30,6 +29,7 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsuppo
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
+from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.storage.base import ABSENT, Read, ReadOutcome, Storage

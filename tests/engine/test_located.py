@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shardstore._sync import run_sync
 from shardstore.adapters.transformer import ShardingTransformer
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
-from shardstore.engine.reading.shard_read import group_by_shard, group_located
+from shardstore.engine.reading.shard_chunks import group_by_shard, group_located
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, ByteSuffix
 from tests.engine.hooked import document, fresh_memory
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import Action, SetValue
-from shardstore.engine.keys import metadata_path
 from shardstore.errors import NotFound
+from shardstore.format.store_keys import metadata_path
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 

@@ -12,9 +12,9 @@ from fsspec.spec import AbstractBufferedFile
 
 from shardstore._sync import run_sync
 from shardstore.engine.actions import Patch, SetValue
-from shardstore.engine.keys import metadata_path
 from shardstore.engine.pinned import OpenValue
 from shardstore.errors import Conflict, InvalidInput, NotFound
+from shardstore.format.store_keys import metadata_path
 from shardstore.presented.flavours import Presented
 
 _MODES = ("rb", "wb", "xb", "ab")

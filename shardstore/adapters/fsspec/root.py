@@ -13,8 +13,8 @@ from shardstore._sync import run_async
 from shardstore.adapters.fsspec.chain import ChainLink
 from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.engine.keys import metadata_path
 from shardstore.errors import StorageError
+from shardstore.format.store_keys import metadata_path
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
 

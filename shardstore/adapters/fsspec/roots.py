@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from shardstore.engine.keys import metadata_key
 from shardstore.errors import ShardStoreError
+from shardstore.format.store_keys import metadata_key
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage

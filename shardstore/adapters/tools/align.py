@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from shardstore.adapters.tools.align_target import Target, TargetArray, array_of_zarr, is_zarr, open_target
-from shardstore.engine.keys import join
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
+from shardstore.format.store_keys import join
 from shardstore.plan.aligned import Chunks, shard_aligned_chunks
 from shardstore.plan.policy import ShardingPolicy, validate_policy
 from shardstore.plan.policy import chunks_per_shard as decide

@@ -16,11 +16,11 @@ from fsspec.core import url_to_fs
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
-from shardstore.engine.keys import join
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING
 from shardstore.plan.policy import ShardingPolicy
 from shardstore.presented.flavours import Presented

@@ -23,12 +23,12 @@ from zarr.core.common import parse_shapelike
 
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr.place import place_behind
-from shardstore.engine.keys import check_key, join, metadata_key
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.presentation import same_chunks
+from shardstore.format.store_keys import check_key, join, metadata_key
 from shardstore.format.v2.metadata import ARRAY_NAME
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented

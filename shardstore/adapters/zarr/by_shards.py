@@ -24,12 +24,12 @@ from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of_all,
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
 from shardstore.adapters.zarr.place import place_of
-from shardstore.engine.keys import join
 from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
 from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import ByteRange
 from shardstore.presented.flavours import Presented
 

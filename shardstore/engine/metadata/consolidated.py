@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardstore.engine.keys import ancestors, check_key, join, metadata_key
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.storage.base import Failed, Found, Storage, document_read
 
 

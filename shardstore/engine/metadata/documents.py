@@ -10,7 +10,6 @@ from enum import Enum
 from shardstore.engine.actions import OwnShards
 from shardstore.engine.contention import Contention
 from shardstore.engine.index_cache import IndexCache
-from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.metadata.translation import Translation
@@ -19,6 +18,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import present_array, same_chunks
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage

@@ -21,10 +21,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.keys import metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.store_keys import metadata_key, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read

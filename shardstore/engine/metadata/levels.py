@@ -20,13 +20,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from shardstore.engine.keys import ancestors, join, metadata_key, metadata_path, possible_owners
 from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.levels import PresentLevel, levels_below, levels_of, restored
 from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_shown
 from shardstore.format.presentation import consolidated_arrays, map_consolidated
+from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path, possible_owners
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, resolve

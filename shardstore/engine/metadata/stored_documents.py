@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.presentation import present_node
+from shardstore.format.store_keys import metadata_key
 from shardstore.format.v2.kept import hide_kept
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardstore.engine.actions import OwnShards
-from shardstore.engine.keys import join
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.options import EngineOptions
@@ -31,6 +30,7 @@ from shardstore.format.presentation import (
     update_stored,
 )
 from shardstore.format.shard_index import IndexFormat
+from shardstore.format.store_keys import join
 from shardstore.format.v2.kept import carry_kept
 from shardstore.model.generation import Generation, IfGeneration
 from shardstore.plan.policy import chunks_per_shard

@@ -18,7 +18,7 @@ from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_read import group_located
+from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import Places, places_in
 from shardstore.model.ranges import EVERYTHING, ByteRange

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import compress
 
 from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.keys import ancestors, join, metadata_path, possible_owners
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.stale_layout import StaleLayout, with_fresh_layout
 from shardstore.errors import ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
+from shardstore.format.store_keys import ancestors, join, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import chunk_keys_of, plan_prefix, rows_of
 from shardstore.storage.base import UNKNOWN_NBYTES, DirListing, ObjectInfo, Storage

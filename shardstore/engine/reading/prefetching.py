@@ -7,7 +7,7 @@ from itertools import islice
 
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout

@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from shardstore.engine.counters import Counters
-from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.keys import metadata_key
+from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
 from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.reading.shard_chunks import (
+    ShardRead,
     Value,
     WantedChunks,
     chunk_location,
@@ -26,12 +26,11 @@ from shardstore.engine.reading.shard_chunks import (
     slice_all,
     wanted_chunks,
 )
-from shardstore.engine.reading.shard_read import ShardRead
 from shardstore.engine.stale_layout import StaleLayout
-from shardstore.engine.versions import IndexVersions, parse_chunk_version
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
+from shardstore.format.store_keys import metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve

@@ -16,13 +16,12 @@ import numpy as np
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
 from shardstore.engine.contention import Contention, Turn
 from shardstore.engine.counters import Counters
-from shardstore.engine.index_cache import CachedIndex, IndexCache
+from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader, same_shards
-from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.stale_layout import StaleLayout
-from shardstore.engine.versions import IndexVersions
 from shardstore.engine.writing.chunk_sizes import refusal
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.index_cache import CachedIndex, IndexCache
-from shardstore.engine.keys import join, metadata_path
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader
-from shardstore.engine.reading.shard_read import ShardRead
+from shardstore.engine.reading.shard_chunks import ShardRead
 from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords
 from shardstore.plan.prefixes import PrefixPlan, chunks_of, plan_prefix
 from shardstore.storage.base import Storage

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from shardstore.engine.keys import join
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import loads_object
+from shardstore.format.store_keys import join
 from shardstore.format.v2.metadata import ARRAY_NAME, array_from_v2
 from shardstore.model.ranges import BytesLike
 from shardstore.plan.policy import chunks_per_shard

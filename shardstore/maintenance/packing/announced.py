@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardstore.engine.keys import ancestors, join
 from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.store_keys import ancestors, join
 from shardstore.maintenance.packing.units import Unit
 from shardstore.maintenance.packing.writing import OthersUnit
 from shardstore.model.chunks import ChunkCoords

@@ -10,10 +10,10 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from shardstore.engine.keys import check_key, metadata_key
 from shardstore.errors import InvalidInput
 from shardstore.format.draft2022.keys import data_key, unwritable_name
 from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import check_key, metadata_key
 from shardstore.maintenance.packing.planned_keys import PlannedKeys
 from shardstore.maintenance.packing.translation import TargetNodes
 from shardstore.storage.local.names import is_reserved

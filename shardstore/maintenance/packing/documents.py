@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shardstore.engine.keys import metadata_path
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.store_keys import metadata_path
 from shardstore.maintenance.packing.made import Made
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.model.generation import UNCONDITIONAL

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.keys import ancestors, metadata_path
 from shardstore.errors import Conflict
+from shardstore.format.store_keys import ancestors, metadata_path
 from shardstore.maintenance.packing.made import MadeObject
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Recorded, UnitName

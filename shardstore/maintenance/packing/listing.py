@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from shardstore.engine.keys import join, metadata_key, metadata_path
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, encoded_chunk_nbytes, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import join, metadata_key, metadata_path
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shardstore.engine.keys import join
 from shardstore.errors import Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, sizes
 from shardstore.format.ome_zarr import OmeAttributes, find_ome, level_axes, to_ome_05
+from shardstore.format.store_keys import join
 from shardstore.maintenance.packing.translation import TargetNodes
 
 _NAMED = 5

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from shardstore._sync import run_sync
-from shardstore.engine.keys import metadata_path
 from shardstore.errors import Conflict
 from shardstore.format.draft2022.keys import canonical_key
+from shardstore.format.store_keys import metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.places import Places
 from shardstore.storage.base import Storage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shardstore.engine.keys import ancestors, metadata_key
+from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.packing.object_table import ObjectLayout
 from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
 

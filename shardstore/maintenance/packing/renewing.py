@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from shardstore.engine.keys import metadata_key, metadata_path
 from shardstore.errors import Corruption
 from shardstore.format.json_text import loads_object
 from shardstore.format.metadata_v3 import parse_layout, parse_plain
 from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import metadata_key, metadata_path
 from shardstore.maintenance.packing.documents import misread
 from shardstore.maintenance.packing.leaving import Candidates, Leaving, look_at
 from shardstore.maintenance.packing.listing import SourceArray

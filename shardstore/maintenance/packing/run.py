@@ -21,10 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.engine.keys import ancestors, metadata_key
 from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
+from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.packing.announced import Announced

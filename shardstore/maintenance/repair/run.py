@@ -15,7 +15,6 @@ from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.reader import same_shards
@@ -26,6 +25,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.codecs import codec_name
 from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.presentation import present_array
+from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.leftovers import Leftovers, clear_leftovers

@@ -10,13 +10,13 @@ from math import prod
 from typing import Any
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import ancestors, join, metadata_key, metadata_path
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
 from shardstore.format.presentation import consolidated_arrays, present_array
+from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
 from shardstore.maintenance.survey.shards import ShardTally
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, document_read

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import check_prefix, metadata_path
 from shardstore.errors import NotFound
 from shardstore.format.shard_index import IndexLocation
+from shardstore.format.store_keys import check_prefix, metadata_path
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
 from shardstore.maintenance.survey.shards import SHARDS_AT_ONCE, Damage, ShardTally, SurveyedShard, survey_shards
 from shardstore.storage.base import ObjectInfo

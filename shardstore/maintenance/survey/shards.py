@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.reading.reader import same_shards
 from shardstore.errors import Conflict, Corruption
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.format.store_keys import metadata_key
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, document_read
 

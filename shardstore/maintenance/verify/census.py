@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.keys import metadata_key
+from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import ArrayCensus, Census
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry

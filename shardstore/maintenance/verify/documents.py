@@ -6,12 +6,12 @@ import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import metadata_key
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_faults import metadata_faults
 from shardstore.format.metadata_v3 import sizes
+from shardstore.format.store_keys import metadata_key
 from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.dtypes import NoCounterpart
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.engine.keys import join, metadata_key
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption, ShardStoreError, Unsupported
 from shardstore.format.shard_index import ShardIndex
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread

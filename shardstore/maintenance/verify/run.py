@@ -15,8 +15,8 @@ from itertools import islice
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.keys import ancestors
 from shardstore.errors import NotFound, ShardStoreError
+from shardstore.format.store_keys import ancestors
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry

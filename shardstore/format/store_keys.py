@@ -1,4 +1,4 @@
-"""Presented keys: which are allowed, and which array could own one."""
+"""Keys of a store: which are allowed, which name the document of a node, and which array could own one."""
 
 from __future__ import annotations
 

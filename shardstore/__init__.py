@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from shardstore.adapters.tools.verification import census, verify
     from shardstore.adapters.transformer import ShardingTransformer
     from shardstore.adapters.zarr.store import ShardedStore
-    from shardstore.engine.flavour import Flavour
-    from shardstore.engine.options import Present, Stored, StrategyName
+    from shardstore.engine.options import Flavour, Present, Stored, StrategyName
     from shardstore.maintenance.compact import compact
     from shardstore.maintenance.packing.pack import pack, reshard, unpack
     from shardstore.maintenance.repair.run import repair

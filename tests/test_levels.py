@@ -26,7 +26,7 @@ from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.engine.options import StrategyName
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.format.levels import PresentLevel
+from shardstore.format.presentation import PresentLevel
 from shardstore.storage.memory import MemoryStorage
 from tests import view
 from tests.golden import golden_cases

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from shardstore.engine.flavour import Flavour
-from shardstore.engine.options import Present, Stored, StrategyName
-from shardstore.format.levels import PresentLevel
+from shardstore.engine.options import Flavour, Present, Stored, StrategyName
+from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexLocation
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy

@@ -19,7 +19,6 @@ from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patc
 from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.counters import Counters
-from shardstore.engine.flavour import V3
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.consolidated import stale_consolidated
@@ -27,7 +26,7 @@ from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
 from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
@@ -42,9 +41,8 @@ from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.committer import Committer
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.transaction import Overlay
-from shardstore.engine.writing.uninterrupted import uninterrupted
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
-from shardstore.engine.writing.writer import Writer
+from shardstore.engine.writing.writer import Writer, uninterrupted
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout

@@ -27,7 +27,7 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
-from shardstore.engine.writing.uninterrupted import uninterrupted
+from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, loads_object

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from shardstore.engine.flavour import V3, Flavour
 from shardstore.errors import InvalidInput
-from shardstore.format.levels import PresentLevel
+from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
 from shardstore.plan.commits import ChunkOrder, Strategy
@@ -29,6 +28,31 @@ StrategyName = Literal["rewrite", "append"]
 
 _STORED: tuple[Stored, ...] = get_args(Stored)
 _BY_TRANSFORMER = ("transformer", "transformer-v3")
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """The facts that an engine has to know about the flavour that its clients see. By default that is final Zarr v3, the engine's own."""
+
+    name: str = "v3"
+    """The value of the option ``present``."""
+    words: str = "final Zarr v3"
+    """The flavour in messages."""
+    shows_draft: bool = False
+    """Only a stored hierarchy of the 2022 draft can be seen: documents come with the stored ones, clients shard by storage
+    transformers of their own, and a document may be erased before the shards of its array, as the draft erases an array."""
+    hides_kept: bool = True
+    """Clients neither see nor write the attribute that keeps what Zarr v3 cannot hold of a document of Zarr v2."""
+    moves_nodes: bool = True
+    """Whole nodes can be copied and moved."""
+
+    @property
+    def is_canonical(self) -> bool:
+        """Return whether this is final Zarr v3, under whose keys the engine itself works."""
+        return self.name == "v3"
+
+
+V3 = Flavour()
 
 
 @dataclass(frozen=True, slots=True)

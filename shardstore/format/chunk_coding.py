@@ -13,14 +13,13 @@ c-blosc, README_CHUNK_FORMAT.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
 from shardstore.errors import Corruption
-from shardstore.format.blosc_header import HEADER_NBYTES, check_blosc_header
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
-from shardstore.format.codecs import codec_name
+from shardstore.format.codecs import CRC32C_NBYTES, codec_name, crc32c
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import encoded_chunk_nbytes, item_nbytes
 from shardstore.model.ranges import BytesLike
@@ -40,6 +39,8 @@ _COMPRESSORS: dict[str | None, Compressor] = {
 }
 _ARRANGING = frozenset({"bytes", "endian", "transpose"})
 
+_BLOSC_HEADER = struct.Struct("<BBBBiii")
+BLOSC_HEADER_NBYTES = _BLOSC_HEADER.size
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f
 _GZIP_MAGIC = b"\x1f\x8b\x08"
@@ -110,7 +111,7 @@ def header_fault(coding: ChunkCoding, data: BytesLike, nbytes: int) -> str | Non
     match coding.compressor:
         case "blosc":
             try:
-                check_blosc_header(view[:HEADER_NBYTES], coding.compressed_nbytes, nbytes)
+                check_blosc_header(view[:BLOSC_HEADER_NBYTES], coding.compressed_nbytes, nbytes)
             except Corruption as exc:
                 return str(exc)
         case "zstd":
@@ -121,6 +122,25 @@ def header_fault(coding: ChunkCoding, data: BytesLike, nbytes: int) -> str | Non
         case None:
             pass
     return None
+
+
+def check_blosc_header(data: BytesLike, decoded_nbytes: int | None, encoded_nbytes: int | None = None) -> None:
+    """Refuse a buffer whose header contradicts its length, or the expected ``decoded_nbytes``, if they are known.
+
+    ``encoded_nbytes`` is the length of the buffer, where ``data`` is only the start of it.
+
+    Raises:
+        Corruption: the buffer is cut, extended, or of another size.
+    """
+    if encoded_nbytes is None:
+        encoded_nbytes = len(data)
+    if len(data) < BLOSC_HEADER_NBYTES:
+        raise Corruption(f"a Blosc buffer has a header of {BLOSC_HEADER_NBYTES} bytes, this one has {len(data)} in all")
+    _, _, _, _, nbytes, _, cbytes = _BLOSC_HEADER.unpack_from(data)
+    if cbytes != encoded_nbytes:
+        raise Corruption(f"the Blosc header says {cbytes} bytes, there are {encoded_nbytes}")
+    if nbytes < 0 or (decoded_nbytes is not None and nbytes != decoded_nbytes):
+        raise Corruption(f"the Blosc header says {nbytes} decoded bytes, {decoded_nbytes} were expected")
 
 
 def _zstd_fault(view: memoryview, decoded_nbytes: int | None, is_whole: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Codecs as metadata documents name them, and the effect of those before the sharding on the dimensions of an array.
+"""Codecs as metadata documents name them, the effect of those before the sharding on the dimensions of an array, and ``crc32c`` itself.
 
 ::
 
@@ -14,10 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import google_crc32c
+import numpy as np
+
 from shardstore.format.json_text import JsonObject
+from shardstore.model.ranges import BytesLike
 
 SHARDING = "sharding_indexed"
 TRANSPOSE = "transpose"
+CRC32C_NBYTES = 4
+
+_COPIED_NBYTES = 2**12  # so many are copied in less time than an array is made
 
 Axes = tuple[int, ...]
 """The dimensions behind a transposition: ``axes[i]`` is the array's dimension that has become dimension ``i``."""
@@ -103,3 +110,9 @@ def _in_present_words(codec: Any, ndim: int) -> Any:
         lists = {member: in_present_words(configuration[member], ndim) for member in ("codecs", "index_codecs") if member in configuration}
         return codec | {"configuration": configuration | lists} if lists else codec
     return codec
+
+
+def crc32c(data: BytesLike) -> bytes:
+    """Return the checksum as the four bytes that are stored (Zarr v3 ``crc32c`` codec). Long data are not copied."""
+    readable = bytes(data) if len(data) < _COPIED_NBYTES else np.frombuffer(data, np.uint8)  # it takes no memoryview
+    return int(google_crc32c.value(readable)).to_bytes(CRC32C_NBYTES, "little")

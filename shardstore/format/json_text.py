@@ -59,6 +59,20 @@ def loads_object(data: BytesLike) -> JsonObject:
 
 def dumps(document: Any) -> bytes:
     """Write a document, indented by two spaces as by zarr-python; numbers kept as text are written unchanged."""
+    return _text(document, indent=2).encode()
+
+
+def dumps_v2(document: Any) -> bytes:
+    """Write ``.zarray``, ``.zgroup``, ``.zattrs`` or ``.zmetadata``, with the bytes of zarr-python 2.18: sorted members, four spaces."""
+    return _text(document, indent=4, sort_keys=True).encode("ascii")
+
+
+def same_text(one: Any, other: Any) -> bool:
+    """Return whether two parsed documents are the same except for the order of members: ``0``, ``0.0`` and ``false`` differ."""
+    return _text(one, sort_keys=True) == _text(other, sort_keys=True)
+
+
+def _text(document: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
     marker = ""
 
     def mark(value: object) -> str:
@@ -68,5 +82,5 @@ def dumps(document: Any) -> bytes:
         marker = marker or uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
         return f"{marker}{value.text}{marker}"
 
-    text = json.dumps(document, indent=2, default=mark)
-    return (re.sub(f'"{marker}(.*?){marker}"', r"\1", text) if marker else text).encode()
+    text = json.dumps(document, indent=indent, sort_keys=sort_keys, default=mark)
+    return re.sub(f'"{marker}(.*?){marker}"', r"\1", text) if marker else text

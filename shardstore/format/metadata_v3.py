@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from shardstore.format.checksums import CRC32C_NBYTES
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
-from shardstore.format.codecs import SHARDING, codec_configuration, codec_name, inverse, leading_transposes, permuted
+from shardstore.format.codecs import CRC32C_NBYTES, SHARDING, codec_configuration, codec_name, inverse, leading_transposes, permuted
 from shardstore.format.json_text import JsonObject
 from shardstore.format.shard_index import MAX_SLOTS, IndexFormat, parse_index_codecs
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformer_index_format

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
-from shardstore.format.codecs import Axes, inverse, permuted
+from shardstore.format.codecs import CRC32C_NBYTES, Axes, crc32c, inverse, permuted
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 

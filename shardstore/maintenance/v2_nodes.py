@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_key
-from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.json_text import JsonObject, loads_object, same_text
 from shardstore.format.store_keys import ancestors, join
-from shardstore.format.v2.json import same_text
 from shardstore.format.v2.keys import ARRAY_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.model.chunks import ChunkCoords

@@ -1,4 +1,4 @@
-"""Ranges of bytes of a value."""
+"""Ranges of bytes of a value, and the segments that a new version of an object is put together from, in their order in it."""
 
 from __future__ import annotations
 
@@ -57,3 +57,35 @@ def resolve(request: ByteRequest, nbytes: int) -> ByteRange:
             return ByteRange(min(start, nbytes), nbytes)
         case ByteSuffix(length):
             return ByteRange(max(0, nbytes - length), nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """``nbytes`` bytes from ``offset`` of the version that is being replaced."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewBytes:
+    """Bytes that this write brings."""
+
+    data: BytesLike
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """``nbytes`` bytes that no index refers to, of any value. A storage may keep its own notes there while it writes."""
+
+    nbytes: int
+
+
+Segment = CopiedRange | NewBytes | Padding
+
+APPEND_PADDING_NBYTES = 64
+"""The padding that a storage which appends in place needs behind the old bytes."""

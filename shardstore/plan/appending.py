@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import ChunkOrder, Commit, CommitPlan, DeleteShard, NothingToDo, Strategy, WriteShard, kept_slots, write_anew
 from shardstore.plan.pieces import covered_nbytes
 from shardstore.plan.rewriting import plan_rewrite

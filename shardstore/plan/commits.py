@@ -19,8 +19,7 @@ import numpy.typing as npt
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.plan.pieces import shared_pieces
 
 ChunkOrder = Literal["C", "morton"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from shardstore.engine.engine import Engine
-from shardstore.engine.flavour import V3, Flavour
+from shardstore.engine.options import V3, Flavour
 from shardstore.errors import InvalidInput
 from shardstore.presented.draft2022 import DraftFlavour
 from shardstore.presented.v2 import V2Flavour

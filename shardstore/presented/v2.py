@@ -15,23 +15,21 @@ from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_b
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
-from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.json_text import dumps as dumps_v3
+from shardstore.format.json_text import JsonObject, dumps, dumps_v2, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
-from shardstore.format.v2.keys import DOCUMENT_NAMES, canonical_chunk_key, canonical_chunk_prefix, document_key, v2_chunk_key
-from shardstore.format.v2.metadata import (
+from shardstore.format.v2.arrays import array_from_v2, array_to_v2
+from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
+from shardstore.format.v2.keys import (
     ARRAY_NAME,
     ATTRIBUTES_NAME,
     CONSOLIDATED_NAME,
+    DOCUMENT_NAMES,
     GROUP_NAME,
-    array_from_v2,
-    array_to_v2,
-    consolidated_from_v2,
-    consolidated_to_v2,
-    dumps,
-    group_from_v2,
-    group_to_v2,
+    canonical_chunk_key,
+    canonical_chunk_prefix,
+    document_key,
+    v2_chunk_key,
 )
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedFlavour, View, array_of_node, parsed_document
@@ -110,7 +108,7 @@ class V2Flavour(PresentedFlavour):
             shown, _ = array_to_v2(canonical)
         elif part.kind == GROUP_NAME and is_group(canonical):
             shown, _ = group_to_v2(canonical)
-        return None if shown is None else dumps(shown)
+        return None if shown is None else dumps_v2(shown)
 
     def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
         new = None if data is None else parsed_document(data, join(part.path, part.kind))
@@ -125,16 +123,16 @@ class V2Flavour(PresentedFlavour):
             if new is None:
                 return None
             if part.kind == ARRAY_NAME:
-                return dumps_v3(array_from_v2(new, attributes, previous))
-            return dumps_v3(group_from_v2(new, attributes, previous))
+                return dumps(array_from_v2(new, attributes, previous))
+            return dumps(group_from_v2(new, attributes, previous))
         if previous is None:
             raise InvalidInput(f"there is no node at {part.path!r} any more that {part.kind} could be of")
         if part.kind == ATTRIBUTES_NAME:
-            return dumps_v3(array_from_v2(zarray, new, previous) if is_array(previous) else group_from_v2(zgroup, new, previous))
+            return dumps(array_from_v2(zarray, new, previous) if is_array(previous) else group_from_v2(zgroup, new, previous))
         if not is_group(previous):
             raise InvalidInput(f"{part.kind} is of a group, and {part.path!r} is an array")
         without = {member: value for member, value in previous.items() if member != "consolidated_metadata"}
-        return dumps_v3(without if new is None else without | {"consolidated_metadata": consolidated_from_v2(new, nodes)})
+        return dumps(without if new is None else without | {"consolidated_metadata": consolidated_from_v2(new, nodes)})
 
     # -- writing ---------------------------------------------------------------------------------------------------------
 

@@ -15,16 +15,15 @@ from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMi
 from shardstore.engine.by_shards import Sight
 from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
-from shardstore.engine.flavour import Flavour
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks, Node
-from shardstore.engine.options import EngineOptions
+from shardstore.engine.options import EngineOptions, Flavour
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.version_reader import of_content
-from shardstore.engine.writing.uninterrupted import uninterrupted
+from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object

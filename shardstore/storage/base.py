@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardstore.errors import ShardStoreError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import EVERYTHING
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import EVERYTHING, Segment
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
 
 

@@ -17,8 +17,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from shardstore.errors import InvalidInput, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration
-from shardstore.model.ranges import BytesLike, resolve
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Segment, resolve
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,

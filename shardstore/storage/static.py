@@ -15,8 +15,7 @@ from fsspec.registry import known_implementations, registry
 from shardstore.errors import InvalidInput
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage

@@ -14,8 +14,7 @@ from shardstore.format.draft2022.keys import ENTRY_POINT_KEY, document_path
 from shardstore.format.draft2022.metadata import is_entry_point
 from shardstore.format.json_text import loads_object
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage

@@ -18,8 +18,7 @@ from fnmatch import fnmatchcase
 
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
-from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.body import Body, byte_view
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper

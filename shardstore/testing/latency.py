@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import CopiedRange, Segment
+from shardstore.model.ranges import BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper

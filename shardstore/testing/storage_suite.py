@@ -15,8 +15,18 @@ import pytest
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import (
+    EVERYTHING,
+    ByteOffset,
+    ByteRange,
+    ByteRequest,
+    BytesLike,
+    ByteSuffix,
+    CopiedRange,
+    NewBytes,
+    Segment,
+    resolve,
+)
 from shardstore.storage.base import (
     Absent,
     Changed,

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.model.segments import CopiedRange, Segment
+from shardstore.model.ranges import ByteRequest, BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
 

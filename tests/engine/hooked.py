@@ -13,8 +13,7 @@ import pytest
 from shardstore.engine.metadata import hierarchy
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.wrappers.base import StorageWrapper

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numcodecs
+import numpy as np
 import pytest
+from numcodecs.blosc import Blosc
 
-from shardstore.format.checksums import crc32c
-from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, chunk_coding, header_fault
+from shardstore.errors import Corruption
+from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, check_blosc_header, checksum_fault, chunk_coding, header_fault
+from shardstore.format.codecs import crc32c
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 DATA = bytes(range(256)) * 40
@@ -79,3 +83,29 @@ def test_checksums() -> None:
     assert checksum_fault(memoryview(b"abc" + crc32c(b"abc"))) is None
     assert "its checksum is" in (checksum_fault(memoryview(b"abd" + crc32c(b"abc"))) or "")
     assert "needs 4" in (checksum_fault(memoryview(b"abc")) or "")
+
+
+PACKED = bytes(Blosc().encode(np.arange(1000, dtype="i4")))
+
+
+def test_blosc_buffers_of_the_library_pass() -> None:
+    check_blosc_header(PACKED, 4000)
+    check_blosc_header(memoryview(PACKED), None)
+    check_blosc_header(bytes(Blosc().encode(b"")), 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", None),
+        (PACKED[:15], None),
+        (PACKED[:-1], 4000),
+        (PACKED + b"x", 4000),
+        (PACKED, 3999),
+        (PACKED[:4] + struct.pack("<i", -1) + PACKED[8:], None),
+        (PACKED[:4] + struct.pack("<i", 2**31 - 1) + PACKED[8:], 4000),
+    ],
+)
+def test_blosc_buffers_that_were_cut_or_changed_are_refused(data: bytes, expected: int | None) -> None:
+    with pytest.raises(Corruption, match="Blosc"):
+        check_blosc_header(data, expected)

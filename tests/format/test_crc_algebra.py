@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from shardstore.format.checksums import crc32c
+from shardstore.format.codecs import crc32c
 from shardstore.format.repair.crc_algebra import BEGUN, first_checked_end, single_corrections, window_checksums
 
 

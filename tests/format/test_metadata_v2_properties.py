@@ -11,23 +11,12 @@ from hypothesis import strategies as st
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format import json_text
-from shardstore.format.json_text import NumberText
+from shardstore.format.json_text import NumberText, dumps_v2, same_text
 from shardstore.format.presentation import present_array, same_chunks, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat
-from shardstore.format.v2.json import same_text
-from shardstore.format.v2.metadata import (
-    ARRAY_DIMENSIONS,
-    RESERVED,
-    array_from_v2,
-    array_to_v2,
-    carry_kept,
-    consolidated_from_v2,
-    consolidated_to_v2,
-    dumps,
-    group_from_v2,
-    group_to_v2,
-    hide_kept,
-)
+from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
+from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
+from shardstore.format.v2.kept import RESERVED, carry_kept, hide_kept
 
 pytestmark = pytest.mark.slow
 
@@ -198,13 +187,13 @@ def stored_and_read(document: Json) -> Json:
 @UNHURRIED
 @given(zarrays(), zattrs())
 def test_arrays_are_given_back_byte_for_byte(zarray: Json, attributes: Json | None) -> None:
-    text = dumps(zarray)
+    text = dumps_v2(zarray)
     parsed = json_text.loads_object(text)
-    parsed_attributes = None if attributes is None else json_text.loads_object(dumps(attributes))
+    parsed_attributes = None if attributes is None else json_text.loads_object(dumps_v2(attributes))
     document = array_from_v2(parsed, parsed_attributes)
     shown, shown_attributes = array_to_v2(stored_and_read(document))
-    assert dumps(shown) == text
-    assert (None if shown_attributes is None else dumps(shown_attributes)) == (None if attributes is None else dumps(attributes))
+    assert dumps_v2(shown) == text
+    assert (None if shown_attributes is None else dumps_v2(shown_attributes)) == (None if attributes is None else dumps_v2(attributes))
     assert document["chunk_key_encoding"] == {"name": "default", "configuration": {"separator": zarray.get("dimension_separator", ".")}}
 
 
@@ -401,12 +390,12 @@ def test_consolidated_metadata_is_given_back_byte_for_byte(
             continue
         metadata |= {f"{path}/.zgroup": {"zarr_format": 2}} if zarray is None else {f"{path}/.zarray": zarray}
         metadata |= {} if node_attributes is None else {f"{path}/.zattrs": node_attributes}
-    text = dumps({"metadata": metadata, "zarr_consolidated_format": 1})
+    text = dumps_v2({"metadata": metadata, "zarr_consolidated_format": 1})
     group = group_from_v2({"zarr_format": 2}, attributes)
     group["consolidated_metadata"] = consolidated_from_v2(json_text.loads_object(text))
     shown = consolidated_to_v2(stored_and_read(group))
     assert shown is not None
-    assert dumps(shown) == text
+    assert dumps_v2(shown) == text
     again = consolidated_from_v2(shown, group["consolidated_metadata"]["metadata"])
     assert same_text(again, group["consolidated_metadata"])
 
@@ -594,6 +583,6 @@ def test_odd_arrays_of_v3_are_shown_or_refused(document: Json, odd: Json) -> Non
         zarray, attributes = array_to_v2(odd_document)
     except Unsupported:
         return
-    assert json_text.loads_object(dumps(zarray))["zarr_format"] == 2
+    assert json_text.loads_object(dumps_v2(zarray))["zarr_format"] == 2
     assert attributes is None or RESERVED not in attributes
     hide_kept(odd_document)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.checksums import crc32c
+from shardstore.format.codecs import crc32c
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex, parse_index_codecs
 from shardstore.model.chunks import ChunkLocation, ShardGrid
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteSuffix

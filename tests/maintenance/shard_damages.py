@@ -17,7 +17,7 @@ import google_crc32c
 import shardstore
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.repair.run import Finding
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
 from shardstore.plan.appending import plan_append
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_rewrite

@@ -26,7 +26,7 @@ from shardstore.maintenance.pins import Pin, parse_pins
 from shardstore.maintenance.survey.shards import dead_nbytes
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Generation
-from shardstore.model.segments import CopiedRange
+from shardstore.model.ranges import CopiedRange
 from shardstore.plan.commits import DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local import storage as local

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from shardstore.format.shard_index import IndexFormat
-from shardstore.model.segments import CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import CopiedRange, NewBytes, Padding
 from shardstore.plan.commits import WriteShard
 
 

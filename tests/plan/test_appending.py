@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Padding
 from shardstore.plan import appending
 from shardstore.plan.appending import Append, plan_append
 from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import CopiedRange, NewBytes
 from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order
 from shardstore.plan.rewriting import plan_rewrite
 from tests.plan.carrying_out import carry_out, contents

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, ShardIndex
-from shardstore.model.segments import CopiedRange
+from shardstore.model.ranges import CopiedRange
 from shardstore.plan.appending import plan_append
 from shardstore.plan.commits import WriteShard
 from shardstore.plan.pieces import covered_nbytes, shared_pieces

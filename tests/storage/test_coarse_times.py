@@ -19,8 +19,7 @@ import zarr
 import shardstore
 from shardstore.errors import Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, ByteRange, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import CHANGED, GUARD_CHANGED, Absent, ConditionFailed, Found, Guard, Read
 from shardstore.storage.local import versions as local_versions
 from shardstore.storage.local.storage import LocalStorage

@@ -14,8 +14,7 @@ import pytest
 
 from shardstore.errors import ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.base import CHANGED, ConditionFailed, Failed, Found, Read
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage

@@ -17,8 +17,7 @@ import pytest
 
 from shardstore.errors import AccessDenied, InvalidInput, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.base import ABSENT, Absent, Changed, ConditionFailed, Failed, Found, Read
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage

@@ -16,8 +16,7 @@ import zarr
 import shardstore
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import CHANGED, Changed, ConditionFailed, Found, ObjectInfo, Read
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local.mounts import Mount

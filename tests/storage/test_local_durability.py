@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardstore.model.generation import IF_ABSENT, IfGeneration
-from shardstore.model.ranges import EVERYTHING
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import Found
 from shardstore.storage.local import append as local_append
 from shardstore.storage.local import durability as local_durability

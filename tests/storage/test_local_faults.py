@@ -13,8 +13,7 @@ import pytest
 
 from shardstore.errors import StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, BytesLike, CopiedRange, NewBytes
 from shardstore.storage.base import ConditionFailed, Found
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import sweep as local_sweep

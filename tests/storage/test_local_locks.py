@@ -23,8 +23,7 @@ import pytest
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, CopiedRange, NewBytes
 from shardstore.storage.base import Changed, ConditionFailed
 from shardstore.storage.local import lock_files as local_lock_files
 from shardstore.storage.local import range_locks as local_range_locks

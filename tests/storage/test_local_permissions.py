@@ -12,8 +12,7 @@ import pytest
 
 import shardstore
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, BytesLike, CopiedRange, NewBytes, Padding
 from shardstore.storage.base import Found
 from shardstore.storage.local.names import TEMP_SUFFIX
 from shardstore.storage.local.rules import WriteRules

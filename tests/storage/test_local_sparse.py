@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardstore.model.generation import IfGeneration
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.storage import LocalStorage

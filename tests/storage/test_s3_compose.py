@@ -9,7 +9,7 @@ import pytest
 
 from shardstore.errors import StorageError, Unsupported
 from shardstore.model.generation import UNCONDITIONAL, Generation, IfGeneration
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
 

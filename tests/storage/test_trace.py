@@ -8,8 +8,7 @@ import uuid
 import pytest
 
 from shardstore.model.generation import IF_ABSENT, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix, CopiedRange, NewBytes
 from shardstore.storage.base import ConditionFailed, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage

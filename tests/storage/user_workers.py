@@ -10,8 +10,7 @@ from contextlib import closing
 
 from shardstore.errors import ShardStoreError
 from shardstore.model.generation import UNCONDITIONAL, IfGeneration
-from shardstore.model.ranges import EVERYTHING
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import Found, Read
 from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local import storage as local

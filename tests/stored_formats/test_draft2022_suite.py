@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage

@@ -11,8 +11,7 @@ from typing import Any
 
 from shardstore import ShardingTransformer
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import BytesLike, Segment
 from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import StorageWrapper

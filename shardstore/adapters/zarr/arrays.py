@@ -29,7 +29,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.presentation import same_chunks
 from shardstore.format.store_keys import check_key, join, metadata_key
-from shardstore.format.v2.metadata import ARRAY_NAME
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 

@@ -13,7 +13,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from shardstore.adapters.zarr.direct import DirectChain, compile_chain
 from shardstore.adapters.zarr.numcodecs import decode_sync, encode_sync, has_sync
 from shardstore.errors import Undecodable
-from shardstore.format.blosc_header import check_blosc_header
+from shardstore.format.chunk_coding import check_blosc_header
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec

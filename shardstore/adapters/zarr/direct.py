@@ -21,9 +21,8 @@ from zarr.core.buffer import cpu
 
 from shardstore.adapters.zarr.numcodecs import encode_bytes, numcodec_of
 from shardstore.errors import Corruption
-from shardstore.format.blosc_header import check_blosc_header
-from shardstore.format.checksums import CRC32C_NBYTES
-from shardstore.format.chunk_coding import ChunkCoding, header_fault, zstd_frame_header
+from shardstore.format.chunk_coding import ChunkCoding, check_blosc_header, header_fault, zstd_frame_header
+from shardstore.format.codecs import CRC32C_NBYTES
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec

@@ -23,14 +23,12 @@ from typing import TypeVar
 from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import JsonObject, dumps, loads_object
-from shardstore.format.levels import PresentLevel, levels_below, levels_of, restored
 from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_shown
-from shardstore.format.presentation import consolidated_arrays, map_consolidated
+from shardstore.format.presentation import PresentLevel, consolidated_arrays, levels_below, levels_of, map_consolidated, restored
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path, possible_owners
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, resolve
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes, Segment, resolve
 from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed

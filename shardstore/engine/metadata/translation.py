@@ -16,13 +16,14 @@ from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDo
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import JsonObject, dumps, loads_object
-from shardstore.format.levels import levels_below, levels_of
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
     can_be_presented,
     consolidated_arrays,
     has_chunks_of,
+    levels_below,
+    levels_of,
     map_consolidated,
     present_array,
     same_chunks,

@@ -28,8 +28,7 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, Shar
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes
+from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import ConditionFailed, Storage

@@ -8,7 +8,8 @@ from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import loads_object
 from shardstore.format.store_keys import join
-from shardstore.format.v2.metadata import ARRAY_NAME, array_from_v2
+from shardstore.format.v2.arrays import array_from_v2
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.ranges import BytesLike
 from shardstore.plan.policy import chunks_per_shard
 from shardstore.storage.base import Storage

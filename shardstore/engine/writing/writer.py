@@ -6,8 +6,9 @@ What arrives for a shard while a commit of it is on its way goes into the next o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shardstore.engine.actions import Action, simplified
 from shardstore.engine.metadata.hierarchy import ChunkTarget
@@ -16,6 +17,8 @@ from shardstore.engine.writing.chunk_sizes import refusal_of_update
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import IndexFormat
+
+T = TypeVar("T")
 
 _SHORTEST_PAUSE_SECONDS = 0.003
 _LONGEST_PAUSE_SECONDS = 0.005
@@ -152,3 +155,23 @@ def _outcome(result: Refused | BaseException, slot: int) -> ShardStoreError | St
     if isinstance(result, BaseException):
         raise result
     return result.get(slot)
+
+
+async def uninterrupted(coroutine: Coroutine[object, object, T]) -> T:
+    """Await a write to its end; a cancellation meanwhile is delivered after it.
+
+    A write holds views of its caller's memory. If a cancellation were delivered while the write goes on, the caller could fill
+    that memory anew, and bytes that nobody meant to write would be stored.
+    """
+    task = asyncio.ensure_future(coroutine)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # looked at, so that it is not reported as forgotten; the caller hears of the cancellation
+        raise cancelled
+    return task.result()

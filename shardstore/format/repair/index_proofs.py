@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.repair.crc_algebra import single_corrections
 from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
 

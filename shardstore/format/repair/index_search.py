@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption
-from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.format.repair.crc_algebra import window_checksums
 from shardstore.format.shard_index import EMPTY, ENTRY_NBYTES, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike

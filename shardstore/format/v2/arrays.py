@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 from shardstore.errors import InvalidInput, Unsupported
-from shardstore.format.json_text import JsonObject
+from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.metadata_v3 import is_array, parse_plain
 from shardstore.format.v2 import codecs as v2_codecs
 from shardstore.format.v2 import dtypes as v2_dtypes
 from shardstore.format.v2 import fill_values as v2_fill_values
 from shardstore.format.v2.codecs import V2Codecs, codec_id
 from shardstore.format.v2.dtypes import NoCounterpart
-from shardstore.format.v2.json import same_text
 from shardstore.format.v2.kept import Kept, difference, split_attributes, with_attributes
 
 ARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"

@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardstore.errors import InvalidInput
-from shardstore.format.json_text import JsonObject
+from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.metadata_v3 import is_group
-from shardstore.format.v2.json import same_text
 
 RESERVED = "_shardstore_v2"
 

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, NotFound, ShardStoreError
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.model.ranges import BytesLike
 
 DIGEST_NBYTES = 16

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.maintenance.packing.report import Requests
 from shardstore.maintenance.packing.units import ArrayUnits
 

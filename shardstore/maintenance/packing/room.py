@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardstore.errors import NoSpace
-from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.maintenance.packing.estimate import estimated_objects
 from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.units import ArrayUnits

@@ -17,7 +17,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join
 from shardstore.maintenance.execution import check_running

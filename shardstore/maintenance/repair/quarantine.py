@@ -18,7 +18,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import InvalidInput
 from shardstore.model.generation import UNCONDITIONAL, Generation
-from shardstore.model.segments import CopiedRange
+from shardstore.model.ranges import CopiedRange
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import has_host

@@ -15,7 +15,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.writing.committer import Shard
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Corruption
-from shardstore.format.checksums import CRC32C_NBYTES, crc32c
+from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.repair.crc_algebra import BEGUN, first_checked_end
 from shardstore.format.repair.index_proofs import (
     agreeing,
@@ -33,8 +33,7 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.stored_shards import LookedAt
 from shardstore.maintenance.survey.shards import slots_inside
-from shardstore.model.ranges import ByteRange
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
 from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
 

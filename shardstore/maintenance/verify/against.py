@@ -14,7 +14,7 @@ from math import prod
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.errors import Corruption, NotFound, ShardStoreError
-from shardstore.format.checksums import CRC32C_NBYTES
+from shardstore.format.codecs import CRC32C_NBYTES
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME

@@ -14,8 +14,7 @@ from typing import Any
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.model.ranges import ByteRequest, BytesLike, resolve
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.gcs.bounded import Allowed, encoding_of
 from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, head_of

@@ -20,8 +20,7 @@ from fsspec.utils import stringify_path, tokenize
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
-from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic.calls import Info, Look, calls_of, size_in

@@ -14,8 +14,7 @@ from typing import Any
 from shardstore.errors import ReadOnly, ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, resolve
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head

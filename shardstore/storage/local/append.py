@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
-from shardstore.model.segments import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
 from shardstore.storage.local.durability import kept_names

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import google_crc32c
 
 from shardstore.model.generation import Generation
-from shardstore.model.segments import APPEND_PADDING_NBYTES
+from shardstore.model.ranges import APPEND_PADDING_NBYTES
 from shardstore.storage.local.files import pread
 from shardstore.storage.local.versions import generation_of, generation_of_numbers
 

@@ -21,8 +21,7 @@ from typing import TypeVar
 from shardstore.errors import InvalidInput, ShardStoreError, StorageError
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import ABSENT, GUARD_CHANGED, Absent, ConditionFailed, DirListing, Found, Guard, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.interrupts import leave_to_main_thread

@@ -20,8 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
-from shardstore.model.ranges import ByteRange, BytesLike
-from shardstore.model.segments import CopiedRange, NewBytes, Segment
+from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.s3.client import S3Client, member_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shardstore.model.segments import CopiedRange, NewBytes, Padding, Segment
+from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
 
 MIN_PART_BYTES = 5 << 20
 _MAX_PART_BYTES = 5 << 30

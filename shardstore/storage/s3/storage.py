@@ -14,8 +14,7 @@ from typing import Any
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfGeneration
-from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover

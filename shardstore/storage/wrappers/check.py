@@ -17,8 +17,7 @@ from typing import TypeVar
 
 from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRange, BytesLike, resolve
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import ByteRange, BytesLike, Segment, resolve
 from shardstore.storage.base import Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.wrappers.base import StorageWrapper
 

@@ -38,8 +38,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_stored,
 )
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import EVERYTHING, BytesLike, resolve
-from shardstore.model.segments import Segment
+from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -57,10 +56,18 @@ from shardstore.storage.base import (
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.wrappers.base import StorageWrapper
-from shardstore.stored.draft2022.documents import IMPLICIT, IMPLICIT_DOCUMENT, DraftDocuments, document_reads, shown_outcome
+from shardstore.stored.draft2022.documents import (
+    IMPLICIT,
+    IMPLICIT_DOCUMENT,
+    DraftDocuments,
+    data_path,
+    document_reads,
+    scalar_document,
+    scalar_keys,
+    shown_outcome,
+)
 from shardstore.stored.draft2022.entry_point import sought
 from shardstore.stored.draft2022.listing import DraftListing
-from shardstore.stored.draft2022.scalars import data_path, scalar_document, scalar_keys
 
 _NO_OVERRIDE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 

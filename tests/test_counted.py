@@ -27,6 +27,7 @@ from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import Event, TracedBlock, TraceStorage
 from tests import view
+from tests.limits import limit_pipeline
 from tests.shards import MISSING, Sharding, encode_index, sharded_arrays
 from tests.stored import StorageObjects, document
 
@@ -333,11 +334,11 @@ def test_a_new_array_of_whole_shards_is_written_once() -> None:
     np.testing.assert_array_equal(array[...], volume)
 
 
-def test_more_than_fits_in_memory_is_still_one_write_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_fits_in_memory_is_still_one_write_a_shard() -> None:
     """The pipeline takes large assignments in waves, and a wave must not end inside a shard."""
-    monkeypatch.setattr("shardstore.adapters.zarr.chunk_pipeline._WAVE_BYTES", 3 * PER_SHARD * CHUNK + 5)
     counted = Counted(10)
     trace, array = counted.client()
+    limit_pipeline(array, wave_bytes=3 * PER_SHARD * CHUNK + 5)
     with trace.count() as block:
         array[...] = counted.values[::-1]
     assert len(shard_events(block)) == 10

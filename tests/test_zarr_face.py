@@ -14,7 +14,6 @@ from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore._sync import run_sync
-from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr.pipeline import ShardedCodecPipeline
 from shardstore.errors import Corruption, InvalidInput, Undecodable
 from shardstore.format.json_text import dumps
@@ -24,6 +23,7 @@ from shardstore.storage.base import Found, Read
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
+from tests.limits import limit_pipeline
 from tests.stored import StorageObjects
 
 pytestmark = pytest.mark.zarr
@@ -35,8 +35,10 @@ def memory() -> MemoryStorage:
     return MemoryStorage(f"/face-{uuid.uuid4().hex}")
 
 
-def commits_of_an_assignment(store: shardstore.ShardedStore) -> int:
+def commits_of_an_assignment(store: shardstore.ShardedStore, **limits: int) -> int:
     array = zarr.create_array(store, name="a", shape=(64,), chunks=(1,), dtype="i4", overwrite=True)
+    if limits:
+        limit_pipeline(array, **limits)
     store.counters.reset()
     array[...] = VALUES
     return store.counters.commits
@@ -151,13 +153,13 @@ def test_what_codecs_refuse_is_corruption_and_a_value_error() -> None:
     assert raised.value.__cause__ is not None
 
 
-def test_selections_and_assignments_past_the_memory_bound_go_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selections_and_assignments_past_the_memory_bound_go_in_waves() -> None:
     """Writing, a shard is one commit however large it is; reading, it is split, so that it does not have to be held whole."""
-    monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 64)
     trace = TraceStorage(memory())
     store = shardstore.open(trace, chunks_per_shard=(32,))
-    assert commits_of_an_assignment(store) == 2
+    assert commits_of_an_assignment(store, wave_bytes=64) == 2
     array = zarr.open_array(store, path="a")
+    limit_pipeline(array, wave_bytes=64)
     trace.reset()
     np.testing.assert_array_equal(array[...], VALUES)
     largest = max(event.nbytes for event in trace.events if event.op == "read" and event.key.startswith("a/c/"))

@@ -37,6 +37,7 @@ from shardstore.adapters.zarr.scatter import gather_chunks, scatter_chunks
 from shardstore.errors import Corruption
 from shardstore.storage.memory import MemoryStorage
 from tests import view
+from tests.limits import limit_pipeline
 from tests.test_differential import Values, agree, selections
 
 pytestmark = [
@@ -82,10 +83,8 @@ CHAINS = chains()
 
 
 @contextmanager
-def everywhere(is_everywhere: bool) -> Iterator[None]:
-    """Decompress chunks of every size into memory that is there, and write equal bytes at any time of day. Memory for results is never what
-    was freed a moment ago and holds the right bytes already.
-    """
+def reproducible() -> Iterator[None]:
+    """Write equal bytes at any time of day. Memory for results is never what was freed a moment ago and holds the right bytes already."""
 
     def filled(shape: Any, dtype: Any, order: Any = "C") -> cpu.NDBuffer:
         made = np.dtype(dtype)
@@ -93,7 +92,6 @@ def everywhere(is_everywhere: bool) -> Iterator[None]:
         return cpu.NDBuffer.from_numpy_array(array)
 
     with (
-        mock.patch.object(zarr_direct, "DESTINATION_NBYTES", 1 if is_everywhere else 2**16),
         mock.patch.object(gzip.time, "time", return_value=1e9),  # type: ignore[attr-defined]
         mock.patch.object(cpu.NDBuffer, "empty", filled),
     ):
@@ -148,9 +146,10 @@ def test_arrays_read_and_write_as_zarr_has_it(data: st.DataObject) -> None:
     note(str(made))
     plain_store, storage = MemoryStore(), MemoryStorage(f"/direct-{uuid.uuid4().hex}")
     store = shardstore.open(storage, chunks_per_shard=tuple(3 for _ in made["shape"]))
-    with everywhere(data.draw(st.booleans())):
+    with reproducible():
         plain: Any = zarr.create_array(plain_store, **made)
         ours: Any = zarr.create_array(store, **made)
+        limit_pipeline(ours, destination_bytes=1 if data.draw(st.booleans()) else 2**16)
         for _ in range(data.draw(st.integers(1, 4))):
             writes = data.draw(selections(plain, unique=True))
             shape = np.shape(writes.read(plain))
@@ -169,10 +168,10 @@ def test_arrays_read_and_write_as_zarr_has_it(data: st.DataObject) -> None:
 @pytest.mark.parametrize("dtype", ["V5", "S3", "<U2", ">f4", "V70000"])
 def test_arrays_without_dimensions_are_decoded_into_the_output(dtype: str) -> None:
     spec = spec_of((), dtype)
-    codec, chain = codec_of(spec, *CHAINS["blosc"])
+    codec, chain = codec_of(spec, *CHAINS["blosc"], into=True)
     element = np.array("ab" if dtype == "<U2" else 1.5 if dtype == ">f4" else b"ab", dtype)
     out = np.zeros((), dtype)
-    with everywhere(True):
+    with reproducible():
         scatter_chunks(codec, [info_of(spec)], [chain.encode(element)], cpu.NDBuffer.from_numpy_array(out), ())
     same_bits(out, element)
 
@@ -189,8 +188,9 @@ def spec_of(shape: tuple[int, ...] = (6, 5), dtype: str = "<f4", **changes: Any)
     return ArraySpec(shape=shape, dtype=parsed, config=ArrayConfig(order="C", write_empty_chunks=True), **options)
 
 
-def codec_of(spec: ArraySpec, *codecs: Any) -> tuple[ChunkCodec, DirectChain]:
-    codec = ChunkCodec((zarr.codecs.BytesCodec(), *codecs), spec)
+def codec_of(spec: ArraySpec, *codecs: Any, into: bool = False) -> tuple[ChunkCodec, DirectChain]:
+    """The codecs of one array; ``into``: chunks of every size are decompressed into memory that is there."""
+    codec = ChunkCodec((zarr.codecs.BytesCodec(), *codecs), spec, 1 if into else 2**16)
     chain = codec.chain(spec)
     assert chain is not None
     return codec, chain
@@ -220,7 +220,7 @@ DAMAGED_CHAINS = sorted(name for name in CHAINS if "numcodecs" not in name)
 @given(data=st.data())
 def test_damaged_chunks_are_errors_and_nothing_is_written_outside(name: str, into: bool, data: st.DataObject) -> None:
     spec = spec_of()
-    codec, chain = codec_of(spec, *CHAINS[name])
+    codec, chain = codec_of(spec, *CHAINS[name], into=into)
     values = np.arange(30, dtype="<f4").reshape(6, 5) * data.draw(st.sampled_from([0, 1]))
     whole = bytes(chain.encode(values))
     damage = data.draw(st.sampled_from(["cut", "flip", "append", "header", "twice", "empty"]))
@@ -243,7 +243,7 @@ def test_damaged_chunks_are_errors_and_nothing_is_written_outside(name: str, int
     canvas = np.full(chain.nbytes + 2 * GUARD, 0xAA, "B")
     middle = canvas[GUARD:-GUARD].view("<f4").reshape(6, 5)
     out = default_buffer_prototype().nd_buffer.from_numpy_array(middle)
-    with everywhere(into):
+    with reproducible():
         if expected is None:
             with pytest.raises(Corruption, match=KEY):
                 scatter_chunks(codec, [info_of(spec)], [memoryview(bytes(damaged))], out, ())
@@ -258,12 +258,12 @@ def test_damaged_chunks_are_errors_and_nothing_is_written_outside(name: str, int
 def test_chunks_of_another_size_are_errors(name: str, into: bool) -> None:
     """Whole and sound, and of another array: nothing may be left over, nor taken for it what was in that memory."""
     spec = spec_of()
-    codec, _ = codec_of(spec, *CHAINS[name])
+    codec, _ = codec_of(spec, *CHAINS[name], into=into)
     for shape in ((6, 4), (6, 6), (1, 1)):
         other = spec_of(shape)
         encoded = codec_of(other, *CHAINS[name])[1].encode(np.arange(np.prod(shape), dtype="<f4").reshape(shape))
         out = np.full((6, 5), 7, "<f4")
-        with everywhere(into), pytest.raises(Corruption, match=KEY):
+        with reproducible(), pytest.raises(Corruption, match=KEY):
             scatter_chunks(codec, [info_of(spec)], [encoded], cpu.NDBuffer.from_numpy_array(out), ())
 
 
@@ -277,12 +277,12 @@ def zstd_frame(content_nbytes: int, block: bytes) -> bytes:
 def test_a_zstd_header_that_lies_is_an_error(into: bool) -> None:
     """Of the size that is wanted, with less behind it: memory that was there would be taken for the rest of the chunk."""
     spec = spec_of((8,), "u1")
-    codec, chain = codec_of(spec, ZstdCodec())
+    codec, chain = codec_of(spec, ZstdCodec(), into=into)
     good = zstd_frame(8, b"abcdefgh")
     assert chain.decode(memoryview(good)).tobytes() == b"abcdefgh"
     for frame in (zstd_frame(8, b"abcd"), zstd_frame(4, b"abcd"), zstd_frame(2**62, b"abcdefgh"), zstd_frame(4, b"abcdefgh"), good + good):
         out = np.full(8, 0x55, "u1")
-        with everywhere(into), pytest.raises(Corruption, match=KEY):
+        with reproducible(), pytest.raises(Corruption, match=KEY):
             scatter_chunks(codec, [info_of(spec)], [memoryview(frame)], cpu.NDBuffer.from_numpy_array(out), ())
 
 
@@ -309,12 +309,12 @@ def test_unusual_chunks_are_read_like_others(name: str, into: bool) -> None:
     """What a library cannot decompress in place is copied there, into outputs in one piece and into others."""
     compressor, encode = UNUSUAL[name]
     spec = spec_of((6, 5))
-    codec, _ = codec_of(spec, compressor)
+    codec, _ = codec_of(spec, compressor, into=into)
     values = np.arange(30, dtype="<f4").reshape(6, 5)
     data = memoryview(encode(values.tobytes()))
     for width in (5, 7):
         out = np.full((6, width), 7, "<f4")
-        with everywhere(into):
+        with reproducible():
             scatter_chunks(codec, [info_of(spec, (slice(0, 6), slice(0, 5)))], [data], cpu.NDBuffer.from_numpy_array(out), ())
         same_bits(out[:, :5], values)
         assert (out[:, 5:] == 7).all()
@@ -416,7 +416,7 @@ def test_without_direct_calls_chunks_are_the_same(name: str) -> None:
     spec = spec_of()
     codec, chain = codec_of(spec, *CHAINS[name])
     values = np.arange(30, dtype="<f4").reshape(6, 5)
-    with everywhere(False):
+    with reproducible():
         (by_zarr,) = gather_chunks(codec, [info_of(spec)], [None], cpu.NDBuffer.from_numpy_array(values.view(Subclass)), ())
         assert by_zarr == chain.encode(values)
     out = np.zeros((6, 5), "<f4")

@@ -19,6 +19,7 @@ from shardstore.adapters.zarr import codec_threads
 from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
+from tests.limits import limit_pipeline
 
 pytestmark = pytest.mark.zarr
 
@@ -31,13 +32,12 @@ PATIENCE_SECONDS = 10
 
 
 @pytest.fixture
-def array(monkeypatch: pytest.MonkeyPatch) -> Any:
+def array() -> Any:
     """One shard makes a wave full, and no wave is small enough to be worked on where it arrives."""
-    monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
-    monkeypatch.setattr(zarr_pipeline, "_SHARDS_A_WAVE", 1)
-    monkeypatch.setattr(codec_threads, "INLINE_BYTES", 0)
     store = shardstore.open(MemoryStorage(f"/waves-{uuid.uuid4().hex}"), chunks_per_shard=(PER_SHARD,))
-    return zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
+    array: Any = zarr.create_array(store, name="a", shape=VALUES.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
+    limit_pipeline(array, usual_wave_bytes=SHARD_NBYTES, shards_per_wave=1, inline_bytes=0)
+    return array
 
 
 class Fetches:
@@ -87,18 +87,15 @@ class Server(TraceStorage):
 
 
 @pytest.mark.parametrize(("large_wave_shards", "waves"), [(100, 3), (8, 3), (2, 12)])
-def test_each_wave_checks_the_document_so_waves_of_few_shards_are_large(
-    monkeypatch: pytest.MonkeyPatch, large_wave_shards: int, waves: int
-) -> None:
+def test_each_wave_checks_the_document_so_waves_of_few_shards_are_large(large_wave_shards: int, waves: int) -> None:
     """Every shard alone would make a wave full: eight go together, unless these are many bytes."""
-    monkeypatch.setattr(zarr_pipeline, "_USUAL_WAVE_BYTES", SHARD_NBYTES)
-    monkeypatch.setattr(zarr_pipeline, "_LARGE_WAVE_BYTES", large_wave_shards * SHARD_NBYTES)
     server = Server(MemoryStorage(f"/waves-{uuid.uuid4().hex}"))
     store = shardstore.open(server, chunks_per_shard=(PER_SHARD,))
     values = np.arange(1, 24 * PER_SHARD * CHUNK + 1, dtype="i4")
     array = zarr.create_array(store, name="a", shape=values.shape, chunks=(CHUNK,), dtype="i4", fill_value=0)
     array[...] = values
     fresh = zarr.open_array(shardstore.open(server, chunks_per_shard=(PER_SHARD,), metadata_ttl=3600), path="a", mode="r")
+    limit_pipeline(fresh, usual_wave_bytes=SHARD_NBYTES, large_wave_bytes=large_wave_shards * SHARD_NBYTES)
     with server.count() as block:
         np.testing.assert_array_equal(fresh[...], values)
     keys = [event.key for event in block.events if event.op == "read"]
@@ -109,7 +106,7 @@ def test_each_wave_checks_the_document_so_waves_of_few_shards_are_large(
 @pytest.mark.parametrize("shards_at_once", [2, 3])
 def test_waves_that_are_under_way_are_bounded(array: Any, monkeypatch: pytest.MonkeyPatch, shards_at_once: int) -> None:
     array[...] = VALUES
-    monkeypatch.setattr(zarr_pipeline, "_READ_BYTES", shards_at_once * SHARD_NBYTES)
+    limit_pipeline(array, read_bytes=shards_at_once * SHARD_NBYTES)
     fetches = Fetches(monkeypatch)
     np.testing.assert_array_equal(array[...], VALUES)
     assert fetches.asked == SHARDS
@@ -117,7 +114,7 @@ def test_waves_that_are_under_way_are_bounded(array: Any, monkeypatch: pytest.Mo
 
 
 def test_encoded_chunks_that_are_not_stored_yet_are_bounded(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zarr_pipeline, "_WRITE_BYTES", 2 * SHARD_NBYTES)
+    limit_pipeline(array, write_bytes=2 * SHARD_NBYTES)
     held = most = commits = 0
     lock = threading.Lock()
     gather = zarr_scatter.gather_chunks
@@ -157,6 +154,6 @@ def test_small_work_is_done_where_it_arrives(array: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(codec_threads, "ThreadPoolExecutor", none)
     with pytest.raises(AssertionError, match="a thread"):
         array[:CHUNK] = 1
-    monkeypatch.setattr(codec_threads, "INLINE_BYTES", SHARD_NBYTES)
+    limit_pipeline(array, inline_bytes=SHARD_NBYTES)
     array[:CHUNK] = VALUES[:CHUNK]
     np.testing.assert_array_equal(array[:CHUNK], VALUES[:CHUNK])

@@ -35,6 +35,7 @@ from shardstore.storage.local.reading import READS_CACHED
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import document
+from tests.limits import limit_pipeline
 
 pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: selections are read otherwise elsewhere")
 
@@ -44,27 +45,31 @@ VALUES = np.random.default_rng(0).integers(1, 1000, SHAPE, dtype="<u2")
 
 @pytest.fixture(autouse=True)
 def all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernel holds in memory is its own affair: reads of cached bytes just read. No selection is too small for the threads."""
+    """What the kernel holds in memory is its own affair: reads of cached bytes just read."""
     monkeypatch.setattr(local_reading, "_cached_pread", lambda fd, nbytes, offset: memoryview(os.pread(fd, nbytes, offset)))
-    for module in (zarr_pipeline, codec_threads):
-        monkeypatch.setattr(module, "INLINE_BYTES", 0)
 
 
 def opened(root: Path, **options: Any) -> shardstore.ShardedStore:
     return shardstore.open(root, chunks_per_shard=PER_SHARD, fsync=False, metadata_ttl=3600, **options)
 
 
+def in_threads(array: Any) -> Any:
+    """No selection of the array is too small for the threads."""
+    limit_pipeline(array, inline_bytes=0)
+    return array
+
+
 def other(root: Path, **options: Any) -> Any:
     """The same array through an engine of its own, as another process has it."""
     store = shardstore.open(LocalStorage(root, fsync=False), chunks_per_shard=PER_SHARD, **options)
-    return zarr.open_array(store, path="a", mode="r+")
+    return in_threads(zarr.open_array(store, path="a", mode="r+"))
 
 
 @pytest.fixture
 def array(tmp_path: Path) -> Any:
     array = zarr.create_array(opened(tmp_path), name="a", shape=SHAPE, chunks=CHUNK, dtype="<u2", compressors=ZstdCodec(), fill_value=0)
     array[...] = VALUES
-    return array
+    return in_threads(array)
 
 
 def must_not_be_asked(*_: Any, **__: Any) -> None:
@@ -206,8 +211,7 @@ def test_what_is_not_in_memory_is_waited_for_by_the_threads(array: Any, monkeypa
 def test_where_a_loop_would_wait_the_engine_is_asked(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small is worked on where it arrives, in a thread that others wait for too."""
     monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
-    for module in (zarr_pipeline, codec_threads):
-        monkeypatch.setattr(module, "INLINE_BYTES", 2**20)
+    limit_pipeline(array, inline_bytes=2**20)
     monkeypatch.setattr(ChunkParts, "wait_for", must_not_be_asked)
     counts = asked(monkeypatch)
     np.testing.assert_array_equal(array[...], VALUES)
@@ -236,7 +240,7 @@ def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.M
     monkeypatch.setattr(local, "fetch_soon", announcing)
     parts = array.store.engine.known_parts([f"a/c/{i}/{j}" for i in range(8) for j in range(8)], 1)
     assert isinstance(parts, ChunkParts)
-    monkeypatch.setattr(zarr_pipeline, "_ANNOUNCED_BYTES", 3 * max(part.nbytes for part in parts.parts))
+    limit_pipeline(array, announced_bytes=3 * max(part.nbytes for part in parts.parts))
     np.testing.assert_array_equal(array[...], VALUES)
     assert len(announced) == len(waited) == len(parts.parts) > 20
 
@@ -307,7 +311,7 @@ def test_large_chunks_are_left_to_the_engine(array: Any, monkeypatch: pytest.Mon
             array[0, 0] = 7
             assert array[...][0, 0] == 7
     else:
-        monkeypatch.setattr(zarr_pipeline, "_WAVE_BYTES", 5 * 5 * 2 * codec_threads.threads_at_once() - 1)
+        limit_pipeline(array, wave_bytes=5 * 5 * 2 * codec_threads.threads_at_once() - 1)
         np.testing.assert_array_equal(array[...], VALUES)
     assert counts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from zarr.storage import StorePath
 from shardstore._sync import run_async
 from shardstore.adapters.zarr.chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
+from shardstore.adapters.zarr.direct import DESTINATION_NBYTES
 from shardstore.adapters.zarr.place import Place, place_of
 from shardstore.adapters.zarr.scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
@@ -41,14 +43,31 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
 
 
-_WAVE_BYTES = 2**27  # decoded bytes of the chunks that are fetched, or encoded, together at most; shards up to this size are read as one
-_USUAL_WAVE_BYTES = 2**22  # at which a wave is full: small, so that chunks are decoded while those of later waves are on their way
-_SHARDS_A_WAVE = 8  # at least, up to ``_LARGE_WAVE_BYTES``: over a network each wave checks the array's document, a request more
-_LARGE_WAVE_BYTES = 2**24
-_READ_BYTES = 2**27  # decoded bytes of the waves that are under way together
-_WRITE_BYTES = 2**25  # the same of waves whose encoded chunks are all held until they are stored
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
-_ANNOUNCED_BYTES = 2**26  # of local files that the system is told to fetch before they are waited for: it has to hold them until then
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """The bounds on the memory of one selection or assignment. Sizes are decoded bytes of chunks, unless said otherwise."""
+
+    wave_bytes: int = 2**27
+    """Chunks of at most this size are fetched, or encoded, together; shards up to it are read as one."""
+    usual_wave_bytes: int = 2**22
+    """A wave of this size is full: small, so that chunks are decoded while those of later waves are on their way."""
+    shards_per_wave: int = 8
+    """A wave has at least so many, up to ``large_wave_bytes``: over a network each wave checks the array's document, a request more."""
+    large_wave_bytes: int = 2**24
+    read_bytes: int = 2**27
+    """The waves of a selection that are under way together."""
+    write_bytes: int = 2**25
+    """The waves of an assignment that are under way together: their encoded chunks are all held until they are stored."""
+    announced_bytes: int = 2**26
+    """The stored bytes of local files that the system is told to fetch before they are waited for: it has to hold them until then."""
+    inline_bytes: int = INLINE_BYTES
+    """What is not larger is worked on in the thread in which it arrives."""
+    destination_bytes: int = DESTINATION_NBYTES
+    """Chunks of at least this size are decompressed into memory that is there already."""
+
 
 _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
@@ -86,6 +105,7 @@ class ChunkPipeline(CodecPipeline):
     """Reads and writes of one array behind which there is an engine."""
 
     def __init__(self, codecs: Iterable[Codec]) -> None:
+        self.limits = PipelineLimits()
         self._codecs = tuple(codecs)
         self._codec: ChunkCodec | None = None
 
@@ -108,7 +128,7 @@ class ChunkPipeline(CodecPipeline):
         place = place_of_all(infos)
         if place is None:
             return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
-        codec = self._chunk_codec(infos[0][1])
+        codec, limits = self._chunk_codec(infos[0][1]), self.limits
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
         present, missing = status(True), status(False)
@@ -121,14 +141,14 @@ class ChunkPipeline(CodecPipeline):
 
         rest: Sequence[int] = range(len(infos))
         threads = threads_at_once()
-        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= _WAVE_BYTES:
+        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= limits.wave_bytes:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
             parts = place.engine.known_parts(mine, threads)
             if not isinstance(parts, ChunkParts):
                 parts = await run_async(place.engine.chunk_parts(mine, threads, parts))
             if parts is not None:
-                rest = await _scatter_parts(parts, sum(sizes), scatter)
+                rest = await _scatter_parts(parts, sum(sizes), scatter, limits)
                 if not rest:
                     return tuple(found)
 
@@ -137,7 +157,7 @@ class ChunkPipeline(CodecPipeline):
             values = await _fetch(place, [keys[i] for i in numbers], None if located is None else located.subset(within))
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]))
+                await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), limits.inline_bytes)
                 return
             for i, value in zip(numbers, values, strict=True):
                 found[i] = missing if value is None else present
@@ -145,8 +165,8 @@ class ChunkPipeline(CodecPipeline):
             await codec.pipeline.read(fetched, out, drop_axes)
 
         keys_left, sizes_left = [keys[i] for i in rest], [sizes[i] for i in rest]
-        waves, located = await _waves(place, keys_left, sizes_left, split_shards=True)
-        await _in_waves(waves, sizes_left, _READ_BYTES, wave)
+        waves, located = await _waves(place, keys_left, sizes_left, limits, split_shards=True)
+        await _in_waves(waves, sizes_left, limits.read_bytes, wave)
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
@@ -162,7 +182,7 @@ class ChunkPipeline(CodecPipeline):
             await self._elsewhere(infos[0][1]).write(infos, value, drop_axes)
             return
         place.check_writable()
-        codec = self._chunk_codec(infos[0][1])
+        codec, limits = self._chunk_codec(infos[0][1]), self.limits
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
 
@@ -173,7 +193,9 @@ class ChunkPipeline(CodecPipeline):
             mine = [infos[i] for i in numbers]
             if codec.is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
-                parts = await in_threads(len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes))
+                parts = await in_threads(
+                    len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), limits.inline_bytes
+                )
                 new = [data for part in parts for data in part]
             else:
                 setters = [MemorySetter(keys[i], data) for i, data in zip(numbers, old, strict=True)]
@@ -186,12 +208,12 @@ class ChunkPipeline(CodecPipeline):
                 if error is not None:
                     raise error
 
-        waves, _ = await _waves(place, keys, sizes, split_shards=False)
-        await _in_waves(waves, sizes, _WRITE_BYTES, wave)
+        waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
+        await _in_waves(waves, sizes, limits.write_bytes, wave)
 
     def _chunk_codec(self, spec: ArraySpec) -> ChunkCodec:
         if self._codec is None:
-            self._codec = ChunkCodec(self._codecs, spec)
+            self._codec = ChunkCodec(self._codecs, spec, self.limits.destination_bytes)
         return self._codec
 
     def _elsewhere(self, spec: ArraySpec) -> CodecPipeline:
@@ -234,8 +256,7 @@ class ChunkPipeline(CodecPipeline):
         return {"codecs": self._codecs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._codecs = state["codecs"]
-        self._codec = None
+        ChunkPipeline.__init__(self, state["codecs"])
 
 
 def place_of_all(infos: Sequence[Info]) -> Place | None:
@@ -279,18 +300,19 @@ Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
 """Puts chunks, by their numbers, where they belong in the output."""
 
 
-async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter) -> Sequence[int]:
+async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
     """Read and scatter chunks of so many decoded bytes; the numbers of those that are left, in whose place there may be anything."""
-    work = _PartsWork(parts, scatter, may_wait=nbytes > INLINE_BYTES)  # what is less is done by the loop's thread
+    may_wait = nbytes > limits.inline_bytes  # what is less is done by the loop's thread
+    work = _PartsWork(parts, scatter, limits.announced_bytes, may_wait=may_wait)
     if work.waiting:
-        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop)
+        await run_in_threads(len(work.waiting), nbytes, work.run, work.stop, limits.inline_bytes)
     return sorted(parts.others + [i for shard in work.failed for i in parts.shards[shard].tolist()])
 
 
 class _PartsWork:
     """The work of several threads on one batch: each takes the next part when it asks."""
 
-    def __init__(self, parts: ChunkParts, scatter: Scatter, *, may_wait: bool) -> None:
+    def __init__(self, parts: ChunkParts, scatter: Scatter, announced_bytes: int, *, may_wait: bool) -> None:
         self._parts = parts
         self._scatter = scatter
         self._may_wait = may_wait
@@ -298,7 +320,7 @@ class _PartsWork:
         """Parts, and the numbers of chunks that are missing."""
         self.waiting.extend(parts.missing[start:end] for start, end in pieces(len(parts.missing)))
         self._late: deque[Part] = deque()  # the system was told to fetch them
-        self._most_late = max(1, _ANNOUNCED_BYTES // max([1, *(part.nbytes for part in parts.parts)]))
+        self._most_late = max(1, announced_bytes // max([1, *(part.nbytes for part in parts.parts)]))
         self.failed: set[int] = set()
         """The shards of which nothing counts."""
 
@@ -340,13 +362,14 @@ class _PartsWork:
 
 
 async def _waves(
-    place: Place, keys: Sequence[str], sizes: Sequence[int], *, split_shards: bool
+    place: Place, keys: Sequence[str], sizes: Sequence[int], limits: PipelineLimits, *, split_shards: bool
 ) -> tuple[list[Sequence[int]], LocatedChunks | None]:
     """Return the numbers of chunks that are handled together: whole shards, as many as make a wave full; and where the chunks are.
 
     A shard that exceeds the bound on memory is one commit all the same; for reading it is split.
     """
-    full, large = min(_USUAL_WAVE_BYTES, _WAVE_BYTES), min(max(_USUAL_WAVE_BYTES, _LARGE_WAVE_BYTES), _WAVE_BYTES)
+    most = limits.wave_bytes
+    full, large = min(limits.usual_wave_bytes, most), min(max(limits.usual_wave_bytes, limits.large_wave_bytes), most)
     if sum(sizes) <= full:
         return [range(len(keys))], None
     mine = [place.key(key) for key in keys]
@@ -359,11 +382,11 @@ async def _waves(
     held = shards = 0
     for group in groups:
         nbytes = sum(sizes[i] for i in group)
-        if split_shards and nbytes > _WAVE_BYTES:
-            at_once = max(1, _WAVE_BYTES // max(sizes[i] for i in group))
+        if split_shards and nbytes > most:
+            at_once = max(1, most // max(sizes[i] for i in group))
             waves[-1:-1] = [list(group[start : start + at_once]) for start in range(0, len(group), at_once)]
             continue
-        if waves[-1] and held + nbytes > (full if shards >= _SHARDS_A_WAVE else large):
+        if waves[-1] and held + nbytes > (full if shards >= limits.shards_per_wave else large):
             waves.append([])
             held = shards = 0
         waves[-1] += group

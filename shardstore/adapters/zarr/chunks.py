@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zarr.codecs import BloscCodec
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
-from shardstore.adapters.zarr.direct import DirectChain, compile_chain
+from shardstore.adapters.zarr.direct import DESTINATION_NBYTES, DirectChain, compile_chain
 from shardstore.adapters.zarr.numcodecs import decode_sync, encode_sync, has_sync
 from shardstore.errors import Undecodable
 from shardstore.format.chunk_coding import check_blosc_header
@@ -101,7 +101,9 @@ class ChunkCodec:
     Where there is a ``chain`` it does the same as what is here, faster.
     """
 
-    def __init__(self, codecs: Iterable[Codec], spec: ArraySpec) -> None:
+    def __init__(self, codecs: Iterable[Codec], spec: ArraySpec, destination_bytes: int = DESTINATION_NBYTES) -> None:
+        self.destination_bytes = destination_bytes
+        """Chunks of at least this size are decompressed into memory that is there already."""
         fitted: list[Codec] = []
         for codec in codecs:
             codec = codec.evolve_from_array_spec(spec)

@@ -38,12 +38,12 @@ def pieces(count: int) -> list[tuple[int, int]]:
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
-async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> list[T]:
+async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], inline_bytes: int = INLINE_BYTES) -> list[T]:
     """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
 
     Raises what one of them raises, when all have ended.
     """
-    if nbytes <= INLINE_BYTES:
+    if nbytes <= inline_bytes:
         return [work(0, count)]
     bounds = pieces(count)
     results: dict[int, T] = {}
@@ -57,17 +57,19 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T]) -> 
                 return
             results[piece] = work(*bounds[piece])
 
-    await run_in_threads(len(bounds), nbytes, run, waiting.clear)
+    await run_in_threads(len(bounds), nbytes, run, waiting.clear, inline_bytes)
     return [results[piece] for piece in range(len(bounds))]
 
 
-async def run_in_threads(most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None]) -> None:
+async def run_in_threads(
+    most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], inline_bytes: int = INLINE_BYTES
+) -> None:
     """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
 
     When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
     too, which use what is the caller's.
     """
-    if nbytes <= INLINE_BYTES:
+    if nbytes <= inline_bytes:
         run()
         return
 

@@ -183,8 +183,8 @@ class DirectChain:
 
     @property
     def takes_destination(self) -> bool:
-        """Return whether ``decode`` is given memory to decompress into."""
-        return bool(self.steps) and self.steps[0][0].takes_destination and self.nbytes >= DESTINATION_NBYTES
+        """Return whether ``decode`` can be given memory to decompress into."""
+        return bool(self.steps) and self.steps[0][0].takes_destination
 
     @property
     def takes_scratch(self) -> bool:

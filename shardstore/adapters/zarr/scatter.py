@@ -40,7 +40,10 @@ class _Chains:
         if last is not None and spec.shape == last.shape and spec.dtype is last.dtype and spec.prototype is last.prototype:
             return self.chain
         self.chain = chain = self._codec.chain(spec)
-        self.destination = np.empty(chain.nbytes, "B") if chain is not None and chain.takes_destination else None
+        if chain is not None and chain.takes_destination and chain.nbytes >= self._codec.destination_bytes:
+            self.destination = np.empty(chain.nbytes, "B")
+        else:
+            self.destination = None
         return chain
 
 

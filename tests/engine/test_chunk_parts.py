@@ -24,8 +24,7 @@ from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
 from shardstore.adapters.zarr import codec_threads
 from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.engine.engine import Engine
-from shardstore.engine.reading import chunk_parts
-from shardstore.engine.reading.chunk_parts import ChunkParts, Part
+from shardstore.engine.reading.chunk_parts import ChunkParts, Part, PartLimits
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local import reading as local_reading
@@ -57,6 +56,12 @@ def in_threads(array: Any) -> Any:
     """No selection of the array is too small for the threads."""
     limit_pipeline(array, inline_bytes=0)
     return array
+
+
+def limit_parts(engine: Engine, least_bytes: int, most_bytes: int) -> PartLimits:
+    assert engine._part_reads is not None
+    limits = engine._part_reads.part_limits = PartLimits(least_bytes, most_bytes)
+    return limits
 
 
 def other(root: Path, **options: Any) -> Any:
@@ -160,13 +165,10 @@ def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFa
     engine: Engine = store.engine.canonical
     if data.draw(st.booleans()):
         engine._indices.drop_prefix("a/")
-    limits = data.draw(st.sampled_from([(1, 1), (64, 600), (2**16, 2**20)]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_parts, "_LEAST_BYTES", limits[0])
-        patch.setattr(chunk_parts, "_MOST_BYTES", limits[1])
-        parts = engine.known_parts(keys, 2)
-        if not isinstance(parts, ChunkParts):
-            parts = run_sync(engine.chunk_parts(keys, 2, parts))
+    limits = limit_parts(engine, *data.draw(st.sampled_from([(1, 1), (64, 600), (2**16, 2**20)])))
+    parts = engine.known_parts(keys, 2)
+    if not isinstance(parts, ChunkParts):
+        parts = run_sync(engine.chunk_parts(keys, 2, parts))
     assert parts is not None
     values: list[Any] = [...] * len(keys)
     for i in parts.missing:
@@ -181,7 +183,8 @@ def test_the_same_values_as_the_engine_gives(tmp_path_factory: pytest.TempPathFa
         values[i] = run_sync(engine.get_many([(keys[i], EVERYTHING)]))[0]
     assert values == run_sync(engine.get_many([(key, EVERYTHING) for key in keys]))
     assert all(
-        sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits[1], 5000) for part in parts.parts
+        sum(r.end - r.start for r in part.read.ranges if isinstance(r, ByteRange)) <= 2 * max(limits.most_bytes, 5000)
+        for part in parts.parts
     )
 
 
@@ -223,8 +226,7 @@ def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.M
     monkeypatch.setattr(local_reading, "_cached_pread", not_in_memory)
     for module in (zarr_pipeline, codec_threads):
         monkeypatch.setattr(module, "threads_at_once", lambda: 1)
-    monkeypatch.setattr(chunk_parts, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(chunk_parts, "_MOST_BYTES", 60)
+    limit_parts(array.store.engine, 1, 60)
     fetch, wait = local_reading.fetch_soon, ChunkParts.wait_for
 
     def waiting(parts: ChunkParts, part: Part) -> Any:
@@ -329,8 +331,7 @@ def test_a_wrapped_storage_sees_every_read(array: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["rewrite", "append"])
 def test_a_shard_is_of_one_version(array: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, strategy: str) -> None:
     """Another client replaces every shard while some parts of some of them have been read."""
-    monkeypatch.setattr(chunk_parts, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(chunk_parts, "_MOST_BYTES", 60)  # several parts a shard
+    limit_parts(array.store.engine, 1, 60)  # several parts a shard
     np.testing.assert_array_equal(array[...], VALUES)
     writer = other(tmp_path, strategy=strategy)
 

@@ -11,7 +11,6 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.engine.reading import reader
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.trace import TraceStorage
@@ -59,11 +58,11 @@ def test_a_small_shard_comes_with_its_index(location: str) -> None:
     assert requests(block) == 4 + 2  # one for each shard, and where the index is known, one for its chunks
 
 
-def test_chunks_that_do_not_come_with_the_index_are_a_second_request_and_soon_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MOST_USELESS", 2)
+def test_chunks_that_do_not_come_with_the_index_are_a_second_request_and_soon_not_tried() -> None:
     storage = Server(fresh_memory())
     values = filled(storage, chunk=16_000)
     store, array = opened(storage)
+    store.engine.canonical._reader.useless_attempts = 2
     sizes = []
     for start in range(0, len(values), 128_000):  # the first chunk of each shard
         with storage.count() as block:

@@ -27,8 +27,6 @@ from shardstore.storage.base import Found, Read, ReadOutcome, Storage
 
 Ints = npt.NDArray[np.int64]
 
-_MOST_BYTES = 2**20  # of a part: what the allocator keeps for the next one
-_LEAST_BYTES = 2**16
 _PARTS_A_THREAD = 4  # so that threads end at about the same time
 _STRIDE = 2**44  # between the bytes of one shard and of the next, where they are numbered together
 _MOST_OBJECT_BYTES = _STRIDE // 2
@@ -114,6 +112,15 @@ class _Indexed:
     """The index was read just now; else reading a part confirms it."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartLimits:
+    """The size of a part, which depends on what each thread gets. A single chunk is never split."""
+
+    least_bytes: int = 2**16
+    most_bytes: int = 2**20
+    """As much as the allocator keeps for the next part."""
+
+
 class PartReads:
     """The batches of one store."""
 
@@ -125,6 +132,7 @@ class PartReads:
         self._indices = indices
         self._reader = reader
         self._gap_bytes = limits.gap_bytes
+        self.part_limits = PartLimits()
         self._counters = counters
         self.is_of_use = True
         """Not where it was found out that the storage is better read otherwise."""
@@ -174,13 +182,13 @@ class PartReads:
             else:
                 shards.append(_Indexed(key, numbers, located.slots[numbers], index, is_current))
         if shards and len(shards) <= _MOST_SHARDS:
-            _add_parts(divided, shards, self._gap_bytes, threads)
+            _add_parts(divided, shards, self._gap_bytes, self.part_limits, threads)
         elif shards:
             return None
         return divided
 
 
-def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, threads: int) -> None:
+def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, limits: PartLimits, threads: int) -> None:
     """Add the parts of all shards at once: bytes of shard i are counted from i times ``_STRIDE``."""
     numbers = np.concatenate([shard.numbers for shard in shards])
     places = places_in([(shard.index.index, shard.index.object_nbytes, shard.slots) for shard in shards])
@@ -197,7 +205,7 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, thre
     divided.shards.extend(shard.numbers for shard in shards)
     if not len(numbers):
         return
-    part_nbytes = min(_MOST_BYTES, max(_LEAST_BYTES, int(nbytes.sum()) // (_PARTS_A_THREAD * threads)))
+    part_nbytes = min(limits.most_bytes, max(limits.least_bytes, int(nbytes.sum()) // (_PARTS_A_THREAD * threads)))
     starts = starts + of_shard * _STRIDE
     coalesced = coalesce_all(starts, starts + nbytes, ReadLimits(gap_bytes, part_nbytes))
     requests, of_request = coalesced.requests, coalesced.of_request

@@ -38,9 +38,7 @@ from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
 
 _PINNED_TRIES = 4
-_MOST_USELESS = 4
 _REMEMBERED_ARRAYS = 10_000
-_MOST_FIRST_BYTES = 2**24  # of a batch
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
 _COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
 
@@ -105,6 +103,10 @@ class Reader:
         self._indices = indices
         self._limits = limits
         self._counters = counters
+        self.first_bytes_per_batch = 2**24
+        """The bytes that are asked for with the indices of one batch at most."""
+        self.useless_attempts = 4
+        """After so many, of one array, nothing is asked for with its indices any more."""
         self._versions = IndexVersions(storage)
         self._useless: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
 
@@ -386,7 +388,7 @@ class Reader:
     async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
         """Indices of shards, and shards that come whole; and chunks of those whose indices are known."""
         whole = [s.wants_everything for s in shards]
-        most = _MOST_FIRST_BYTES // max(1, whole.count(False))
+        most = self.first_bytes_per_batch // max(1, whole.count(False))
         more = [0 if w else self._first_bytes(s, most) for s, w in zip(shards, whole, strict=True)]
         requests = [_whole_request(s) if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
         # Documents go along with what may need no other round; if there is one surely, they are read in that.
@@ -459,7 +461,7 @@ class Reader:
         whole = limit if decoded is None else min(limit, decoded + shard.layout.index_format.nbytes)
         if whole > most or (decoded is not None and decoded > _COMPRESSED * limit):
             return 0
-        return limit if self._may_be_sure(shard) and self._useless.get(shard.node.path, 0) < _MOST_USELESS else 0
+        return limit if self._may_be_sure(shard) and self._useless.get(shard.node.path, 0) < self.useless_attempts else 0
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
         """Return where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""

@@ -15,8 +15,8 @@ import zarr
 
 import shardstore
 from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
+from shardstore.adapters.zarr import chunks as zarr_chunks
 from shardstore.adapters.zarr import codec_threads
-from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests.limits import limit_pipeline
@@ -48,7 +48,7 @@ class Fetches:
         self.decoded = threading.Event()
         self.last_waits = False
         self._lock = threading.Lock()
-        self._fetch, self._scatter = zarr_pipeline._fetch, zarr_scatter.scatter_chunks
+        self._fetch, self._scatter = zarr_pipeline._fetch, zarr_chunks.scatter_chunks
         monkeypatch.setattr(zarr_pipeline, "_fetch", self.fetch)
         monkeypatch.setattr(zarr_pipeline, "scatter_chunks", self.scatter)
 
@@ -117,7 +117,7 @@ def test_encoded_chunks_that_are_not_stored_yet_are_bounded(array: Any, monkeypa
     limit_pipeline(array, write_bytes=2 * SHARD_NBYTES)
     held = most = commits = 0
     lock = threading.Lock()
-    gather = zarr_scatter.gather_chunks
+    gather = zarr_chunks.gather_chunks
     engine = array.store.engine
     update_many = engine.update_many
 

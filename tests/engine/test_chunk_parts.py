@@ -21,8 +21,8 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr import chunk_pipeline as zarr_pipeline
+from shardstore.adapters.zarr import chunks as zarr_chunks
 from shardstore.adapters.zarr import codec_threads
-from shardstore.adapters.zarr import scatter as zarr_scatter
 from shardstore.engine.engine import Engine
 from shardstore.engine.reading.chunk_parts import ChunkParts, Part, PartLimits
 from shardstore.errors import Corruption
@@ -250,7 +250,7 @@ def test_no_more_is_announced_than_can_be_held(array: Any, monkeypatch: pytest.M
 def test_what_is_missing_is_left_to_the_threads(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop would stand still while gigabytes of fill values are put in place."""
     array[...] = 0
-    scatter, names = zarr_scatter.scatter_chunks, set()
+    scatter, names = zarr_chunks.scatter_chunks, set()
 
     def noted(*arguments: Any) -> None:
         names.add(threading.current_thread().name.partition("_")[0])

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.storage import StorePath
 
+    from shardstore.adapters.zarr.chunks import Info
     from shardstore.adapters.zarr.place import Place
-    from shardstore.adapters.zarr.scatter import Info
     from shardstore.engine.by_shards import Sight
     from shardstore.model.chunks import ChunkCoords
 

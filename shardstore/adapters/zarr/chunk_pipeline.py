@@ -23,11 +23,10 @@ from zarr.core.config import config
 from zarr.storage import StorePath
 
 from shardstore._sync import run_async
-from shardstore.adapters.zarr.chunks import ChunkCodec, MemoryGetter, MemorySetter, status, wave_bytes
+from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
 from shardstore.adapters.zarr.direct import DESTINATION_NBYTES
 from shardstore.adapters.zarr.place import Place, place_of
-from shardstore.adapters.zarr.scatter import Info, gather_chunks, scatter_chunks
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, Part
@@ -129,6 +128,7 @@ class ChunkPipeline(CodecPipeline):
         if place is None:
             return await self._elsewhere(infos[0][1]).read(infos, out, drop_axes)
         codec, limits = self._chunk_codec(infos[0][1]), self.limits
+        is_sync = codec.is_sync(infos[0][1])
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
         present, missing = status(True), status(False)
@@ -141,7 +141,7 @@ class ChunkPipeline(CodecPipeline):
 
         rest: Sequence[int] = range(len(infos))
         threads = threads_at_once()
-        if codec.is_sync and place.engine.reads_parts and max(sizes) * threads <= limits.wave_bytes:
+        if is_sync and place.engine.reads_parts and max(sizes) * threads <= limits.wave_bytes:
             await place.ensure_open()
             mine = [place.key(key) for key in keys]
             parts = place.engine.known_parts(mine, threads)
@@ -155,7 +155,7 @@ class ChunkPipeline(CodecPipeline):
         async def wave(within: Sequence[int]) -> None:
             numbers = [rest[i] for i in within]
             values = await _fetch(place, [keys[i] for i in numbers], None if located is None else located.subset(within))
-            if codec.is_sync:
+            if is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 await in_threads(len(numbers), nbytes, lambda a, b: scatter(numbers[a:b], values[a:b]), limits.inline_bytes)
                 return
@@ -183,6 +183,7 @@ class ChunkPipeline(CodecPipeline):
             return
         place.check_writable()
         codec, limits = self._chunk_codec(infos[0][1]), self.limits
+        is_sync = codec.is_sync(infos[0][1])
         keys = [info[0].path for info in infos]
         sizes = _sizes(infos)
 
@@ -191,7 +192,7 @@ class ChunkPipeline(CodecPipeline):
             was = dict(zip(partial, await _fetch(place, [keys[i] for i in partial]), strict=True))
             old = [was.get(i) for i in numbers]
             mine = [infos[i] for i in numbers]
-            if codec.is_sync:
+            if is_sync:
                 nbytes = sum(sizes[i] for i in numbers)
                 parts = await in_threads(
                     len(mine), nbytes, lambda a, b: gather_chunks(codec, mine[a:b], old[a:b], value, drop_axes), limits.inline_bytes

@@ -1,19 +1,22 @@
-"""Decoding and encoding single chunks with zarr's codecs, and the bytes between the engine and zarr's pipelines."""
+"""Decode chunks into the output of a selection, and encode chunks of an assignment: one pass over many chunks, in one thread.
+
+The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. Tens of thousands of them come at once, so what is
+the same for all is found out once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from zarr.codecs import BloscCodec
+import numpy as np
+from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from shardstore.adapters.zarr.direct import DESTINATION_NBYTES, DirectChain, compile_chain
-from shardstore.adapters.zarr.numcodecs import decode_sync, encode_sync, has_sync
+from shardstore.adapters.zarr.sync_codecs import AnyArray, SyncChain, bytes_of, has_sync
 from shardstore.errors import Undecodable
-from shardstore.format.chunk_coding import check_blosc_header
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
@@ -21,31 +24,11 @@ if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 
+Info = tuple[Any, ...]
+
 _ASSUMED_ITEM_BYTES = 16  # of object arrays
 _CHAINS = 64  # that are kept: chunks of irregular grids may each have a shape of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One chunk of a selection or assignment, as zarr hands it to a pipeline."""
-
-    getter: Any
-    spec: ArraySpec
-    chunk_selection: Any
-    out_selection: Any
-    is_complete: bool = False
-
-    @property
-    def key(self) -> str:
-        path: str = self.getter.path
-        return path
-
-    @property
-    def info(self) -> tuple[Any, ...]:
-        return self.with_getter(self.getter)
-
-    def with_getter(self, getter: Any) -> tuple[Any, ...]:
-        return (getter, self.spec, self.chunk_selection, self.out_selection, self.is_complete)
+_FIRST_COMPARED = 2**14  # elements: enough to be worth a call of numpy, few enough to cost next to nothing where they differ
 
 
 def wave_bytes(spec: ArraySpec) -> int:
@@ -57,6 +40,206 @@ def wave_bytes(spec: ArraySpec) -> int:
 def status(present: bool) -> dict[str, str]:
     """Return what newer versions of zarr want to know of each chunk (``GetResult``)."""
     return {"status": "present" if present else "missing"}
+
+
+class ChunkCodec:
+    """The codecs of one array, fitted to its chunks."""
+
+    def __init__(self, codecs: Iterable[Codec], spec: ArraySpec, destination_bytes: int = DESTINATION_NBYTES) -> None:
+        self.destination_bytes = destination_bytes
+        """Chunks of at least this size are decompressed into memory that is there already."""
+        fitted: list[Codec] = []
+        for codec in codecs:
+            codec = codec.evolve_from_array_spec(spec)
+            fitted.append(codec)
+            spec = codec.resolve_metadata(spec)
+        self.codecs: tuple[Codec, ...] = tuple(fitted)
+        self.pipeline = BatchedCodecPipeline.from_codecs(self.codecs)
+        self._have_sync = all(has_sync(codec) for codec in fitted)
+        self._chains: dict[Any, DirectChain | SyncChain] = {}
+
+    def is_sync(self, spec: ArraySpec) -> bool:
+        """Return whether there is a chain for chunks of this spec. Others go through zarr's own pipeline, in memory."""
+        return self._have_sync and issubclass(spec.prototype.nd_buffer, cpu.NDBuffer)
+
+    def chain(self, spec: ArraySpec) -> DirectChain | SyncChain:
+        """The fastest calls that do what the codecs do with chunks of this spec."""
+        key = (spec.shape, spec.dtype, spec.prototype)
+        chain = self._chains.get(key)
+        if chain is None:
+            if len(self._chains) >= _CHAINS:
+                self._chains.clear()
+            chain = self._chains[key] = compile_chain(self.codecs, spec) or SyncChain(self.codecs, spec)
+        return chain
+
+
+class _Chains:
+    """The chain of one chunk after the other, looked up where it is another one's."""
+
+    def __init__(self, codec: ChunkCodec) -> None:
+        self._codec = codec
+        self._spec: ArraySpec | None = None
+        self.chain: DirectChain | SyncChain
+        self.destination: AnyArray | None = None
+        """Memory to decode into, which the next chunk overwrites."""
+
+    def turn_to(self, spec: ArraySpec) -> DirectChain | SyncChain:
+        last, self._spec = self._spec, spec
+        if last is None or spec.shape != last.shape or spec.dtype is not last.dtype or spec.prototype is not last.prototype:
+            self.chain = chain = self._codec.chain(spec)
+            is_large = chain.takes_destination and chain.nbytes >= self._codec.destination_bytes
+            self.destination = np.empty(chain.nbytes, "B") if is_large else None
+        return self.chain
+
+
+def scatter_chunks(
+    codec: ChunkCodec, infos: Sequence[Info], values: Sequence[memoryview | None], out: NDBuffer, drop_axes: tuple[int, ...]
+) -> None:
+    """Put the selected elements of each chunk, or the fill value, where they belong in ``out``.
+
+    Raises:
+        Undecodable: a chunk cannot be decoded; what ``out`` holds then is undefined.
+    """
+    array: Any = out.as_ndarray_like()
+    is_numpy = isinstance(array, np.ndarray)
+    chains = _Chains(codec)
+    for info, data in zip(infos, values, strict=True):
+        getter, spec, chunk_selection, out_selection = info[:4]
+        if data is None:
+            out[out_selection] = fill_value(spec)
+            continue
+        chain = chains.turn_to(spec)
+        destination = chains.destination
+        region = None
+        if destination is not None and is_numpy and _is_whole(chunk_selection, spec.shape) and _is_basic(out_selection):
+            # Of an array without dimensions, ``array[()]`` may be a copy.
+            region = chain.place_for(array[out_selection] if out_selection else array)
+        chunk = decode_chunk(chain, getter, data, destination if region is None else region)
+        if region is not None:
+            continue
+        part = chunk[chunk_selection]
+        if drop_axes:
+            part = part.reshape([n for axis, n in enumerate(part.shape) if axis not in drop_axes])
+        array[out_selection] = part
+
+
+def gather_chunks(
+    codec: ChunkCodec, infos: Sequence[Info], old: Sequence[memoryview | None], value: NDBuffer, drop_axes: tuple[int, ...]
+) -> list[memoryview | None]:
+    """The new bytes of each chunk after its part of ``value`` was assigned; ``None`` where it equals the fill value.
+
+    They may lie in the memory of ``value``.
+
+    Raises:
+        Undecodable: a chunk that is only partly assigned cannot be decoded.
+    """
+    source: Any = value.as_ndarray_like()
+    if isinstance(source, np.ndarray):
+        source = source.view(np.ndarray)  # of a masked array the elements, whether they are masked or not
+    is_scalar = value.shape == ()
+    chains = _Chains(codec)
+    scratch: AnyArray | None = None
+    new: list[memoryview | None] = []
+    for info, was in zip(infos, old, strict=True):
+        getter, spec, chunk_selection, out_selection, is_complete = info
+        chain = chains.turn_to(spec)
+        if not chain.holds(source.dtype):
+            chain = SyncChain(codec.codecs, spec)
+        part = source if is_scalar else source[out_selection]
+        if type(part) is not np.ndarray:
+            part = np.asarray(part, source.dtype)
+        if is_complete and not is_scalar and part.shape == spec.shape:
+            chunk = part
+        else:
+            if was is None:
+                chunk = spec.prototype.nd_buffer.create(
+                    shape=spec.shape, dtype=spec.dtype.to_native_dtype(), order=spec.order, fill_value=fill_value(spec)
+                ).as_numpy_array()
+            else:
+                chunk = decode_chunk(chain, getter, was).copy()
+            if drop_axes and not is_scalar:
+                # Axes that an integer selected are gone from the value; put them back with length one.
+                part = part[tuple(None if axis in drop_axes else slice(None) for axis in range(len(spec.shape)))]
+            chunk[chunk_selection] = part
+        if not spec.config.write_empty_chunks and _equals(spec, chunk, fill_value(spec)):
+            new.append(None)
+            continue
+        if chain.takes_scratch and (scratch is None or len(scratch) != chain.nbytes):
+            scratch = np.empty(chain.nbytes, "B")
+        new.append(chain.encode(chunk, scratch if chain.takes_scratch else None))
+    return new
+
+
+def decode_chunk(chain: DirectChain | SyncChain, getter: Any, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
+    """The elements of one chunk; see ``DirectChain.decode``.
+
+    Raises:
+        Undecodable: the codecs cannot make them of these bytes.
+    """
+    try:
+        return chain.decode(data, destination)
+    except MemoryError:
+        raise
+    except Exception as exc:
+        raise Undecodable(
+            f"chunk {getter.path!r} ({len(data)} bytes) cannot be decoded: {type(exc).__name__}: {exc}. Write the chunk again, or restore "
+            "its shard"
+        ) from exc
+
+
+def fill_value(spec: ArraySpec) -> Any:
+    """The value of elements that no chunk holds."""
+    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
+
+
+def _equals(spec: ArraySpec, chunk: AnyArray, fill: Any) -> bool:
+    """Return whether zarr calls all elements equal to the fill value: NaN equals NaN, and where that is a float 0.0, -0.0 differs.
+
+    Most chunks that have data are told apart by their first element.
+    """
+    kind, itemsize = chunk.dtype.kind, chunk.dtype.itemsize
+    if chunk.size and kind in "biufc":
+        first = chunk[(0,) * chunk.ndim]
+        if first != fill and (first == first or fill == fill):
+            return False
+    if kind == "f" and itemsize in (2, 4, 8) and np.asarray(fill).dtype.kind == "f" and fill == 0.0:
+        # zarr compares bits too, as elements of a void type, for which numpy has no loop of its own.
+        bits = chunk.view(f"u{itemsize}")
+        return _all_equal(bits, np.asarray(fill, chunk.dtype).view(bits.dtype))
+    if kind in "biu":
+        return _all_equal(chunk, fill)
+    return spec.prototype.nd_buffer.from_numpy_array(chunk).all_equal(fill)
+
+
+def _all_equal(chunk: AnyArray, fill: Any) -> bool:
+    """By growing pieces, so that little is compared where something differs."""
+    if not chunk.ndim:
+        return bool(chunk == fill)
+    step = max(1, _FIRST_COMPARED * len(chunk) // max(1, chunk.size))
+    start = 0
+    while start < len(chunk):
+        if not (chunk[start : start + step] == fill).all():
+            return False
+        start, step = start + step, step * 2
+    return True
+
+
+def _is_whole(selection: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether it selects a whole chunk, element after element."""
+    if type(selection) is not tuple or len(selection) != len(shape):
+        return False
+    for along, n in zip(selection, shape, strict=True):
+        if type(along) is slice:
+            if along.start not in (0, None) or along.stop not in (n, None) or along.step not in (1, None):
+                return False
+        elif n != 1 or not isinstance(along, (int, np.integer)):
+            return False
+    return True
+
+
+def _is_basic(selection: Any) -> bool:
+    """Return whether indexing with it gives a view of what is indexed, and not a copy."""
+    return type(selection) is tuple and all(type(along) is slice for along in selection)
 
 
 class MemoryGetter:
@@ -92,134 +275,4 @@ class MemorySetter(MemoryGetter):
     def result(self) -> memoryview | None:
         """The new bytes, or ``None`` to erase the chunk."""
         assert self._decided
-        return None if self._new is None else _view(self._new)
-
-
-class ChunkCodec:
-    """The codecs of one array, fitted to its chunks.
-
-    Where there is a ``chain`` it does the same as what is here, faster.
-    """
-
-    def __init__(self, codecs: Iterable[Codec], spec: ArraySpec, destination_bytes: int = DESTINATION_NBYTES) -> None:
-        self.destination_bytes = destination_bytes
-        """Chunks of at least this size are decompressed into memory that is there already."""
-        fitted: list[Codec] = []
-        for codec in codecs:
-            codec = codec.evolve_from_array_spec(spec)
-            fitted.append(codec)
-            spec = codec.resolve_metadata(spec)
-        self.codecs: tuple[Codec, ...] = tuple(fitted)
-        self.pipeline = BatchedCodecPipeline.from_codecs(self.codecs)
-        self.is_sync = all(has_sync(codec) for codec in fitted)
-        """True where every codec can be called directly; others go through zarr's own pipeline, in memory."""
-        self._chains: dict[Any, DirectChain | None] = {}
-
-    def chain(self, spec: ArraySpec) -> DirectChain | None:
-        """Direct calls for chunks of this spec, where there are any."""
-        key = (spec.shape, spec.dtype, spec.prototype)
-        try:
-            return self._chains[key]
-        except KeyError:
-            if len(self._chains) >= _CHAINS:
-                self._chains.clear()
-            chain = self._chains[key] = compile_chain(self.codecs, spec)
-            return chain
-
-    def _steps(self, spec: ArraySpec) -> list[tuple[Any, ArraySpec]]:
-        steps: list[tuple[Any, ArraySpec]] = []
-        for codec in self.codecs:
-            steps.append((codec, spec))
-            spec = codec.resolve_metadata(spec)
-        return steps
-
-    def decode(self, entry: Entry, data: memoryview) -> NDBuffer:
-        """The elements of one chunk.
-
-        Raises:
-            Undecodable: the codecs cannot make them of these bytes.
-        """
-        value: Any = entry.spec.prototype.buffer.from_bytes(data)
-        try:
-            for i, (codec, spec) in reversed(list(enumerate(self._steps(entry.spec)))):
-                if isinstance(codec, BloscCodec):
-                    check_blosc_header(_view(value), self._nbytes_before(i, entry.spec))
-                value = decode_sync(codec, value, spec)
-        except MemoryError:
-            raise
-        except Exception as exc:
-            raise undecodable(entry.key, len(data), exc) from exc
-        decoded: NDBuffer = value
-        if decoded.shape != entry.spec.shape:
-            raise undecodable(entry.key, len(data), f"it has shape {decoded.shape}, {entry.spec.shape} was expected")
-        return decoded
-
-    def _nbytes_before(self, number: int, spec: ArraySpec) -> int | None:
-        """The bytes that the codec of this number gets when a chunk is encoded; ``None`` where that depends on the elements."""
-        dtype = spec.dtype.to_native_dtype()
-        if dtype.hasobject:
-            return None
-        nbytes = prod(spec.shape) * dtype.itemsize
-        for codec, before in self._steps(spec)[:number]:
-            if not codec.is_fixed_size:
-                return None
-            nbytes = codec.compute_encoded_size(nbytes, before)
-        return nbytes
-
-    def encode(self, entry: Entry, array: NDBuffer) -> memoryview | None:
-        """The bytes of one chunk; ``None`` where a codec drops it."""
-        value: Any = array
-        for codec, spec in self._steps(entry.spec):
-            value = encode_sync(codec, value, spec)
-            if value is None:
-                return None
-        return _view(value)
-
-    def scatter(self, entry: Entry, data: memoryview | None, out: NDBuffer, drop_axes: tuple[int, ...]) -> None:
-        """Put the selected elements of a chunk, or the fill value, where they belong in ``out``."""
-        if data is None:
-            out[entry.out_selection] = fill_value(entry.spec)
-            return
-        selected = self.decode(entry, data)[entry.chunk_selection]
-        out[entry.out_selection] = selected.squeeze(axis=drop_axes) if drop_axes else selected
-
-    def merge_and_encode(self, entry: Entry, old: memoryview | None, value: NDBuffer, drop_axes: tuple[int, ...]) -> memoryview | None:
-        """The new bytes of a chunk after its part of ``value`` was assigned; ``None`` where it equals the fill value."""
-        chunk = self._merge(entry, old, value, drop_axes)
-        spec = entry.spec
-        if not spec.config.write_empty_chunks and chunk.all_equal(fill_value(spec)):
-            return None
-        return self.encode(entry, chunk)
-
-    def _merge(self, entry: Entry, old: memoryview | None, value: NDBuffer, drop_axes: tuple[int, ...]) -> NDBuffer:
-        spec = entry.spec
-        is_scalar = value.shape == ()
-        part = value if is_scalar else value[entry.out_selection]
-        if entry.is_complete and not is_scalar and part.shape == spec.shape:
-            return part  # a view of what the caller assigns: encoded, never changed
-        if old is None:
-            chunk = spec.prototype.nd_buffer.create(
-                shape=spec.shape, dtype=spec.dtype.to_native_dtype(), order=spec.order, fill_value=fill_value(spec)
-            )
-        else:
-            chunk = self.decode(entry, old).copy()
-        if drop_axes and not is_scalar:
-            # Axes that an integer selected are gone from the value; put them back with length one.
-            part = part[tuple(None if axis in drop_axes else slice(None) for axis in range(len(spec.shape)))]
-        chunk[entry.chunk_selection] = part
-        return chunk
-
-
-def fill_value(spec: ArraySpec) -> Any:
-    """The value of elements that no chunk holds."""
-    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
-
-
-def undecodable(key: str, nbytes: int, why: object) -> Undecodable:
-    """The error for a chunk of so many bytes of which nothing can be made."""
-    what = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    return Undecodable(f"chunk {key!r} ({nbytes} bytes) cannot be decoded: {what}. Write the chunk again, or restore its shard")
-
-
-def _view(value: Buffer) -> memoryview:
-    return memoryview(value.as_numpy_array().data).cast("B") if len(value) else memoryview(b"")
+        return None if self._new is None else bytes_of(self._new)

@@ -6,6 +6,7 @@ import json
 import threading
 import warnings
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from zarr.core.array_spec import ArrayConfig, ArraySpec
@@ -13,7 +14,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.core.sync import sync
 
-from shardstore.adapters.zarr.chunks import ChunkCodec, Entry
+from shardstore.adapters.zarr.chunks import ChunkCodec, decode_chunk
 from shardstore.errors import Corruption, Unsupported
 from shardstore.maintenance.verify.chunks import Decode
 
@@ -39,8 +40,8 @@ def zarr_decoder(document: bytes) -> Decode:
         raise Unsupported(f"zarr cannot make its codecs ({type(exc).__name__}: {exc})") from exc
 
     def decode(name: str, data: memoryview) -> None:
-        if codec.is_sync:
-            codec.decode(Entry(_Named(name), spec, (), ()), data)
+        if codec.is_sync(spec):
+            decode_chunk(codec.chain(spec), SimpleNamespace(path=name), data)
             return
         try:
             sync(codec.pipeline.decode([(spec.prototype.buffer.from_bytes(data), spec)]))
@@ -62,10 +63,3 @@ def _made(parsed: dict[str, Any]) -> tuple[ArraySpec, ChunkCodec]:
         prototype=default_buffer_prototype(),
     )
     return spec, ChunkCodec(metadata.codecs, spec)
-
-
-class _Named:
-    """Stands for a chunk in messages."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path

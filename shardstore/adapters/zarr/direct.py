@@ -1,7 +1,7 @@
 """Direct calls of the libraries behind zarr's common codecs: chunks are decoded into the output, and encoded from the input.
 
 zarr's codecs wrap the same calls in buffers, and make a new array at every step. What is not known here to the letter (the classes, the
-data type, where the arrays lie) is left to zarr's codecs; see ``zarr_chunks.ChunkCodec``.
+data type, where the arrays lie) is left to zarr's codecs; see ``sync_codecs.SyncChain``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 from numcodecs import blosc, zstd
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.core.buffer import cpu
 
-from shardstore.adapters.zarr.numcodecs import encode_bytes, numcodec_of
+from shardstore.adapters.zarr.sync_codecs import AnyArray, encode_bytes, numcodec_of
 from shardstore.errors import Corruption
 from shardstore.format.chunk_coding import ChunkCoding, check_blosc_header, header_fault, zstd_frame_header
 from shardstore.format.codecs import CRC32C_NBYTES
@@ -27,8 +26,6 @@ from shardstore.format.codecs import CRC32C_NBYTES
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
     from zarr.core.array_spec import ArraySpec
-
-AnyArray = npt.NDArray[Any]
 
 DESTINATION_NBYTES = 2**16
 """Chunks of at least this size are decompressed into memory that is there already. To look at that memory costs the library 1.5 µs a call,

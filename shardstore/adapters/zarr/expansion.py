@@ -19,7 +19,7 @@ from zarr.storage import StorePath
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
 
-    from shardstore.adapters.zarr.scatter import Info
+    from shardstore.adapters.zarr.chunks import Info
     from shardstore.format.metadata_v3 import ArrayLayout
     from shardstore.model.chunks import ChunkCoords
 

@@ -14,7 +14,7 @@ from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.engine.writing.transaction import Overlay
 from shardstore.errors import Corruption, InvalidInput, NotFound
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, dumps, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
 from shardstore.format.presentation import has_chunks_of, present_array, present_bytes, same_chunks, update_stored
 from shardstore.format.store_keys import join, metadata_key
@@ -101,11 +101,8 @@ def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tu
 
 
 def _array(data: bytes) -> JsonObject | None:
-    try:
-        document = loads_object(data)
-    except Corruption:
-        return None
-    return document if is_array(document) else None
+    document = parse_object(data)
+    return document if document is not None and is_array(document) else None
 
 
 async def chunks_in_shards(

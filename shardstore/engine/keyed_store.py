@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from shardstore.engine.actions import Creation, SetIfMissing
+from shardstore.engine.actions import ERASE, Creation, SetIfMissing
 from shardstore.engine.pinned import OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
@@ -145,6 +145,12 @@ class KeyedStore(ABC):
         creation = Creation()
         await self.update((key, SetIfMissing(data, creation)))
         return creation.happened
+
+    async def erase_many(self, keys: Sequence[str]) -> None:
+        """Erase the values of these keys. Raises the first error when all that can be erased are."""
+        for error in await self.update_many([(key, ERASE) for key in keys]):
+            if error is not None:
+                raise error
 
     async def exists(self, key: str) -> bool:
         """Return whether the key has a value; for a chunk its shard's index tells."""

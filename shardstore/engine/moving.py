@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,13 +28,13 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.writer import uninterrupted
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
-from shardstore.format.json_text import dumps, loads_object
+from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import sharded_otherwise
-from shardstore.format.store_keys import ancestors, check_key, join, metadata_path
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition
+from shardstore.format.store_keys import ancestors, check_key, groups_above, join, metadata_path
+from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
 from shardstore.storage.opening.location import Location, location_of
@@ -305,10 +305,10 @@ class _Copying:
             await cut(self.target.below)
         old = {found.key async for found in self.target.objects()}
         new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
-        above_new = _all_above(new)
+        above_new = {above for key in new for above in groups_above(key)}
         documents = {key for key in old if _is_document(key)}
         await self._delete(sorted(documents, key=lambda key: (key.count("/"), key)))
-        in_the_way = {key for key in old - documents if key in above_new or any(above in new for above in _above(key))}
+        in_the_way = {key for key in old - documents if key in above_new or any(above in new for above in groups_above(key))}
         await self._delete(in_the_way)
         return old - documents - in_the_way - new
 
@@ -405,12 +405,11 @@ class _Copying:
 
     def _translated(self, found: Found) -> bytes | None:
         """An array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
-        try:
-            document = loads_object(found.buffers[0])
-        except Corruption:
+        document = parse_object(found.buffers[0])
+        if document is None or not is_array(document):
             return None
         by_transformer = self.target.nodes.options.shards_by_transformer(is_draft=is_draft(self.target.storage))
-        translated = sharded_otherwise(document, by_transformer=by_transformer) if is_array(document) else document
+        translated = sharded_otherwise(document, by_transformer=by_transformer)
         return None if translated is document else dumps(translated)
 
     async def _pieces(self, key: str, first: Found) -> AsyncIterator[BytesLike]:
@@ -426,23 +425,11 @@ class _Copying:
             yield outcome.buffers[0]
 
     async def _condition(self) -> Condition:
-        if self._overwrite:
-            return UNCONDITIONAL
-        return IF_ABSENT if (await self.target.storage.probe()).create_if_absent else UNCONDITIONAL
+        return UNCONDITIONAL if self._overwrite else (await self.target.storage.probe()).condition_on(None)
 
 
 def _is_document(key: str) -> bool:
     return metadata_path(key) is not None or key.rpartition("/")[2] in _V2_DOCUMENTS
-
-
-def _above(key: str) -> Iterator[str]:
-    while "/" in key:
-        key = key.rpartition("/")[0]
-        yield key
-
-
-def _all_above(keys: Iterable[str]) -> set[str]:
-    return {above for key in keys for above in _above(key)}
 
 
 async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:

@@ -37,11 +37,9 @@ from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
 from shardstore.storage.base import (
-    Absent,
-    Changed,
     ConditionFailed,
     Failed,
     Found,
@@ -444,16 +442,11 @@ class Values:
         turn = self._contention.turn(key)
         while True:
             (outcome,) = await self._storage.read([Read(key, (EVERYTHING,))])
-            old: memoryview | None = None
-            condition: Condition = IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
-            match outcome:
-                case Failed(error):
-                    raise error
-                case Found(generation, _, (data,)):
-                    old = data
-                    condition = IfGeneration(generation) if capabilities.compare_and_swap else UNCONDITIONAL
-                case Absent() | Changed() | _:
-                    pass
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            found = outcome if isinstance(outcome, Found) else None
+            old = None if found is None else found.buffers[0]
+            condition = capabilities.condition_on(None if found is None else found.generation)
             new = apply_actions(actions, old, key)
             if new is old:
                 return

@@ -57,13 +57,21 @@ def loads_object(data: BytesLike) -> JsonObject:
     return document
 
 
+def parse_object(data: BytesLike) -> JsonObject | None:
+    """Parse a document; ``None`` where it is not JSON, or no object."""
+    try:
+        return loads_object(data)
+    except Corruption:
+        return None
+
+
 def dumps(document: Any) -> bytes:
     """Write a document, indented by two spaces as by zarr-python; numbers kept as text are written unchanged."""
     return _text(document, indent=2).encode()
 
 
-def dumps_v2(document: Any) -> bytes:
-    """Write ``.zarray``, ``.zgroup``, ``.zattrs`` or ``.zmetadata``, with the bytes of zarr-python 2.18: sorted members, four spaces."""
+def dumps_zarr2(document: Any) -> bytes:
+    """Write a document of Zarr v2 or of the 2022 draft with the bytes of zarr-python 2.18: sorted members, four spaces an indent, ASCII."""
     return _text(document, indent=4, sort_keys=True).encode("ascii")
 
 

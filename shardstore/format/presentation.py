@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from shardstore.errors import Corruption, InvalidInput
+from shardstore.errors import InvalidInput
 from shardstore.format.codecs import SHARDING, Axes, codec_configuration, codec_name, in_present_words, leading_transposes, permuted
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import (
     ArrayLayout,
     is_array,
@@ -73,33 +73,37 @@ def present_bytes(stored: bytes) -> bytes:
     """Return the document that a client sees, from bytes to bytes: unchanged where nothing has to be translated, or where they are no
     JSON.
     """
-    try:
-        document = loads_object(stored)
-    except Corruption:
-        return stored
-    presented = present_node(document)
-    return stored if presented == document else dumps(presented)
+    document = parse_object(stored)
+    presented = None if document is None else present_node(document)
+    return stored if presented is None or presented == document else dumps(presented)
+
+
+def documents_inside(document: JsonObject) -> JsonObject | None:
+    """Return the documents in a document's consolidated metadata, by path relative to it; ``None`` where it has none."""
+    consolidated = document.get("consolidated_metadata")
+    inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    return inside if isinstance(inside, dict) else None
+
+
+def map_nodes(document: JsonObject, change: Callable[[str, JsonObject], JsonObject], path: str = "") -> JsonObject:
+    """Return a document changed, and with it every document inside a group's consolidated metadata.
+
+    ``change`` gets the path relative to the first document. Groups inside may hold consolidated metadata of their own.
+    """
+    changed = change(path, document)
+    inside = documents_inside(document) if is_group(document) else None
+    if inside is None:
+        return changed
+    nodes = {n: map_nodes(node, change, f"{path}/{n}" if path else n) if isinstance(node, dict) else node for n, node in inside.items()}
+    return changed | {"consolidated_metadata": document["consolidated_metadata"] | {"metadata": nodes}}
 
 
 def map_consolidated(document: JsonObject, translate: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
     """Return ``document`` with every array document inside its ``consolidated_metadata`` replaced by its translation.
 
-    ``translate`` gets the path relative to the group. Groups inside may hold consolidated metadata of their own.
+    ``translate`` gets the path relative to the group.
     """
-    consolidated = document.get("consolidated_metadata")
-    inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    if not is_group(document) or not isinstance(inside, dict):
-        return document
-
-    def one(path: str, child: Any) -> Any:
-        if not isinstance(child, dict):
-            return child
-        if is_array(child):
-            return translate(path, child)
-        return map_consolidated(child, lambda below, grandchild: translate(f"{path}/{below}", grandchild))
-
-    translated = {path: one(path, child) for path, child in inside.items()}
-    return document | {"consolidated_metadata": {**document["consolidated_metadata"], "metadata": translated}}
+    return map_nodes(document, lambda path, node: translate(path, node) if node is not document and is_array(node) else node)
 
 
 def consolidated_arrays(document: JsonObject) -> dict[str, JsonObject]:

@@ -109,10 +109,6 @@ class ShardIndex:
     chunk_nbytes: int | None = None
     """The length that every entry must have, where the array's codecs give all chunks the same; ``None``: any length."""
 
-    @classmethod
-    def empty(cls, chunks_per_shard: tuple[int, ...]) -> ShardIndex:
-        return cls(np.full((*chunks_per_shard, 2), EMPTY, dtype=np.uint64))
-
     @property
     def flat(self) -> npt.NDArray[np.uint64]:
         """The entries as ``(nslots, 2)``, slots in row-major order."""

@@ -111,6 +111,13 @@ def ancestors(key: str) -> Iterator[tuple[str, str]]:
         at = key.find("/", at + 1)
 
 
+def groups_above(path: str) -> Iterator[str]:
+    """Yield the paths of the groups that a node is in, the innermost first and the root last; none for the root."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
 def possible_owners(key: str) -> list[tuple[str, str]]:
     """``(path, relative key)`` of every array that could own the chunk key ``key``, the outermost first.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -37,3 +39,9 @@ class Capabilities:
     def atomic_commits(self) -> bool:
         """True where writers that share an object cannot lose each other's updates."""
         return self.pinned_reads and self.create_if_absent and self.compare_and_swap
+
+    def condition_on(self, generation: Generation | None) -> Condition:
+        """Return the condition that the object still is this version (``None``: is absent), as far as the storage honours it."""
+        if generation is None:
+            return IF_ABSENT if self.create_if_absent else UNCONDITIONAL
+        return IfGeneration(generation) if self.compare_and_swap else UNCONDITIONAL

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardstore.engine.actions import ERASE, Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
+from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
@@ -31,16 +31,8 @@ from shardstore.format.draft2022.keys import (
     verbatim_key,
     verbatim_stored,
 )
-from shardstore.format.draft2022.metadata import (
-    array_to_v3,
-    dump_document,
-    entry_point_problem,
-    group_to_v3,
-    is_entry_point,
-    split_stored,
-    with_stored,
-)
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.draft2022.metadata import array_to_v3, entry_point_problem, group_to_v3, is_entry_point, split_stored, with_stored
+from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_object, parse_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path
@@ -87,7 +79,7 @@ class DraftFlavour(PresentedFlavour):
         canonical, stored = split_stored(loads_object(document))
         if stored is None or is_array(canonical) is not (part.kind == _ARRAY):
             return None  # a group is implicit that has none
-        return dump_document(_without_ours(stored, canonical))
+        return dumps_zarr2(_without_ours(stored, canonical))
 
     def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
         if data is None:
@@ -225,10 +217,7 @@ class DraftFlavour(PresentedFlavour):
             await view.engine.erase_prefix("")
         elif view.engine.held is None:
             await self._erase_relayed(view, prefix)
-        keys = [value.key async for value in self.listed(view, prefix)]
-        for error in await view.update_many([(key, ERASE) for key in keys]):
-            if error is not None:
-                raise error
+        await view.erase_many([value.key async for value in self.listed(view, prefix)])
 
     async def _erase_relayed(self, view: View, prefix: str) -> None:
         """Erase objects and whole shards that no canonical prefix shows under other keys than those below ``prefix``."""
@@ -301,11 +290,8 @@ def _is_row(prefix: str, path: str, array: KnownArray) -> bool:
 
 def _is_node(document: bytes | memoryview) -> bool:
     """Return whether a canonical document is an array's or a group's."""
-    try:
-        canonical = loads_object(document)
-    except Corruption:
-        return False
-    return is_array(canonical) or is_group(canonical)
+    canonical = parse_object(document)
+    return canonical is not None and (is_array(canonical) or is_group(canonical))
 
 
 def _without_ours(stored: JsonObject, canonical: JsonObject) -> JsonObject:

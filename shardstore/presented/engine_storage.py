@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from shardstore.engine.actions import ERASE, Swap, Swapped
+from shardstore.engine.actions import Swap, Swapped
 from shardstore.errors import ReadOnly
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
@@ -81,9 +81,7 @@ class EngineStorage(ReadsAndWrites):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         self._check_writable()
-        for error in await self._engine.update_many([(key, ERASE) for key in keys]):
-            if error is not None:
-                raise error
+        await self._engine.erase_many(keys)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for value in self._engine.list(prefix):

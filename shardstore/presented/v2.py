@@ -14,8 +14,8 @@ from shardstore.engine.actions import ERASE, EraseValue, SetIfMissing, SetValue
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError
-from shardstore.format.json_text import JsonObject, dumps, dumps_v2, loads_object
+from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_object, parse_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path, possible_owners
 from shardstore.format.v2.arrays import array_from_v2, array_to_v2
@@ -108,7 +108,7 @@ class V2Flavour(PresentedFlavour):
             shown, _ = array_to_v2(canonical)
         elif part.kind == GROUP_NAME and is_group(canonical):
             shown, _ = group_to_v2(canonical)
-        return None if shown is None else dumps_v2(shown)
+        return None if shown is None else dumps_zarr2(shown)
 
     def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
         new = None if data is None else parsed_document(data, join(part.path, part.kind))
@@ -207,10 +207,7 @@ class V2Flavour(PresentedFlavour):
 
     async def _nodes_below(self, view: View, path: str, data: bytes) -> dict[str, JsonObject]:
         """The documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
-        try:
-            inside = loads_object(data).get("metadata")
-        except Corruption:
-            return {}  # what is said of it when it is translated
+        inside = (parse_object(data) or {}).get("metadata")  # what is no JSON is refused when it is translated
         names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
         documents = await view.documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
         return {name: loads_object(_raised(document)) for name in names if (document := documents[join(path, name)]) is not None}
@@ -289,10 +286,7 @@ class V2Flavour(PresentedFlavour):
             await view.engine.erase_prefix(prefix)
             return
         # Inside an array the same prefix means other keys of what is stored.
-        keys = [value.key async for value in self.listed(view, prefix)]
-        for error in await view.update_many([(key, ERASE) for key in keys]):
-            if error is not None:
-                raise error
+        await view.erase_many([value.key async for value in self.listed(view, prefix)])
 
 
 def _may_name_document(prefix: str) -> bool:

@@ -26,7 +26,7 @@ from shardstore.engine.version_reader import of_content
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.chunks import ChunkCoords
@@ -347,28 +347,20 @@ class View(KeyedStore):
 
     async def size(self, key: str) -> int | None:
         (meaning,) = await self.flavour.meanings(self, [check_key(key)], for_write=False)
-        match meaning:
-            case Canonical():
-                return await self.engine.size(meaning.key)
-            case Part():
-                value = await self._read_part(meaning)
-                return None if value is None else len(value)
-            case Nothing():
-                return None
+        if isinstance(meaning, Canonical):
+            return await self.engine.size(meaning.key)
+        value = await self._read_part(meaning)
+        return None if value is None else len(value)
 
     async def pin(self, key: str) -> OpenValue | None:
         (meaning,) = await self.flavour.meanings(self, [check_key(key)], for_write=True)
-        match meaning:
-            case Canonical():
-                return await self.engine.pin(meaning.key)
-            case Part():
-                value = await self._read_part(meaning)
-                return None if value is None else HeldValue(value)
-            case Nothing():
-                return None
+        if isinstance(meaning, Canonical):
+            return await self.engine.pin(meaning.key)
+        value = await self._read_part(meaning)
+        return None if value is None else HeldValue(value)
 
-    async def _read_part(self, part: Part) -> bytes | None:
-        (value,) = await self.read_parts([part])
+    async def _read_part(self, part: Part | Nothing) -> bytes | None:
+        (value,) = await self.read_parts([part]) if isinstance(part, Part) else (None,)
         if isinstance(value, ShardStoreError):
             raise value
         return value
@@ -428,11 +420,8 @@ def array_of_node(node: Node) -> KnownArray | None:
 
 def _array_of_document(data: bytes | None) -> KnownArray | None:
     """Return the array of a document that a transaction holds back."""
-    try:
-        document = {} if data is None else loads_object(data)
-    except Corruption:
-        return None
-    plain = parse_shown(document) if is_array(document) else ""
+    document = None if data is None else parse_object(data)
+    plain = parse_shown(document) if document is not None and is_array(document) else ""
     return KnownArray(plain.key_encoding, len(plain.shape)) if isinstance(plain, PlainArray) else None
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 
-from shardstore.errors import AccessDenied, Corruption
+from shardstore.errors import AccessDenied
 from shardstore.format.draft2022.keys import ENTRY_POINT_KEY, document_path
 from shardstore.format.draft2022.metadata import is_entry_point
-from shardstore.format.json_text import loads_object
+from shardstore.format.json_text import parse_object
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
@@ -67,7 +67,7 @@ class DetectedStorage(StorageWrapper):
         for read, outcome in zip(reads, outcomes, strict=True):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
                 continue
-            if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and _is_entry_point(outcome):
+            if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and is_entry_point(parse_object(outcome.buffers[0])):
                 self._found = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
                 self.is_draft = True
                 return
@@ -136,10 +136,3 @@ def restored_arrays(storage: Storage) -> Collection[str]:
     More than one may have been lost: then what the last one's shards hold is not the chunks of the document's codecs.
     """
     return storage.override if isinstance(storage, DetectedStorage | DraftStorage) else ()
-
-
-def _is_entry_point(found: Found) -> bool:
-    try:
-        return is_entry_point(loads_object(found.buffers[0]))
-    except Corruption:
-        return False

@@ -13,7 +13,7 @@ from shardstore import ShardingTransformer
 from shardstore._sync import run_sync
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.memory_budget import MemoryBudget
-from shardstore.format.shard_index import IndexFormat, ShardIndex
+from shardstore.format.shard_index import IndexFormat
 from shardstore.model.generation import Generation
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 
@@ -21,7 +21,7 @@ FORMAT = IndexFormat((4,))
 
 
 def cached(index_format: IndexFormat = FORMAT) -> CachedIndex:
-    return CachedIndex(index_format, Generation("g"), 100, ShardIndex.empty(index_format.chunks_per_shard))
+    return CachedIndex(index_format, Generation("g"), 100, index_format.empty())
 
 
 def test_the_least_recently_used_index_goes_first() -> None:

@@ -15,7 +15,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from shardstore.format import json_text
-from shardstore.format.json_text import dumps_v2
+from shardstore.format.json_text import dumps_zarr2
 from shardstore.format.metadata_v3 import parse_plain
 from shardstore.format.v2.arrays import array_from_v2, array_to_v2
 from shardstore.format.v2.groups import consolidated_from_v2, consolidated_to_v2, group_from_v2, group_to_v2
@@ -196,7 +196,7 @@ def to_v2(entries: Entries) -> Entries:
     document = json_text.loads_object(entries["zarr.json"].to_bytes())
     zarray, zattrs = array_to_v2(document)
     encoding, ndim = parsed(document)
-    translated = {".zarray": buffer(dumps_v2(zarray))} | ({} if zattrs is None else {".zattrs": buffer(dumps_v2(zattrs))})
+    translated = {".zarray": buffer(dumps_zarr2(zarray))} | ({} if zattrs is None else {".zattrs": buffer(dumps_zarr2(zattrs))})
     for key in entries.keys() - {"zarr.json"}:
         shown = v2_chunk_key(key, encoding, ndim)
         assert shown is not None
@@ -303,7 +303,7 @@ def test_consolidated_metadata_of_zarr_python_3_opens_as_v2() -> None:
     shown = consolidated_to_v2(document)
     assert shown is not None
     zgroup, zattrs = group_to_v2(document)
-    seen = {".zgroup": buffer(dumps_v2(zgroup)), ".zattrs": buffer(dumps_v2(zattrs)), ".zmetadata": buffer(dumps_v2(shown))}
+    seen = {".zgroup": buffer(dumps_zarr2(zgroup)), ".zattrs": buffer(dumps_zarr2(zattrs)), ".zmetadata": buffer(dumps_zarr2(shown))}
     group = zarr.open_consolidated(MemoryStore(seen), zarr_format=2)
     assert group.attrs.asdict() == {"title": "x"}
     assert group["g/sub"].attrs.asdict() == {"deep": True}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format import json_text
-from shardstore.format.json_text import NumberText, dumps_v2, same_text
+from shardstore.format.json_text import NumberText, dumps_zarr2, same_text
 from shardstore.format.presentation import present_array, same_chunks, shard_document
 from shardstore.format.shard_index import IndexCodecs, IndexFormat
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
@@ -187,13 +187,15 @@ def stored_and_read(document: Json) -> Json:
 @UNHURRIED
 @given(zarrays(), zattrs())
 def test_arrays_are_given_back_byte_for_byte(zarray: Json, attributes: Json | None) -> None:
-    text = dumps_v2(zarray)
+    text = dumps_zarr2(zarray)
     parsed = json_text.loads_object(text)
-    parsed_attributes = None if attributes is None else json_text.loads_object(dumps_v2(attributes))
+    parsed_attributes = None if attributes is None else json_text.loads_object(dumps_zarr2(attributes))
     document = array_from_v2(parsed, parsed_attributes)
     shown, shown_attributes = array_to_v2(stored_and_read(document))
-    assert dumps_v2(shown) == text
-    assert (None if shown_attributes is None else dumps_v2(shown_attributes)) == (None if attributes is None else dumps_v2(attributes))
+    assert dumps_zarr2(shown) == text
+    assert (None if shown_attributes is None else dumps_zarr2(shown_attributes)) == (
+        None if attributes is None else dumps_zarr2(attributes)
+    )
     assert document["chunk_key_encoding"] == {"name": "default", "configuration": {"separator": zarray.get("dimension_separator", ".")}}
 
 
@@ -390,12 +392,12 @@ def test_consolidated_metadata_is_given_back_byte_for_byte(
             continue
         metadata |= {f"{path}/.zgroup": {"zarr_format": 2}} if zarray is None else {f"{path}/.zarray": zarray}
         metadata |= {} if node_attributes is None else {f"{path}/.zattrs": node_attributes}
-    text = dumps_v2({"metadata": metadata, "zarr_consolidated_format": 1})
+    text = dumps_zarr2({"metadata": metadata, "zarr_consolidated_format": 1})
     group = group_from_v2({"zarr_format": 2}, attributes)
     group["consolidated_metadata"] = consolidated_from_v2(json_text.loads_object(text))
     shown = consolidated_to_v2(stored_and_read(group))
     assert shown is not None
-    assert dumps_v2(shown) == text
+    assert dumps_zarr2(shown) == text
     again = consolidated_from_v2(shown, group["consolidated_metadata"]["metadata"])
     assert same_text(again, group["consolidated_metadata"])
 
@@ -583,6 +585,6 @@ def test_odd_arrays_of_v3_are_shown_or_refused(document: Json, odd: Json) -> Non
         zarray, attributes = array_to_v2(odd_document)
     except Unsupported:
         return
-    assert json_text.loads_object(dumps_v2(zarray))["zarr_format"] == 2
+    assert json_text.loads_object(dumps_zarr2(zarray))["zarr_format"] == 2
     assert attributes is None or RESERVED not in attributes
     hide_kept(odd_document)

@@ -91,7 +91,7 @@ def test_erasing_the_last_chunk_deletes_the_shard() -> None:
     assert plan_rewrite(IndexFormat((2,)), index, 36, {1: None}) == NothingToDo()
     assert plan_rewrite(IndexFormat((2,)), None, 0, {1: None}) == NothingToDo()
     # An object of nothing but an index, as others may leave it, is no chunk either.
-    assert plan_rewrite(IndexFormat((2,)), ShardIndex.empty((2,)), 36, {1: None}) == DeleteShard()
+    assert plan_rewrite(IndexFormat((2,)), IndexFormat((2,)).empty(), 36, {1: None}) == DeleteShard()
 
 
 def test_an_empty_shard_is_its_index() -> None:

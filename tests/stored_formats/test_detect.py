@@ -21,7 +21,8 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import AccessDenied, Corruption, InvalidInput, ShardStoreError, StorageError
-from shardstore.format.draft2022.metadata import dump_document, entry_point
+from shardstore.format.draft2022.metadata import entry_point
+from shardstore.format.json_text import dumps_zarr2
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome
@@ -268,7 +269,7 @@ def test_where_the_root_cannot_be_read(error: ShardStoreError, asked: int) -> No
 def test_whatever_comes_first(operation: str) -> None:
     async def first() -> None:
         place = fresh_memory()
-        data = dump_document(entry_point())
+        data = dumps_zarr2(entry_point())
         await place.write("zarr.json", [data], len(data), UNCONDITIONAL)
         await place.write("data/root/x/c0/1", [b"shard"], 5, UNCONDITIONAL)
         storage = DetectedStorage(place, {})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardstore.errors import Corruption
-from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.json_text import JsonObject, parse_object
+from shardstore.format.presentation import documents_inside
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.storage.base import Failed, Found, Storage, document_read
 
@@ -25,31 +25,19 @@ async def stale_consolidated(storage: Storage, path: str) -> list[str]:
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, Failed):
             raise outcome.error
-        documents[key] = _document(outcome.buffers[0]) if isinstance(outcome, Found) else None
+        # Of what is no JSON object it counts only that it is there.
+        documents[key] = parse_object(outcome.buffers[0]) or {} if isinstance(outcome, Found) else None
     v3, is_v2 = documents[of_node[0]], documents[of_node[1]] is not None or documents[of_node[2]] is not None
     stale: list[str] = []
     for (group, rest), (inline, separate) in zip(above, of_groups, strict=True):
-        named = _consolidated(documents[inline])
+        named = documents_inside(documents[inline] or {})
         if named is not None and _says_otherwise(named, rest, v3):
             stale.append(group)
             continue
-        named = _consolidated({"consolidated_metadata": documents[separate]})
+        named = documents_inside({"consolidated_metadata": documents[separate]})
         if named is not None and is_v2 != any(name.startswith(f"{rest}/.z") for name in named):
             stale.append(group)
     return stale
-
-
-def _document(data: memoryview) -> JsonObject:
-    try:
-        return loads_object(data)
-    except Corruption:
-        return {}  # something is there; what is none of this function's business
-
-
-def _consolidated(document: JsonObject | None) -> JsonObject | None:
-    consolidated = None if document is None else document.get("consolidated_metadata")
-    named = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    return named if isinstance(named, dict) else None
 
 
 def _says_otherwise(named: JsonObject, rest: str, document: JsonObject | None) -> bool:

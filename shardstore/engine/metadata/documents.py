@@ -14,12 +14,12 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.metadata.translation import Translation
 from shardstore.engine.options import EngineOptions
-from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.format.json_text import dumps, loads_object
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import present_array, same_chunks
 from shardstore.format.store_keys import join, metadata_key
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import ConditionFailed, ReadOutcome, Storage
 
@@ -149,11 +149,8 @@ class Documents:
 
         ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
         """
-        try:
-            document = loads_object(data)
-        except Corruption:
-            return None
-        if not is_array(document):
+        document = parse_object(data)
+        if document is None or not is_array(document):
             return None
         current = None if erased_first else await self.read(path)
         try:
@@ -244,7 +241,4 @@ class Documents:
         self._hierarchy.announce(path)
 
     async def _condition(self, current: StoredDocument | None) -> Condition:
-        capabilities = await self._storage.probe()
-        if current is None:
-            return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
-        return IfGeneration(current.generation) if capabilities.compare_and_swap else UNCONDITIONAL
+        return (await self._storage.probe()).condition_on(None if current is None else current.generation)

@@ -20,9 +20,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from shardstore.errors import Corruption
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_shown
 from shardstore.format.presentation import PresentLevel, consolidated_arrays, levels_below, levels_of, map_consolidated, restored
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path, possible_owners
@@ -100,7 +99,7 @@ class LevelledStorage(StorageWrapper):
         if not isinstance(outcome, Found):
             self._note(path, 0)
             return outcome
-        document = _parsed(outcome.buffers[0])
+        document = parse_object(outcome.buffers[0])
         if document is None or not is_array(document):
             self._note(path, 0)
             shown = document if document is None else map_consolidated(document, lambda _, array: self._levels(array)[-1])
@@ -147,7 +146,7 @@ class LevelledStorage(StorageWrapper):
         if not self._is_active():
             return await self.inner.write(key, body, nbytes, condition)
         data = await joined(body, nbytes, key)
-        document = _parsed(data)
+        document = parse_object(data)
         if path in self.deep_arrays:
             return await self._replace(path, data, document, condition)
         if document is not None and is_group(document):
@@ -165,7 +164,7 @@ class LevelledStorage(StorageWrapper):
             return await self.inner.write(key, [data], len(data), condition)
         if isinstance(condition, IfGeneration) and condition.generation != outcome.generation:
             raise failed(key, self.url)
-        levels = self._levels(_parsed(outcome.buffers[0]) or {})
+        levels = self._levels(parse_object(outcome.buffers[0]) or {})
         stored = None if document is None or not is_array(document) else restored(document, levels)
         if stored is None:  # nothing is left of the chunks, or this would be refused: it is an array of its own, or none
             generation = await self.inner.write(key, [data], len(data), condition)
@@ -181,7 +180,7 @@ class LevelledStorage(StorageWrapper):
             return data
         keys = [metadata_key(path), *(metadata_key(join(path, name)) for name in below)]
         outcomes = await self.inner.read([document_read(key) for key in keys])
-        own, *arrays = [_parsed(outcome.buffers[0]) if isinstance(outcome, Found) else None for outcome in outcomes]
+        own, *arrays = [parse_object(outcome.buffers[0]) if isinstance(outcome, Found) else None for outcome in outcomes]
         before = {} if own is None else consolidated_arrays(own)
         known = dict(zip(below, arrays, strict=True))
 
@@ -309,7 +308,7 @@ class LevelledStorage(StorageWrapper):
                 if isinstance(outcome, Failed):
                     raise outcome.error
                 self._shown(path, outcome)
-                document = _parsed(outcome.buffers[0]) if isinstance(outcome, Found) else None
+                document = parse_object(outcome.buffers[0]) if isinstance(outcome, Found) else None
                 array = parse_shown(document) if document is not None and is_array(document) else None
                 seen[path] = array if isinstance(array, PlainArray) else None
 
@@ -331,13 +330,6 @@ def _owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
         if array is not None and array.key_encoding.decode(rest, len(array.shape)) is not None:
             return path
     return None
-
-
-def _parsed(data: BytesLike) -> JsonObject | None:
-    try:
-        return loads_object(data)
-    except Corruption:
-        return None
 
 
 def _with_content(outcome: Found, data: bytes) -> Found:

@@ -15,7 +15,7 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.metadata.stored_documents import DocumentReader, StoredDocument
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, dumps, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
 from shardstore.format.presentation import (
     asks_for_shards,
@@ -64,10 +64,7 @@ class Translation:
             InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
                 turn existing objects into shards.
         """
-        try:
-            document: JsonObject | None = loads_object(data)
-        except Corruption:
-            document = None  # some other file of this name: passes through, as everything does that is not Zarr's
+        document = parse_object(data)  # some other file of this name passes through, as everything does that is not Zarr's
         was_sharded = current is not None and current.node.kind == "sharded"
         if document is None or not (is_array(document) or is_group(document)):
             if was_sharded and current is not None:

@@ -27,7 +27,7 @@ from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfGeneration
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty
 from shardstore.plan.strategies import strategy_of
@@ -153,7 +153,7 @@ class Committer:
         """
         await self._confirm(shard)  # after the shard was read: so that version was of this layout, see ``_load``
         self._indices.drop(shard.key)
-        condition = IfGeneration(generation) if self._storage.capabilities.compare_and_swap else UNCONDITIONAL
+        condition = self._storage.capabilities.condition_on(generation)
         if isinstance(plan, DeleteShard):
             await self._delete(shard, condition)
         else:
@@ -331,10 +331,7 @@ class Committer:
         self._indices.drop(key)
 
     def _condition(self, cached: CachedIndex | None) -> Condition:
-        capabilities = self._storage.capabilities
-        if cached is None:
-            return IF_ABSENT if capabilities.create_if_absent else UNCONDITIONAL
-        return IfGeneration(cached.generation) if capabilities.compare_and_swap else UNCONDITIONAL
+        return self._storage.capabilities.condition_on(None if cached is None else cached.generation)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -21,15 +21,13 @@ members that it does not know, but no attribute. A member that the draft does no
 
 from __future__ import annotations
 
-import json
 import re
-import uuid
 from typing import Any
 
 from shardstore.errors import InvalidInput
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.draft2022.types import DataType, fill_from_v3, fill_to_v3, parse_draft_type, parse_v3_type, same_fill
-from shardstore.format.json_text import JsonObject, NumberText
+from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_plain
 from shardstore.format.presentation import same_chunks
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformers_to_show
@@ -62,19 +60,6 @@ _CODECS: dict[str, JsonObject] = {
     "numcodecs.lzma": {"format": 1, "check": -1, "preset": None, "filters": None},
 }
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # by Blosc's number
-
-
-def dump_document(document: JsonObject) -> bytes:
-    """Return the bytes of a document as zarr-python 2.18 writes them: four spaces an indent, members sorted, ASCII."""
-    marker = uuid.uuid4().hex  # no string of the document can hold it by chance or by intent
-
-    def mark(value: object) -> str:
-        if isinstance(value, NumberText):
-            return f"{marker}{value.text}{marker}"
-        raise TypeError(f"{type(value).__name__} has no place in a JSON document")
-
-    text = json.dumps(document, indent=4, sort_keys=True, ensure_ascii=True, separators=(",", ": "), default=mark)
-    return re.sub(f'"{marker}(.*?){marker}"', r"\1", text).encode("ascii")
 
 
 def entry_point() -> JsonObject:

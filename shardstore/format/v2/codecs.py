@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.format.codecs import codec_configuration, codec_name
+from shardstore.format.codecs import codec_configuration, codec_name, permuted, transpose_order
 from shardstore.format.json_text import JsonObject
 from shardstore.format.v2.dtypes import OBJECT_CODECS, ElementType, Endian, NoCounterpart, number_from_v2
 from shardstore.format.v2.dtypes import from_v3 as type_from_v3
@@ -244,7 +244,10 @@ def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
     for codec in codecs:
         name, configuration = codec_name(codec), codec_configuration(codec)
         if name == "transpose" and to_bytes is None and not configs:
-            permutation = _transposed(permutation, configuration.get("order"))
+            order = transpose_order(codec, ndim)
+            if order is None:
+                raise NoCounterpart("codecs", f"transpose has no order {configuration.get('order')!r} of {ndim} dimensions")
+            permutation = list(permuted(permutation, order))
         elif name in ("bytes", "endian", *OBJECT_CODECS) and to_bytes is None:
             to_bytes = "bytes" if name == "endian" else name
             endian = configuration.get("endian")
@@ -262,15 +265,6 @@ def from_v3(codecs: Any, data_type: Any, ndim: int) -> V2Codecs:
     members = V2Codecs(element, "C" if permutation == in_order_c else "F", configs or None, compressor)
     to_v3(members, ndim)  # refuses what libraries of the two formats encode differently
     return members
-
-
-def _transposed(permutation: list[int], order: Any) -> list[int]:
-    ndim = len(permutation)
-    if order in ("C", "F"):  # before the specification was final
-        order = list(range(ndim))[:: 1 if order == "C" else -1]
-    if not isinstance(order, list) or not all(type(axis) is int for axis in order) or sorted(order) != list(range(ndim)):
-        raise NoCounterpart("codecs", f"transpose has no order {order!r} of {ndim} dimensions")
-    return [permutation[axis] for axis in order]
 
 
 def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool) -> JsonObject:

@@ -23,6 +23,8 @@ from typing import Any
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, is_group
+from shardstore.format.presentation import documents_inside
+from shardstore.format.store_keys import groups_above
 from shardstore.format.v2.arrays import array_from_v2, array_to_v2
 from shardstore.format.v2.kept import Kept, difference, split_attributes, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, GROUP_NAME, document_key
@@ -84,16 +86,10 @@ def consolidated_from_v2(zmetadata: JsonObject, previous: Mapping[str, JsonObjec
         raise InvalidInput(f"{CONSOLIDATED_NAME} says of the group itself that it is an array")
     implicit = with_attributes({"zarr_format": 3, "node_type": "group"}, None, Kept(implicit=True))
     for path in list(translated):
-        for parent in _parents(path):
+        for parent in filter(None, groups_above(path)):
             if is_array(translated.setdefault(parent, implicit)):
                 raise InvalidInput(f"{CONSOLIDATED_NAME} says of {path!r} that it lies below the array {parent!r}")
     return {"kind": "inline", "must_understand": False, "metadata": translated}
-
-
-def _parents(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _node_from_v2(path: str, documents: JsonObject, previous: Mapping[str, JsonObject]) -> JsonObject:
@@ -122,7 +118,7 @@ def consolidated_to_v2(document: JsonObject, *, omit_unsupported: bool = False) 
         Unsupported: a document inside has no v2 counterpart, or it is no group.
     """
     zgroup, zattrs = group_to_v2(document)
-    inside = _inside(document)
+    inside = documents_inside(document)
     if inside is None:
         return None
     metadata: JsonObject = {}
@@ -145,16 +141,10 @@ def _put(metadata: JsonObject, prefix: str, name: str, document: JsonObject, att
         metadata[prefix + ATTRIBUTES_NAME] = attributes
 
 
-def _inside(document: JsonObject) -> JsonObject | None:
-    consolidated = document.get("consolidated_metadata")
-    inside = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    return inside if isinstance(inside, dict) else None
-
-
 def _nodes(inside: JsonObject, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, node in inside.items():
         if not isinstance(node, dict):
             continue
         yield prefix + name, node
-        below = _inside(node) if is_group(node) else None
+        below = documents_inside(node) if is_group(node) else None
         yield from _nodes(below or {}, f"{prefix}{name}/")

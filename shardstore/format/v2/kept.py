@@ -17,13 +17,12 @@ The attribute exists only where the document regenerated from v3 would differ, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
-from shardstore.format.metadata_v3 import is_group
+from shardstore.format.presentation import map_nodes
 
 RESERVED = "_shardstore_v2"
 
@@ -113,7 +112,7 @@ def hide_kept(document: JsonObject) -> JsonObject:
         rest = {name: value for name, value in node.items() if name != "attributes"}
         return rest if shown is None else rest | {"attributes": shown}
 
-    return _map_nodes(document, "", one)
+    return map_nodes(document, one)
 
 
 def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
@@ -133,7 +132,7 @@ def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping
         known[path] = node
         return node
 
-    _map_nodes(previous or {}, "", note)
+    map_nodes(previous or {}, note)
     known.update(nodes or {})
 
     def one(path: str, node: JsonObject) -> JsonObject:
@@ -147,21 +146,7 @@ def carry_kept(document: JsonObject, previous: JsonObject | None, nodes: Mapping
             return node
         return node | {"attributes": node.get("attributes", {}) | {RESERVED: before["attributes"][RESERVED]}}
 
-    return _map_nodes(document, "", one)
-
-
-def _map_nodes(document: JsonObject, path: str, change: Callable[[str, JsonObject], JsonObject]) -> JsonObject:
-    """Return ``document`` changed, with every document inside its consolidated metadata; paths are relative to the first."""
-    changed = change(path, document)
-    consolidated = document.get("consolidated_metadata")
-    if not is_group(document) or not isinstance(consolidated, dict) or not isinstance(consolidated.get("metadata"), dict):
-        return changed
-
-    def below(name: str, node: Any) -> Any:
-        return _map_nodes(node, f"{path}/{name}" if path else name, change) if isinstance(node, dict) else node
-
-    inside = {name: below(name, node) for name, node in consolidated["metadata"].items()}
-    return changed | {"consolidated_metadata": consolidated | {"metadata": inside}}
+    return map_nodes(document, one)
 
 
 def _reserved_name() -> InvalidInput:

@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
-from shardstore.format.metadata_v3 import METADATA_NAME
 
 ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME = ".zarray", ".zgroup", ".zattrs"
 CONSOLIDATED_NAME = ".zmetadata"
@@ -35,11 +34,6 @@ class V2DocumentKey:
 
     path: str
     name: str
-
-    @property
-    def canonical(self) -> str:
-        """The key of the v3 document that holds this document."""
-        return f"{self.path}/{METADATA_NAME}" if self.path else METADATA_NAME
 
 
 def document_key(key: str) -> V2DocumentKey | None:

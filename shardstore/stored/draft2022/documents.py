@@ -29,7 +29,6 @@ from shardstore.format.draft2022.keys import (
 from shardstore.format.draft2022.metadata import (
     array_from_v3,
     array_to_v3,
-    dump_document,
     given_array,
     given_group,
     group_from_v3,
@@ -38,7 +37,7 @@ from shardstore.format.draft2022.metadata import (
     split_stored,
     with_stored,
 )
-from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
@@ -173,7 +172,7 @@ class DraftDocuments:
             raise InvalidInput(f"{key!r} cannot be stored in {self._inner.url}: {exc}") from exc
         if not has_entry_point:
             await self.entry_point.create()
-        body = dump_document(document)
+        body = dumps_zarr2(document)
         self.forget(path)
         generation = await self._inner.write(document_key(kind, path), [body], len(body), inner_condition)
         self._note(path, document)
@@ -282,7 +281,7 @@ class DraftDocuments:
         """The document with the chunks per shard that only this object knows, or a copy's shards would be taken for chunks."""
         document, override = parsed(found), self._override.get(path)
         canonical = array_to_v3(document, override) if document is not None and override is not None else ""
-        return None if isinstance(canonical, str) else dump_document(array_from_v3(canonical, document))
+        return None if isinstance(canonical, str) else dumps_zarr2(array_from_v3(canonical, document))
 
     async def delete(self, key: str, path: str, condition: Condition) -> bool:
         """Remove the document of ``path``; ``False`` where there is none, be it an implicit group's."""

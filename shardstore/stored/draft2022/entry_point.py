@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from shardstore.errors import Corruption, InvalidInput, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
 from shardstore.format.draft2022.keys import ENTRY_POINT_KEY
-from shardstore.format.draft2022.metadata import dump_document, entry_point, entry_point_problem, is_entry_point
-from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.draft2022.metadata import entry_point, entry_point_problem, is_entry_point
+from shardstore.format.json_text import JsonObject, dumps_zarr2, parse_object
 from shardstore.format.metadata_v3 import is_array, is_group
-from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, ReadOutcome, Storage, document_read
 
 
@@ -30,12 +29,7 @@ def sought(outcome: ReadOutcome, key: str) -> Found | None:
 
 def parsed(found: Found | None) -> JsonObject | None:
     """The stored document, ``None`` where there is none or it is no JSON object."""
-    if found is None:
-        return None
-    try:
-        return loads_object(found.buffers[0])
-    except Corruption:
-        return None
+    return None if found is None else parse_object(found.buffers[0])
 
 
 class EntryPoint:
@@ -75,10 +69,10 @@ class EntryPoint:
 
     async def create(self) -> None:
         """Make the entry point, which was absent just now. Raises as ``check``, where another client has made it meanwhile."""
-        body = dump_document(entry_point())
-        can = (await self._inner.probe()).create_if_absent
+        body = dumps_zarr2(entry_point())
+        condition = (await self._inner.probe()).condition_on(None)
         try:
-            await self._inner.write(ENTRY_POINT_KEY, [body], len(body), IF_ABSENT if can else UNCONDITIONAL)
+            await self._inner.write(ENTRY_POINT_KEY, [body], len(body), condition)
         except ConditionFailed:
             self.check(await self._read())
             return

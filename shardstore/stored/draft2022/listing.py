@@ -24,6 +24,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_key,
 )
 from shardstore.format.json_text import JsonObject
+from shardstore.format.store_keys import groups_above
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
 from shardstore.storage.fallbacks import check_directory
@@ -112,7 +113,7 @@ class DraftListing:
         for info in paths.values():
             if info.key.startswith(prefix):
                 yield info
-        implicit = {above for path in paths for above in _above(path)} - set(paths)
+        implicit = {above for path in paths for above in groups_above(path)} - set(paths)
         # Where the prefix goes on after the path of a node, it has not been listed what is below; and the root may have nothing below.
         at, _, last = prefix.rpartition("/")
         is_open = _NAME.startswith(last) and (last or not at) and at not in paths and at not in implicit
@@ -254,13 +255,6 @@ class _Directory:
 
 def _implicit(path: str) -> ObjectInfo:
     return ObjectInfo(f"{path}/{_NAME}" if path else _NAME, len(IMPLICIT_DOCUMENT), IMPLICIT)
-
-
-def _above(path: str) -> Iterable[str]:
-    """The paths of the groups that a node is in, the root included; none of the root."""
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tuple[str, str] | None) -> list[ObjectInfo]:

@@ -21,9 +21,9 @@ from shardstore.engine import engine as engine_module
 from shardstore.engine.index_cache import IndexCache
 from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.storage.local import storage as local
 from shardstore.storage.local.reading import READS_CACHED
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.wrappers.base import innermost
 from shardstore.testing.trace import TraceStorage
 
 pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: chunks are read otherwise elsewhere")
@@ -78,7 +78,7 @@ def test_no_thread_is_asked(store: shardstore.ShardedStore, tmp_path: Path, monk
     assert counters.bytes_read == 14 * 100 + 10 + 10 + 70 + 7
 
 
-def test_what_has_to_be_asked_for(store: shardstore.ShardedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_to_be_asked_for(store: shardstore.ShardedStore) -> None:
     assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
     assert page_cache_read(store, "a/c/0", ByteRange(5, 5)) is None
     for key in ("a/c/7", "a/c/8", "a/c/99", "a/zarr.json", "zarr.json", "a/c/x", "b/c/0", "a/c", ""):
@@ -86,7 +86,9 @@ def test_what_has_to_be_asked_for(store: shardstore.ShardedStore, monkeypatch: p
     with store.transaction():
         assert page_cache_read(store, "a/c/0") is None
     assert page_cache_read(store, "a/c/0") == VALUES[0].tobytes()
-    monkeypatch.setattr(local, "_SHORT_READ_BYTES", 99)
+    storage = innermost(store.engine.canonical.storage)
+    assert isinstance(storage, LocalStorage)
+    storage.short_read_bytes = 99
     assert page_cache_read(store, "a/c/0") is None
 
 

@@ -250,10 +250,9 @@ def test_names_are_flushed_once_a_process_and_directory(disk: Path) -> None:
     assert appends[0] == appends[1]
 
 
-def test_what_is_remembered_is_bounded(disk: Path, monkeypatch: pytest.MonkeyPatch, know: Callable[[KeptNames], None]) -> None:
-    names = KeptNames()
+def test_what_is_remembered_is_bounded(disk: Path, know: Callable[[KeptNames], None]) -> None:
+    names = KeptNames(3)
     know(names)
-    monkeypatch.setattr(local_durability, "_OBJECTS_REMEMBERED", 3)
     s = storage(disk)
     for i in range(10):
         s.put(f"d/{i}", b"1")

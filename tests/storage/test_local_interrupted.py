@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Changed, Read
+from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local import waiting as local_waiting
 from shardstore.storage.local.locks import locked
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK, locked_range
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
+from shardstore.storage.local.waiting import wait_for_lock
 from shardstore.testing.storage_suite import on_io_loop
 
 
@@ -179,7 +182,7 @@ def test_threads_of_pools_leave_interrupts_to_the_main_thread(tmp_path: Path) ->
 def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that is left behind in the system call gets the lock later, and keeps nobody out with it."""
     path = str(tmp_path / "k")
-    monkeypatch.setattr(local_waiting, "_GRACE_SECONDS", 0)
+    monkeypatch.setattr(local_locks, "wait_for_lock", partial(wait_for_lock, grace_seconds=0))
     monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
     with ThreadPoolExecutor(1) as pool:
         with locked(path), pytest.raises(StorageError, match="since this one began to end: nothing was written"):
@@ -191,8 +194,7 @@ def test_a_lock_that_is_not_waited_for_any_more_is_nobodys(tmp_path: Path, monke
 
 def test_a_writer_that_outlives_the_main_thread_gets_a_lock_that_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "k")
-    monkeypatch.setattr(local_waiting, "_LOOK_SECONDS", 0)
-    monkeypatch.setattr(local_waiting, "_GRACE_SECONDS", 60)
+    monkeypatch.setattr(local_locks, "wait_for_lock", partial(wait_for_lock, look_seconds=0, grace_seconds=60))
     monkeypatch.setattr(local_waiting, "_Interpreter", EndingInterpreter)
     with ThreadPoolExecutor(1) as pool:
         with locked(path):

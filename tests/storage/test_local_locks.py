@@ -181,7 +181,6 @@ def test_a_killed_holder_blocks_nobody(rules: WriteRules, tmp_path: Path, monkey
 
 def test_a_forked_child_does_not_hold_its_parents_locks(rules: WriteRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock belongs to all who have the open file; a child may outlive a parent that is killed."""
-    monkeypatch.setattr(local_sweep, "_NETWORK_AGE_SECONDS", 0.0)
     code = (
         "import os, sys, time, warnings\n"
         "from shardstore.storage.local.rules import WriteRules\n"
@@ -204,7 +203,7 @@ def test_a_forked_child_does_not_hold_its_parents_locks(rules: WriteRules, tmp_p
         while not is_free(rules, str(tmp_path / "a"), monkeypatch) or [name for name in files_below(tmp_path) if name.endswith("-tmp")]:
             assert time.monotonic() < deadline
             local_sweep.forget()
-            rules.sweep_once(str(tmp_path))
+            local_sweep.sweep_once(str(tmp_path), rules.is_network, network_age_seconds=0.0)
     finally:
         os.kill(child, signal.SIGKILL)
         holder.stdout.close()

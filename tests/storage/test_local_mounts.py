@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from shardstore.storage.local import storage as local_storage
 from shardstore.storage.local.mounts import Mount, mount_of, parse
 from shardstore.storage.local.storage import LocalStorage
 
@@ -23,11 +26,20 @@ MOUNTINFO = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 nonsense
 """
 
+MountOf = Callable[[str], Mount | None]
+
 
 @pytest.fixture
-def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountOf:
     (tmp_path / "mountinfo").write_bytes(MOUNTINFO)
-    monkeypatch.setattr("shardstore.storage.local.mounts._MOUNTS", str(tmp_path / "mountinfo"))
+    return replaced(monkeypatch, tmp_path / "mountinfo")
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, mountinfo: Path) -> MountOf:
+    """Let storages, and the caller, find mounts in this file."""
+    found = partial(mount_of, mountinfo=str(mountinfo))
+    monkeypatch.setattr(local_storage, "mount_of", found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -46,22 +58,21 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("/ntfs/x", "fuseblk", False),
     ],
 )
-def test_mounts(mounts: None, path: str, kind: str, is_network: bool) -> None:
-    mount = mount_of(path)
+def test_mounts(mounts: MountOf, path: str, kind: str, is_network: bool) -> None:
+    mount = mounts(path)
     assert mount is not None
     assert (mount.kind, mount.is_network) == (kind, is_network)
     assert LocalStorage(path).capabilities.across_machines is not is_network
     assert LocalStorage(path, locks="cluster").capabilities.across_machines
 
 
-def test_a_link_to_a_network_mount(mounts: None, tmp_path: Path) -> None:
+def test_a_link_to_a_network_mount(mounts: MountOf, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/data/x")
-    mount = mount_of(str(tmp_path / "link/y"))
+    mount = mounts(str(tmp_path / "link/y"))
     assert mount == Mount("/data", "nfs4")
 
 
 def test_a_system_that_does_not_tell_its_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [mount.point for mount in parse(MOUNTINFO)][3] == "/data/with space"
-    monkeypatch.setattr("shardstore.storage.local.mounts._MOUNTS", str(tmp_path / "absent"))
-    assert mount_of("/data") is None
+    assert replaced(monkeypatch, tmp_path / "absent")("/data") is None
     assert LocalStorage(tmp_path).capabilities.across_machines

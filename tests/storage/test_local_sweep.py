@@ -60,15 +60,14 @@ def test_the_first_delete_in_a_directory_sweeps_it(s: SyncStorage, root: Path) -
     assert files_below(root) == []
 
 
-def test_directories_that_are_remembered_are_bounded(s: SyncStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_sweep, "_DIRECTORIES_REMEMBERED", 3)
+def test_directories_that_are_remembered_are_bounded(root: Path) -> None:
     for i in range(10):
-        s.put(f"{i}/x", b"1")
+        local_sweep.sweep_once(str(root / str(i)), False, most_remembered=3)
         assert len(local_sweep._swept) <= 3
 
 
-def test_a_huge_directory_is_not_looked_through(s: SyncStorage, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_sweep, "_ENTRIES_LOOKED_AT", 0)
+def test_a_huge_directory_is_not_looked_through(s: SyncStorage, root: Path) -> None:
+    local_sweep.sweep_once(str(root / "d"), False, most_entries=0)
     s.put("d/b", b"1")
     assert files_below(root / "d") == [DEAD, DEAD_LOCK, "b"]
     assert on_io_loop(LocalStorage(root).sweep(0)) == 2

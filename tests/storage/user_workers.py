@@ -14,12 +14,12 @@ from shardstore.model.ranges import APPEND_PADDING_NBYTES, EVERYTHING, CopiedRan
 from shardstore.storage.base import Found, Read
 from shardstore.storage.local import locks as local_locks
 from shardstore.storage.local import storage as local
-from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.local.temporary import TemporaryFile
 from tests.harness.crash import Child
+from tests.limits import sweep_young_files
 
 MODES = {"local": (False, False), "cluster": (False, True), "network": (True, False)}
 
@@ -35,7 +35,7 @@ def _become(user: int, umask: int, groups: tuple[int, ...] = ()) -> None:
 def _storage(root: str, mode: str) -> LocalStorage:
     is_network, is_cluster = MODES[mode]
     local.__dict__["mount_of"] = lambda path: Mount("/", "nfs4") if is_network else None
-    local_sweep.__dict__["_NETWORK_AGE_SECONDS"] = 0.0
+    sweep_young_files()
     return LocalStorage(root, fsync=False, locks="cluster" if is_cluster else "auto")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import shardstore
 from shardstore.storage.local import storage as local
-from shardstore.storage.local import sweep as local_sweep
 from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.s3.client import S3Client
 from tests.harness.crash import Child
 from tests.harness.system_calls import kill
+from tests.limits import sweep_young_files
 from tests.torture.places import Place
 from tests.torture.scale import FULL
 
@@ -60,7 +60,7 @@ def changes(seed: int, run: int) -> Iterator[Change]:
 def _be_on_a_network() -> None:
     """In this process, every root lies on a network mount, and what was left there is old."""
     local.__dict__["mount_of"] = lambda path: Mount("/", "nfs4")
-    local_sweep._NETWORK_AGE_SECONDS = 0.0
+    sweep_young_files()
 
 
 def opened(root: str, mode: str, **options: Any) -> shardstore.ShardedMap:

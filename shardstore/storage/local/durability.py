@@ -28,7 +28,8 @@ Look = Callable[[str], os.stat_result | None]
 class KeptNames:
     """The names that one process knows to survive."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_objects: int = _OBJECTS_REMEMBERED) -> None:
+        self._most_objects = most_objects
         self._objects: dict[str, int] = {}  # by path: which version this process stored, or appended to, last
         self._below: dict[str, str] = {}  # by directory: something in it, a directory or an object, that shows it to be the same
 
@@ -76,7 +77,7 @@ class KeptNames:
 
     def remember(self, path: str, status: os.stat_result) -> None:
         """Record that the object with this status was stored or appended to, and that its name and those above were flushed."""
-        if len(self._objects) >= _OBJECTS_REMEMBERED:
+        if len(self._objects) >= self._most_objects:
             self._objects.clear()
             self._below.clear()
         self._objects[path] = _version(status)

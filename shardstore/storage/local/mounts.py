@@ -57,10 +57,10 @@ def parse(mountinfo: bytes) -> list[Mount]:
     return found
 
 
-def mount_of(path: str) -> Mount | None:
+def mount_of(path: str, mountinfo: str = _MOUNTS) -> Mount | None:
     """Return the mount that ``path``, which need not exist, lies on; ``None`` where the system does not show it."""
     try:
-        with open(_MOUNTS, "rb") as file:
+        with open(mountinfo, "rb") as file:
             mounts = parse(file.read())
     except OSError:  # not Linux, or /proc is not mounted
         return None

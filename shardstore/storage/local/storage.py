@@ -78,6 +78,8 @@ class LocalStorage:
         self.locks: Locks = locks
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._pools_pid = os.getpid()
+        self.short_read_bytes = _SHORT_READ_BYTES
+        """Reads of more bytes are never made without a hop into a thread."""
         self._lately: set[str] = set()  # paths of files of which single short reads were asked for
 
     def __reduce__(self) -> tuple[type[LocalStorage], tuple[str, bool, Locks]]:
@@ -236,8 +238,9 @@ class LocalStorage:
         path = self._path(read.key)
         if path is None:
             return None
-        nbytes = sum(wanted.end - wanted.start if isinstance(wanted, ByteRange) else _SHORT_READ_BYTES + 1 for wanted in read.ranges)
-        if nbytes > _SHORT_READ_BYTES:
+        most = self.short_read_bytes
+        nbytes = sum(wanted.end - wanted.start if isinstance(wanted, ByteRange) else most + 1 for wanted in read.ranges)
+        if nbytes > most:
             return None
         if path in self._lately:
             return read_cached(path, read)

@@ -28,16 +28,23 @@ _NETWORK_AGE_SECONDS = 86_400.0
 _swept: dict[str, None] = {}
 
 
-def sweep_once(directory: str, is_network: bool) -> None:
+def sweep_once(
+    directory: str,
+    is_network: bool,
+    *,
+    most_entries: int = _ENTRIES_LOOKED_AT,
+    most_remembered: int = _DIRECTORIES_REMEMBERED,
+    network_age_seconds: float = _NETWORK_AGE_SECONDS,
+) -> None:
     """Remove what dead writers left in a directory, once per process. Never fails: the next write does not depend on it."""
     if directory in _swept:
         return
-    if len(_swept) >= _DIRECTORIES_REMEMBERED:
+    if len(_swept) >= most_remembered:
         _swept.clear()
     _swept[directory] = None
     if sys.platform != "win32":
         with suppress(OSError):  # it is not there yet, or cannot be listed
-            _sweep_directory(directory, is_network, 0.0, _ENTRIES_LOOKED_AT)
+            _sweep_directory(directory, is_network, network_age_seconds if is_network else 0.0, most_entries)
 
 
 def forget() -> None:
@@ -45,9 +52,18 @@ def forget() -> None:
     _swept.clear()
 
 
-def sweep_tree(root: str, is_network: bool, older_than_seconds: float, *, only_count: bool = False) -> int:
+def sweep_tree(
+    root: str,
+    is_network: bool,
+    older_than_seconds: float,
+    *,
+    only_count: bool = False,
+    network_age_seconds: float = _NETWORK_AGE_SECONDS,
+) -> int:
     """Remove what dead writers left below ``root`` that is at least that old; return the number of files."""
     removed = 0
+    if is_network:
+        older_than_seconds = max(older_than_seconds, network_age_seconds)
     for directory, _, _ in os.walk(root):
         with suppress(OSError):  # removed meanwhile, or not ours to look into
             removed += _sweep_directory(directory, is_network, older_than_seconds, None, only_count)
@@ -71,8 +87,6 @@ def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
 def _sweep_directory(directory: str, is_network: bool, older_than_seconds: float, limit: int | None, only_count: bool = False) -> int:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, limit) if _may_be_left(entry.name, is_network)]
-    if is_network:
-        older_than_seconds = max(older_than_seconds, _NETWORK_AGE_SECONDS)
     return sum(_remove_if_dead(os.path.join(directory, name), older_than_seconds, only_count) for name in names)
 
 

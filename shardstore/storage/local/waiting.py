@@ -22,11 +22,18 @@ _LOOK_SECONDS = 0.25  # between looks whether the interpreter is ending
 _GRACE_SECONDS = 1.0  # a holder that works lets go within milliseconds
 
 
-def wait_for_lock(fd: int, name: str, lock: Callable[[int], object]) -> None:
+def wait_for_lock(
+    fd: int,
+    name: str,
+    lock: Callable[[int], object],
+    *,
+    look_seconds: float = _LOOK_SECONDS,
+    grace_seconds: float = _GRACE_SECONDS,
+) -> None:
     """Wait until ``lock``, a call that waits, has locked the open file ``fd``, called ``name``.
 
     Raises:
-        StorageError: the interpreter is ending, and the holder of the lock has not let go within a second.
+        StorageError: the interpreter is ending, and the holder of the lock has not let go within ``grace_seconds``.
     """
     second = second_descriptor(fd)
     locked: Future[None] = Future()
@@ -44,8 +51,8 @@ def wait_for_lock(fd: int, name: str, lock: Callable[[int], object]) -> None:
 
     threading.Thread(target=run, name="shardstore-lock", daemon=True).start()
     with closing(_Interpreter()) as interpreter:
-        while not wait([locked], _LOOK_SECONDS).done:
-            if interpreter.is_ending() and not wait([locked], _GRACE_SECONDS).done:
+        while not wait([locked], look_seconds).done:
+            if interpreter.is_ending() and not wait([locked], grace_seconds).done:
                 raise StorageError(
                     f"another process has held the lock {name} since this one began to end: nothing was written. "
                     "Look whether a writer is stopped, or hangs"

@@ -330,8 +330,7 @@ class _Copying:
                 "nobody writes, then move it again and overwrite that"
             )
         # A document of another flavour has another size.
-        same_size = target.nbytes == self.nbytes or is_draft(self.source.storage) != is_draft(self.target.storage)
-        if target.count != self.copied or not same_size:
+        if target.count != self.copied or not (self._is_translated or target.nbytes == self.nbytes):
             raise Conflict(
                 f"{self.copied} objects of {self.nbytes} bytes were copied to {self.target}, where there are {target.count} of "
                 f"{target.nbytes} bytes now: somebody else writes there. {self.source} stays as it is"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from shardstore.engine.actions import SetValue
 from shardstore.engine.metadata.documents import Documents, PlannedArray
@@ -16,31 +17,20 @@ from shardstore.engine.writing.transaction import Overlay
 from shardstore.format.store_keys import metadata_path
 
 
+@dataclass(eq=False, repr=False)
 class OverlayCommit:
     """One commit of one overlay: erasures, documents of arrays that are laid out anew, chunks (one commit a shard), other documents."""
 
-    def __init__(
-        self,
-        overlay: Overlay,
-        values: Values,
-        documents: Documents,
-        hierarchy: Hierarchy,
-        erasing: Erasing,
-        committer: Committer,
-        options: EngineOptions,
-        *,
-        documents_first: bool,
-    ) -> None:
-        self._overlay = overlay
-        self._values = values
-        self._documents = documents
-        self._hierarchy = hierarchy
-        self._erasing = erasing
-        self._committer = committer
-        self._options = options
-        self._documents_first = documents_first
-        self._stored = 0
-        self._erased: list[str] = []
+    _overlay: Overlay
+    _values: Values
+    _documents: Documents
+    _hierarchy: Hierarchy
+    _erasing: Erasing
+    _committer: Committer
+    _options: EngineOptions
+    documents_first: bool
+    _stored: int = field(default=0, init=False)
+    _erased: list[str] = field(default_factory=list, init=False)
 
     async def run(self) -> None:
         """Raises the first error, with a note that says what was stored before it."""
@@ -51,7 +41,7 @@ class OverlayCommit:
             for prefix in self._overlay.erased_prefixes:
                 await self._erasing.erase_prefix(prefix)
                 self._erased.append(prefix)
-            if self._documents_first:
+            if self.documents_first:
                 await self._run_documents_first(keys)
                 return
             for array in planned.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import (
     Action,
@@ -38,7 +38,7 @@ from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
 from shardstore.model.generation import UNCONDITIONAL
-from shardstore.model.ranges import EVERYTHING, ByteRequest, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
 from shardstore.storage.base import (
     ConditionFailed,
     Failed,
@@ -57,26 +57,17 @@ KeyRequest = tuple[str, ByteRequest]
 KeyUpdate = tuple[str, Action]
 
 
+@dataclass(eq=False, repr=False)
 class Values:
     """Reads and writes of many keys at once; outcomes are values, so that one key's error is not another's."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        hierarchy: Hierarchy,
-        documents: Documents,
-        reader: Reader,
-        writer: Writer,
-        contention: Contention,
-        v2_arrays: WrittenV2Arrays,
-    ) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._documents = documents
-        self._reader = reader
-        self._writer = writer
-        self._contention = contention
-        self._v2_arrays = v2_arrays
+    _storage: Storage
+    _hierarchy: Hierarchy
+    _documents: Documents
+    _reader: Reader
+    _writer: Writer
+    _contention: Contention
+    _v2_arrays: WrittenV2Arrays
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -247,10 +238,7 @@ class Values:
         found = {path: self._document(path, outcome) for path, outcome in outcomes.items()}
         for i, target in documents:
             value = found[target.path]
-            if isinstance(value, memoryview):
-                inside = resolve(requests[i][1], len(value))
-                value = value[inside.start : inside.end]
-            values[i] = value
+            values[i] = cut(value, requests[i][1]) if isinstance(value, memoryview) else value
 
     def _document(self, path: str, outcome: ReadOutcome) -> Value:
         try:
@@ -297,7 +285,8 @@ class Values:
         """
         check_keys([key for key, _ in updates])
         errors: list[Exception | None] = [None] * len(updates)
-        documents, others = self._split(updates)
+        documents = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is not None]
+        others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
         if not documents:
             await self._update_values(others, updates, errors)
             return errors
@@ -325,12 +314,6 @@ class Values:
                 error = InvalidInput(f"{key!r} was not written: {updates[document][0]!r}, which came with it, was refused")
                 error.__cause__ = errors[document]
                 errors[i] = error
-
-    @staticmethod
-    def _split(updates: Sequence[KeyUpdate]) -> tuple[list[int], list[int]]:
-        documents = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is not None]
-        others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
-        return documents, others
 
     async def _update_documents(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
         """Documents of different nodes at once; those of one node in their order."""
@@ -406,13 +389,11 @@ class Values:
 
         async def one(target: PlainTarget, mine: list[int]) -> None:
             async with bound:
-                error: Exception | None = None
                 try:
                     await self._update_object(target, [updates[i][1] for i in mine])
                 except ShardStoreError as exc:
-                    error = exc
-                for i in mine:
-                    errors[i] = error
+                    for i in mine:
+                        errors[i] = exc
 
         await asyncio.gather(*(one(target, mine) for target, mine in by_key.items()))
 

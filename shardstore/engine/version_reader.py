@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shardstore.engine.actions import content_version
 from shardstore.engine.index_cache import parse_chunk_version
@@ -13,19 +14,19 @@ from shardstore.engine.reading.shard_chunks import Value, group_by_shard
 from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.values import Values, unreadable
 from shardstore.errors import Conflict, NotFound, ShardStoreError
-from shardstore.model.ranges import EVERYTHING, ByteRange, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRange, cut
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome, Storage
 
 _NO_BYTES = ByteRange(0, 0)
 
 
+@dataclass(eq=False, repr=False)
 class VersionReader:
     """Reads of one store by version."""
 
-    def __init__(self, storage: Storage, values: Values, reader: Reader) -> None:
-        self._storage = storage
-        self._values = values
-        self._reader = reader
+    _storage: Storage
+    _values: Values
+    _reader: Reader
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         """Read presented values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for.
@@ -145,5 +146,4 @@ def of_content(read: Read, value: Value) -> ReadOutcome:
     version = content_version(value)
     if read.generation is not None and read.generation != version:
         return CHANGED
-    inside = [resolve(request, len(value)) for request in read.ranges]
-    return Found(version, len(value), tuple(value[r.start : r.end] for r in inside))
+    return Found(version, len(value), tuple(cut(value, request) for request in read.ranges))

@@ -59,6 +59,12 @@ def resolve(request: ByteRequest, nbytes: int) -> ByteRange:
             return ByteRange(max(0, nbytes - length), nbytes)
 
 
+def cut(data: memoryview, request: ByteRequest) -> memoryview:
+    """Return the part of a whole value that ``request`` names, without a copy."""
+    inside = resolve(request, len(data))
+    return data[inside.start : inside.end]
+
+
 @dataclass(frozen=True, slots=True)
 class CopiedRange:
     """``nbytes`` bytes from ``offset`` of the version that is being replaced."""

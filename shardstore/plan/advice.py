@@ -178,41 +178,32 @@ def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
         cuts = _cuts(np.concatenate([at + steps, at + steps + (1 - wanted) % chunk]), inner, places)
         starts.append(cuts[:-1])
         counts.append(np.diff(cuts))
-    lengths: list[npt.NDArray[np.int64]] = []
-    extents: list[npt.NDArray[np.int64]] = []
-    weights: list[npt.NDArray[np.int64]] = []
-
-    def add(length: npt.NDArray[np.int64], extent: npt.NDArray[np.int64], weight: npt.NDArray[np.int64]) -> None:
-        lengths.append(length)
-        extents.append(extent)
-        weights.append(weight)
-
+    pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []  # lengths, extents, how often
     for number, (start, count) in enumerate(zip(starts, counts, strict=True)):
         is_inner = bool(inner) and number == 0
         first, final = start // chunk, (start + wanted - 1) // chunk
         a, b = first // per_shard, final // per_shard
         extent_of_b = np.full_like(b, per_shard) if is_inner else np.minimum(per_shard, grid - b * per_shard)
         one = a == b
-        add((final - first + 1)[one], extent_of_b[one], count[one])
         more = ~one
         full = np.full_like(b[more], per_shard)
-        add((per_shard - first % per_shard)[more], full, count[more])
-        add(full, full, ((b - a - 1) * count)[more])
-        add((final - b * per_shard + 1)[more], extent_of_b[more], count[more])
-    return _summed(np.concatenate(lengths), np.concatenate(extents), np.concatenate(weights), places)
+        pieces += [
+            ((final - first + 1)[one], extent_of_b[one], count[one]),
+            ((per_shard - first % per_shard)[more], full, count[more]),
+            (full, full, ((b - a - 1) * count)[more]),
+            ((final - b * per_shard + 1)[more], extent_of_b[more], count[more]),
+        ]
+    lengths, extents, weights = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    forms, which = np.unique(np.stack([lengths, extents]), axis=1, return_inverse=True)
+    expected = np.bincount(which.reshape(-1), weights=weights.astype(np.float64), minlength=forms.shape[1]) / places
+    used = expected > 0
+    return _Pieces(forms[0][used], forms[1][used], expected[used])
 
 
 def _cuts(points: npt.NDArray[np.int64], start: int, end: int) -> npt.NDArray[np.int64]:
     """``points`` inside ``[start, end)``, sorted, with both ends."""
     inside = points[(points > start) & (points < end)]
     return np.unique(np.concatenate([inside, [start, end]]))
-
-
-def _summed(length: npt.NDArray[np.int64], extent: npt.NDArray[np.int64], weight: npt.NDArray[np.int64], places: int) -> _Pieces:
-    forms, which = np.unique(np.stack([length, extent]), axis=1, return_inverse=True)
-    expected = np.bincount(which.reshape(-1), weights=weight.astype(np.float64), minlength=forms.shape[1]) / places
-    used = expected > 0
-    return _Pieces(forms[0][used], forms[1][used], expected[used])
 
 
 def box(facts: ArrayFacts, access: Access) -> tuple[int, ...]:

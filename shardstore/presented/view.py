@@ -30,7 +30,7 @@ from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.storage.base import ABSENT, Read, ReadOutcome, Storage
 
 
@@ -254,11 +254,7 @@ class View(KeyedStore):
         shown = await self.flavour.show_parts(self, [part for _, part in parts], dict(zip(paths, found[len(wanted) :], strict=True)))
         values = _in_order(len(requests), canonical, found[: len(wanted)])
         for (i, _), data in zip(parts, shown, strict=True):
-            if isinstance(data, bytes):
-                inside = resolve(requests[i][1], len(data))
-                values[i] = memoryview(data)[inside.start : inside.end]
-            else:
-                values[i] = data
+            values[i] = cut(memoryview(data), requests[i][1]) if isinstance(data, bytes) else data
         return values
 
     async def documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:

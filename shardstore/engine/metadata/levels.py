@@ -27,7 +27,7 @@ from shardstore.format.presentation import PresentLevel, consolidated_arrays, le
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path, possible_owners
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
-from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes, Segment, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRange, NewBytes, Segment, cut
 from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
@@ -343,7 +343,7 @@ def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
     if read.generation is not None and read.generation != outcome.generation:
         return CHANGED
     (data,) = outcome.buffers
-    return replace(outcome, buffers=tuple(data[(r := resolve(wanted, len(data))).start : r.end] for wanted in read.ranges))
+    return replace(outcome, buffers=tuple(cut(data, request) for request in read.ranges))
 
 
 async def _each(

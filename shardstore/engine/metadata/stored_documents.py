@@ -35,13 +35,13 @@ class StoredDocument:
         return self.data if presented == self.document else dumps(presented)
 
 
+@dataclass(eq=False, repr=False)
 class DocumentReader:
     """Reads documents as they are now; what they say is remembered by the hierarchy."""
 
-    def __init__(self, storage: Storage, hierarchy: Hierarchy, *, hides_kept: bool) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._hides_kept = hides_kept
+    _storage: Storage
+    _hierarchy: Hierarchy
+    hides_kept: bool
 
     async def read(self, path: str) -> StoredDocument | None:
         """The document of the node at ``path``, or ``None``."""
@@ -60,7 +60,7 @@ class DocumentReader:
             case Found(generation, _, (data,)):
                 node, document = self._hierarchy.describe(path, data, generation)
                 self._hierarchy.learn(path, outcome, even_damaged=True, described=node)
-                return StoredDocument(bytes(data), generation, node, document, self._hides_kept)
+                return StoredDocument(bytes(data), generation, node, document, self.hides_kept)
             case Absent() | Changed():
                 self._hierarchy.learn(path, Absent())
                 return None

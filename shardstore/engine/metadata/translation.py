@@ -48,14 +48,14 @@ class ChunkObjects:
     without: dict[str, Generation]
 
 
+@dataclass(eq=False, repr=False)
 class Translation:
     """Decides the stored form of documents of one store."""
 
-    def __init__(self, storage: Storage, hierarchy: Hierarchy, reader: DocumentReader, options: EngineOptions) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._reader = reader
-        self._options = options
+    _storage: Storage
+    _hierarchy: Hierarchy
+    _reader: DocumentReader
+    _options: EngineOptions
 
     async def to_stored(self, path: str, data: bytes, current: StoredDocument | None, own_shards: OwnShards = OwnShards.REFUSED) -> bytes:
         """The bytes to store for what a client wrote, given what is stored now.

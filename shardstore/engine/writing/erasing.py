@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action
 from shardstore.engine.index_cache import CachedIndex, IndexCache
@@ -23,18 +24,16 @@ _KEYS_AT_ONCE = 1000  # as many as one request of S3 deletes
 _SHARDS_AT_ONCE = 64
 
 
+@dataclass(eq=False, repr=False)
 class Erasing:
     """Removes everything below a prefix."""
 
-    def __init__(
-        self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, listing: Listing, reader: Reader, writer: Writer
-    ) -> None:
-        self._storage = storage
-        self._hierarchy = hierarchy
-        self._indices = indices
-        self._listing = listing
-        self._reader = reader
-        self._writer = writer
+    _storage: Storage
+    _hierarchy: Hierarchy
+    _indices: IndexCache
+    _listing: Listing
+    _reader: Reader
+    _writer: Writer
 
     async def erase_prefix(self, prefix: str, *, keep_documents: bool = False) -> None:
         """Erase every key below ``prefix``, which is ``""`` or ends with ``/`` (the draft's ``erase_prefix``).

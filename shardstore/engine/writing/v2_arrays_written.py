@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, field
 
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Corruption, InvalidInput
@@ -21,13 +22,13 @@ def array_path(key: str) -> str | None:
     return path if name == ARRAY_NAME else None
 
 
+@dataclass(eq=False, repr=False)
 class WrittenV2Arrays:
     """Looks at each document of a new array of Zarr v2 that passes through one store."""
 
-    def __init__(self, storage: Storage, options: EngineOptions) -> None:
-        self._storage = storage
-        self._options = options
-        self._has_warned = False
+    _storage: Storage
+    _options: EngineOptions
+    _has_warned: bool = field(default=False, init=False)
 
     async def check(self, key: str, data: BytesLike, *, nothing_there: bool = False) -> None:
         """Refuse a new array that would be sharded if it were one of Zarr v3, where the sharding was asked for; else warn, once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
 
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
@@ -35,12 +36,12 @@ from shardstore.stored.draft2022.entry_point import parsed, sought
 _NAME = "zarr.json"
 
 
+@dataclass(eq=False, repr=False)
 class DraftListing:
     """Lists the hierarchy in ``inner``."""
 
-    def __init__(self, inner: Storage, documents: DraftDocuments) -> None:
-        self._inner = inner
-        self._documents = documents
+    _inner: Storage
+    _documents: DraftDocuments
 
     # -- as it is stored -----------------------------------------------------------------------------------------------
 
@@ -140,15 +141,15 @@ class DraftListing:
         return await _Directory(self._inner, self._documents, prefix).listing()
 
 
+@dataclass(eq=False, repr=False)
 class _Directory:
     """One directory, while it is being listed."""
 
-    def __init__(self, inner: Storage, documents: DraftDocuments, prefix: str) -> None:
-        self._inner = inner
-        self._documents = documents
-        self._prefix = prefix
-        self._objects: dict[str, ObjectInfo] = {}
-        self._prefixes: set[str] = set()
+    _inner: Storage
+    _documents: DraftDocuments
+    _prefix: str
+    _objects: dict[str, ObjectInfo] = field(default_factory=dict, init=False)
+    _prefixes: set[str] = field(default_factory=set, init=False)
 
     async def listing(self) -> DirListing:
         path = self._prefix.rstrip("/")

@@ -38,7 +38,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_stored,
 )
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
+from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, cut
 from shardstore.storage.base import (
     ABSENT,
     CHANGED,
@@ -322,8 +322,7 @@ def _stored_guard(guard: Guard) -> Guard:
 def _of_version(read: Read, generation: Generation, data: bytes) -> ReadOutcome:
     if read.generation is not None and read.generation != generation:
         return CHANGED
-    view = memoryview(data)
-    return Found(generation, len(data), tuple(view[(r := resolve(request, len(data))).start : r.end] for request in read.ranges))
+    return Found(generation, len(data), tuple(cut(memoryview(data), request) for request in read.ranges))
 
 
 def _may_be_scalar(key: str) -> bool:

@@ -116,12 +116,12 @@ _NEW = Generation("new")  # the version of what an action of this commit has mad
 
 
 def content_version(data: BytesLike) -> Generation:
-    """The version of a value that is told by its bytes alone."""
+    """Return the version of a value that is told by its bytes alone."""
     return Generation(hashlib.blake2b(data, digest_size=16).hexdigest())
 
 
 def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:
-    """The swap of a value whose versions are those of its content, for ``Revise``."""
+    """Return the swap of a value whose versions are those of its content, for ``Revise``."""
 
     def compute(old: bytes | None) -> bytes | None:
         if not swap.apply(None if old is None else content_version(old)):
@@ -206,7 +206,7 @@ def tells_outcome(actions: Sequence[Action]) -> bool:
 
 
 def simplified(actions: list[Action]) -> list[Action]:
-    """Without what a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
+    """Return the actions without those that a later ``SetValue`` or ``EraseValue`` makes irrelevant."""
     if len(actions) == 1 or tells_outcome(actions):
         return actions
     last = max((i for i, a in enumerate(actions) if isinstance(a, SetValue | EraseValue)), default=0)

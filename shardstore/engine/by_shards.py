@@ -108,7 +108,7 @@ def _array(data: bytes) -> JsonObject | None:
 async def chunks_in_shards(
     keys: AsyncIterator[str], path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]
 ) -> AsyncIterator[str]:
-    """Those of the presented ``keys`` that are chunks in shards that are ``wanted``, by the coordinates of the shards of ``layout``."""
+    """Yield those of the presented ``keys`` that are chunks in ``wanted`` shards, by the coordinates of the shards of ``layout``."""
     start = join(path, "")
     async for key in keys:
         coords = layout.key_encoding.decode(key[len(start) :], layout.ndim)

@@ -1,13 +1,13 @@
 """Contention between writers: back-off after a lost race, fairness, and when a writer gives up.
 
-A writer that has the shard's index needs one request to commit; one that has just lost needs two. So without manners whoever won
-would win again, until it has nothing left to write. Four things make it fair, without a word between the writers:
+A writer that has the shard's index needs one request to commit; one that has just lost needs two. So the winner of one race would win
+the next ones, until it has nothing left to write. Four rules make it fair, without a message between the writers:
 
-- Waits are drawn at random, and at most a few times as long as an attempt takes, whatever that is on this storage.
-- Who has lost often waits less, so that nobody is overtaken for ever.
-- Who has won an object that was contested waits its turn before it writes the same object again.
-- Who writes the same object again and again, and never loses, stops now and then for a moment: it would not know of others
-  that lose against it each time.
+- Waits are drawn at random, up to a few times the duration of an attempt on this storage.
+- A writer that has lost often waits less, so that none is overtaken for ever.
+- A writer that has won a contested object waits before it writes the same object again.
+- A writer that writes the same object again and again without losing stops now and then for a moment: it cannot see who loses
+  against it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Contention:
         self._runs: OrderedDict[str, _Run] = OrderedDict()
 
     def turn(self, key: str) -> Turn:
-        """One write of the object at ``key``, until it succeeds or gives up."""
+        """Return one write of the object at ``key``, until it succeeds or gives up."""
         return Turn(self, key)
 
     def contest(self, key: str) -> _Contest | None:
@@ -95,7 +95,7 @@ class Contention:
         return self._contests.get(key)
 
     def contested(self, key: str) -> _Contest:
-        """The object has a rival."""
+        """Note that the object has a rival."""
         self._runs.pop(key, None)
         contest = self._contests.setdefault(key, _Contest())
         _used(self._contests, key)
@@ -115,7 +115,7 @@ class Contention:
         return min(_STOP * run.attempt_seconds, _LONGEST_WAIT_SECONDS) if run.is_due_to_stop else 0.0
 
     def committed(self, key: str, began: float) -> None:
-        """The object was written without a conflict."""
+        """Note that the object was written without a conflict."""
         now = self.clock()
         run = self._runs.setdefault(key, _Run(began, now, now - began))
         _used(self._runs, key)
@@ -144,7 +144,7 @@ class Turn:
         return self._losses > 0
 
     async def start(self) -> None:
-        """Before the first attempt: where this client has just won against others, or may have all the time, let them go first."""
+        """Wait before the first attempt: where this client has just won against others, or may have all the time, let them go first."""
         contest = self._contention.contest(self._key)
         if contest is not None:
             await self._wait(contest.window_seconds)
@@ -153,7 +153,7 @@ class Turn:
             self._began = self._contention.clock()
 
     async def lost(self, what: str, cause: Exception) -> None:
-        """Another writer won the race: wait before the write is planned again.
+        """Wait before the write is planned again, after another writer won the race.
 
         Raises:
             Conflict: it lost too many times in a row.
@@ -171,7 +171,7 @@ class Turn:
         await self._wait(contest.window_seconds * max(_LEAST_PATIENCE, 1 - self._losses / _PATIENT_LOSSES))
 
     def won(self) -> None:
-        """The write is done."""
+        """Note that the write is done."""
         if self._losses:
             return
         self._contention.committed(self._key, self._began)

@@ -1,17 +1,14 @@
 """Copying and moving whole nodes as they are stored: bytes, shards and all. Nothing is decoded, the sharding stays.
 
-A *node* here is everything at or below a presented path: an array, a group with all that is in it, other objects, or a
-single one; ``""`` is the root.
+A *node* here is everything at or below a presented path: an array, a group with all that is in it, or a single object; ``""`` is the root.
 
-Elsewhere metadata is written first and erased last, so that what is there can be read. A copy does it the other way round: data
-first, then documents, the deepest first and the topmost last. Its target is new, nobody reads it yet, and a document over
-missing shards would show fill values that were never written. So a copy that ends early, by an error, a cancellation or
-the death of the process, leaves objects below the target and no node there (arrays inside a group may be there already: whole).
-Copying again with ``overwrite=True`` does it over, ``erase_prefix`` removes them.
+A copy writes data first, then documents, the deepest first and the topmost last. Elsewhere documents are written first; but nobody reads
+the target of a copy yet, and a document over missing shards would show fill values that were never written. A copy that ends early
+leaves objects below the target and no node there; arrays inside a group may be there already, whole. Copying again with
+``overwrite=True`` does it over, ``erase_prefix`` removes them.
 
-What nobody can see from here are writers. In one step (``rename_prefix``) or not, a write to the source that another client
-has planned before and carries out after a move can come too late, and make a stray object where the source was: it is
-refused if it finds its shard gone that it has read, and past ``metadata_ttl`` in any case. Let nobody write to what is being moved.
+Let nobody write to what is being moved. A write to the source that another client planned before the move and carries out after it
+can leave a stray object there. It is refused where the shard that it has read is gone, and past ``metadata_ttl`` in any case.
 """
 
 from __future__ import annotations
@@ -105,12 +102,12 @@ class _Place:
         return f"{self.path!r} in {self.storage.url}"
 
     def key_at(self, key: str, other: _Place) -> str:
-        """The key at ``other`` of an object that has ``key`` here."""
+        """Return the key at ``other`` of an object that has ``key`` here."""
         inside = key[len(self.path) :].lstrip("/")
         return join(other.path, inside) if inside else other.path
 
     async def objects(self) -> AsyncIterator[ObjectInfo]:
-        """Every stored object at or below this."""
+        """Yield every stored object at or below this."""
         if self.path and (found := await self.storage.stat(self.path)) is not None:
             yield found
         async for found in self.storage.list(self.below):
@@ -192,7 +189,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
 
 
 async def _chunk_owner(place: _Place) -> Node | None:
-    """The sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
+    """Return the sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
     cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
     nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
     for path, rest in cuts:
@@ -256,7 +253,7 @@ class _Copying:
     """One copy of everything at or below ``source``, which ``_begin`` has allowed."""
 
     def __init__(self, source: _Place, target: _Place, overwrite: bool, progress: Progress | None, *, overwrites: bool) -> None:
-        """``overwrite``: whether that is allowed; ``overwrites``: whether there is something."""
+        """Prepare a copy. ``overwrite``: that is allowed; ``overwrites``: there is something at the target."""
         self.source = source
         self.target = target
         self._overwrites = overwrites
@@ -337,7 +334,7 @@ class _Copying:
             )
 
     async def _data(self) -> AsyncIterator[ObjectInfo]:
-        """The objects of the source that are no documents; those are noted."""
+        """Yield the objects of the source that are no documents; note the documents."""
         async for found in self.source.objects():
             self.listed.add(found)
             if _is_document(found.key):
@@ -403,7 +400,7 @@ class _Copying:
         raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
 
     def _translated(self, found: Found) -> bytes | None:
-        """An array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
+        """Return an array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
         document = parse_object(found.buffers[0])
         if document is None or not is_array(document):
             return None
@@ -412,7 +409,7 @@ class _Copying:
         return None if translated is document else dumps(translated)
 
     async def _pieces(self, key: str, first: Found) -> AsyncIterator[BytesLike]:
-        """The bytes of the version that ``first`` is the beginning of."""
+        """Yield the bytes of the version that ``first`` is the beginning of."""
         yield first.buffers[0]
         for start in range(len(first.buffers[0]), first.nbytes, _PIECE_BYTES):
             end = min(start + _PIECE_BYTES, first.nbytes)

@@ -167,7 +167,7 @@ class EngineOptions:
         return IndexFormat(chunks_per_shard, IndexCodecs("little", self.index_checksum), self.index_location)
 
     def read_limits(self, kind: str) -> ReadLimits:
-        """Gap and size limits for a kind of storage, and what is asked for with an index."""
+        """Return gap and size limits for a kind of storage, and what is asked for with an index."""
         gap, first = read_sizes(kind)
         return ReadLimits(
             gap if self.gap_bytes is None else self.gap_bytes, self.request_bytes, first if self.first_bytes is None else self.first_bytes

@@ -48,7 +48,7 @@ class PinnedValue:
         self.version = chunk_version(generation, ChunkLocation(offset, nbytes)).token
 
     async def read(self, start: int, end: int) -> memoryview:
-        """Bytes from ``start`` to ``end`` (exclusive) of the value, clipped to it.
+        """Return the bytes from ``start`` to ``end`` (exclusive) of the value, clipped to it.
 
         Raises:
             Conflict: the object was replaced since the value was opened: what was read before may be of another version.
@@ -76,7 +76,7 @@ OpenValue = PinnedValue | HeldValue
 
 
 async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, values: Values) -> OpenValue | None:
-    """The value of a key as it is now, ``None`` where there is none. What has no version to name is read whole.
+    """Return the value of a key as it is now, ``None`` where there is none. What has no version to name is read whole.
 
     Raises:
         Corruption: the index of the chunk's shard, or the chunk's entry in it, is damaged.

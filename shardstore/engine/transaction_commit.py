@@ -81,7 +81,7 @@ class OverlayCommit:
         await self._commit_wave([key for key in keys if metadata_path(key) is not None and key not in set(are_set)])
 
     async def _plan(self, documents: list[str]) -> dict[str, PlannedArray]:
-        """The arrays that the transaction creates or changes; refuses before any chunk is written what would be refused later."""
+        """Return the arrays that the transaction creates or changes. Refuse before any chunk is written what would be refused later."""
         planned: dict[str, PlannedArray] = {}
         for key in documents:
             path, action = metadata_path(key), self._overlay.action(key)
@@ -96,7 +96,7 @@ class OverlayCommit:
         return planned
 
     async def _commit_values(self, keys: list[str]) -> None:
-        """Chunks of one shard together, and no more bytes at once than the memory bound."""
+        """Commit chunks of one shard together, and no more bytes at once than the memory bound."""
         targets = await self._hierarchy.locate(keys, for_write=True)
         groups: dict[str, list[str]] = {}
         for key, target in zip(keys, targets, strict=True):

@@ -72,7 +72,7 @@ class Values:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
-        """The bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
+        """Return the bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
         keys = [key for key, _ in requests]
         check_keys(keys)
         if (together := await self._get_together(keys, requests, located)) is not None:
@@ -91,7 +91,7 @@ class Values:
         return values
 
     async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest], located: LocatedChunks | None) -> list[Value] | None:
-        """The values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
+        """Return the values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
         try:
             if located is None:
                 located = await self._hierarchy.locate_together(keys, for_write=False)
@@ -137,7 +137,7 @@ class Values:
     async def _read_chunks(
         self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value], others: Sequence[Read] = ()
     ) -> tuple[list[int], list[ReadOutcome]]:
-        """The requests that have to be located again, and what was read of ``others``, in the first round of the chunks."""
+        """Return the requests that have to be located again, and what was read of ``others``, in the first round of the chunks."""
         shards = group_by_shard((n, target, requests[i][1]) for n, (i, target) in enumerate(chunks))
         try:
             found, outcomes = await self._reader.read_with(shards, len(chunks), others)
@@ -161,7 +161,7 @@ class Values:
     async def _show_plain(
         self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
     ) -> list[int]:
-        """The requests of which the objects that were read may be something else by now."""
+        """Return the requests of which the objects that were read may be something else by now."""
         pairs = zip(owners, outcomes, strict=True)
         errors = await self._documents_after(
             [None if owner is None or owner.predates_metadata_check(found) else owner for owner, found in pairs]
@@ -193,14 +193,14 @@ class Values:
         return list(dict.fromkeys(doubtful + outdated))
 
     def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
-        """The documents of the owners are checked in the same step where the storage can do that."""
+        """Return the reads, guarded by the documents of the owners where the storage can do that."""
         if not self._storage.capabilities.guarded_reads:
             return list(reads)
         guards = [None if owner is None else Guard(metadata_key(owner.path), owner.generation) for owner in owners]
         return [replace(read, guard=guard) for read, guard in zip(reads, guards, strict=True)]
 
     async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
-        """Where it cannot, they are read in a round of their own, after the others. Returns what went wrong with them, by path."""
+        """Read the owners' documents in a round of their own where the storage has no guarded reads; return their errors by path."""
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
         if not paths or self._storage.capabilities.guarded_reads:
             return {}
@@ -214,7 +214,7 @@ class Values:
         return errors
 
     def _plain_owner(self, key: str) -> Node | None:
-        """The array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
+        """Return the array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
         if self._hierarchy.never_checks:
             return None
         for path, rest in possible_owners(key):
@@ -248,7 +248,7 @@ class Values:
         return None if stored is None else memoryview(stored.presented())
 
     async def size(self, key: str) -> int | None:
-        """The size of a value, which is not read unless it is a document; ``None`` where there is none.
+        """Return the size of a value, which is not read unless it is a document; ``None`` where there is none.
 
         Raises:
             Corruption: the index of the chunk's shard is damaged, or its entry.
@@ -303,7 +303,7 @@ class Values:
 
     @staticmethod
     def _refuse_chunks(others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
-        """Chunks that came with a document that was not stored are meant for that document, not for the one that is there."""
+        """Refuse chunks whose document came with them and was refused: they are not meant for the document that is there."""
         refused = {metadata_path(updates[i][0]): i for i in failed}
         if not refused:
             return
@@ -316,7 +316,7 @@ class Values:
                 errors[i] = error
 
     async def _update_documents(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
-        """Documents of different nodes at once; those of one node in their order."""
+        """Update documents of different nodes at once, those of one node in their order."""
         of_key: dict[str, list[int]] = {}
         for i in numbers:
             of_key.setdefault(updates[i][0], []).append(i)
@@ -398,7 +398,7 @@ class Values:
         await asyncio.gather(*(one(target, mine) for target, mine in by_key.items()))
 
     async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
-        """An object that is stored as it is presented."""
+        """Update an object that is stored as it is presented."""
         key = target.key
         for action in actions:
             if isinstance(action, SetValue | SetIfMissing):
@@ -442,7 +442,7 @@ class Values:
             return
 
     async def _swap_object(self, key: str, swap: Swap) -> None:
-        """The versions of an object of its own are the storage's."""
+        """Swap an object that is stored as it is presented: its versions are the storage's."""
         outcome = swap.outcome
         try:
             if swap.data is None:

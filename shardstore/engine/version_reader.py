@@ -46,7 +46,7 @@ class VersionReader:
     async def _read_located(
         self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], reads: Sequence[Read], outcomes: list[ReadOutcome]
     ) -> list[int]:
-        """Those are left that have to be located again."""
+        """Read what was located; return the numbers of the reads that have to be located again."""
         chunks: list[tuple[int, ChunkTarget]] = []
         stored: list[tuple[int, Read, bool]] = []
         documents: list[int] = []
@@ -90,7 +90,7 @@ class VersionReader:
     async def _read_chunks(
         self, chunks: Sequence[tuple[int, ChunkTarget]], reads: Sequence[Read], outcomes: list[ReadOutcome]
     ) -> list[int]:
-        """Chunks of whatever version, each with that version."""
+        """Read chunks of whatever version, each with that version."""
         wanted = [(i, target, request) for i, target in chunks for request in reads[i].ranges or (_NO_BYTES,)]
         if not wanted:
             return []

@@ -15,7 +15,7 @@ _NOT_UTF8 = re.compile(r"[\ud800-\udfff]")
 
 
 def check_key(key: object) -> str:
-    """The key, if it stays inside the store.
+    """Return the key, if it stays inside the store.
 
     Raises:
         InvalidInput: it is empty, absolute, has empty, ``.`` or ``..`` segments, NUL or a backslash, or UTF-8 cannot hold it.
@@ -44,7 +44,7 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_prefix(prefix: object) -> str:
-    """A prefix of keys, as a string: nothing that no key could start with, but for what only lists nothing.
+    """Return a prefix of keys. One that no key could start with passes where it only lists nothing.
 
     Raises:
         InvalidInput: it would climb out of the store, or UTF-8 cannot hold it.
@@ -96,14 +96,14 @@ def metadata_key(path: str) -> str:
 
 
 def metadata_path(key: str) -> str | None:
-    """The path of the node whose document ``key`` is, or ``None``."""
+    """Return the path of the node whose document ``key`` is, or ``None``."""
     if key == METADATA_NAME:
         return ""
     return key[: -len(METADATA_NAME) - 1] if key.endswith("/" + METADATA_NAME) else None
 
 
 def ancestors(key: str) -> Iterator[tuple[str, str]]:
-    """``(path, rest)`` for every way to cut ``key`` at a slash, the shortest path first; the root is ``""``."""
+    """Yield ``(path, rest)`` for every way to cut ``key`` at a slash, the shortest path first; the root is ``""``."""
     yield "", key
     at = key.find("/")
     while at >= 0:
@@ -119,7 +119,7 @@ def groups_above(path: str) -> Iterator[str]:
 
 
 def possible_owners(key: str) -> list[tuple[str, str]]:
-    """``(path, relative key)`` of every array that could own the chunk key ``key``, the outermost first.
+    """Return ``(path, relative key)`` of every array that could own the chunk key ``key``, the outermost first.
 
     Only metadata tells which one does: ``0/0/0`` may be a chunk of the root, of ``0`` or of ``0/0``. The outermost
     array wins, because an array has no nodes below it.

@@ -157,7 +157,7 @@ class _Pieces:
 
 
 def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
-    """The pieces of ``wanted`` consecutive elements out of ``size``, over all places where they can begin."""
+    """Return the pieces of ``wanted`` consecutive elements out of ``size``, over all places where they can begin."""
     grid = -(-size // chunk)
     period = chunk * per_shard
     last = (grid - 1) // per_shard  # the last shard, which may be shorter
@@ -201,13 +201,13 @@ def _pieces(size: int, chunk: int, per_shard: int, wanted: int) -> _Pieces:
 
 
 def _cuts(points: npt.NDArray[np.int64], start: int, end: int) -> npt.NDArray[np.int64]:
-    """``points`` inside ``[start, end)``, sorted, with both ends."""
+    """Return ``points`` inside ``[start, end)``, sorted, with both ends."""
     inside = points[(points > start) & (points < end)]
     return np.unique(np.concatenate([inside, [start, end]]))
 
 
 def box(facts: ArrayFacts, access: Access) -> tuple[int, ...]:
-    """The elements that an access reads along each dimension, never more than there are.
+    """Return the elements that an access reads along each dimension, never more than there are.
 
     Raises:
         InvalidInput: the access has another rank than the array.
@@ -243,7 +243,7 @@ def _product(factors: Iterable[float]) -> float:
 
 
 def _spread(columns: Sequence[npt.NDArray[Scalar]]) -> list[npt.NDArray[Scalar]]:
-    """One-dimensional arrays, each along a dimension of its own."""
+    """Return one-dimensional arrays, each along a dimension of its own."""
     ndim = len(columns)
     return [column.reshape([-1 if axis == d else 1 for axis in range(ndim)]) for d, column in enumerate(columns)]
 
@@ -255,7 +255,7 @@ def _cost_of_pieces(
     index_nbytes: int,
     limits: ReadLimits,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Requests and bytes of each piece: a box of ``lengths`` chunks out of the ``extents`` that the shard holds.
+    """Return requests and bytes of each piece: a box of ``lengths`` chunks out of the ``extents`` that the shard holds.
 
     Between two rows of a box along some dimension lie as many chunks as the box leaves out there and in all dimensions
     behind it: from dimension to dimension outwards the gaps only grow. So from one dimension inwards everything is within
@@ -289,12 +289,12 @@ def _cost_of_pieces(
 
 
 def _at(column: npt.NDArray[np.int64], where: Sequence[int]) -> int:
-    """The element of a broadcast array."""
+    """Return the element of a broadcast array."""
     return int(column[tuple(min(i, n - 1) for i, n in zip(where, column.shape, strict=True))])
 
 
 def _coalesced(form: Sequence[tuple[int, int]], chunk_nbytes: int, limits: ReadLimits) -> tuple[int, int]:
-    """Requests and bytes for a box of chunks, ``(length, extent)`` along each dimension, that is too long for one request."""
+    """Return requests and bytes for a box of chunks, ``(length, extent)`` along each dimension, that is too long for one request."""
     positions = np.zeros(1, dtype=np.int64)
     for length, extent in form:
         positions = (positions[:, None] * extent + np.arange(length)).reshape(-1)
@@ -421,13 +421,13 @@ def advise(
 
 
 def _possible(grid: tuple[int, ...]) -> Iterable[ChunksPerShard]:
-    """Powers of two up to each dimension of the grid, and the whole dimension; but for a shard of a single chunk."""
+    """Return powers of two up to each dimension of the grid, and the whole dimension; but for a shard of a single chunk."""
     lengths = [sorted({g, *(1 << k for k in range(g.bit_length()))}) for g in grid]
     return (c for c in itertools.product(*lengths) if prod(c) > 1)
 
 
 def _touched(facts: ArrayFacts, chunks_per_shard: ChunksPerShard, accesses: Sequence[Access]) -> float:
-    """Shards that the accesses touch, weighted."""
+    """Return the number of shards that the accesses touch, weighted."""
     total = 0.0
     for access in accesses:
         sizes = zip(facts.shape, facts.chunk_shape, chunks_per_shard, box(facts, access), strict=True)

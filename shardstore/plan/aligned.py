@@ -20,7 +20,7 @@ def shard_aligned_chunks(
     chunks: Chunks | None = None,
     max_elements: int | None = None,
 ) -> Chunks:
-    """Chunks of a block of ``shape`` elements whose inner borders all lie between shards.
+    """Return chunks of a block of ``shape`` elements whose inner borders all lie between shards.
 
     Args:
         shape: of the block that is written.
@@ -80,7 +80,7 @@ def _lengths(n: int, borders: Sequence[int]) -> tuple[int, ...]:
 
 
 def _moved(lengths: tuple[int, ...], shard: int, start: int) -> tuple[int, ...]:
-    """Every border moved to the nearest one between shards; those that meet there, or at an end, become one."""
+    """Return the lengths with every border moved to the nearest one between shards; those that meet there, or at an end, become one."""
     n = sum(lengths)
     nearest = {(start + border + shard // 2) // shard * shard - start for border in _borders(lengths)}
     return _lengths(n, sorted(border for border in nearest if 0 < border < n))
@@ -102,13 +102,13 @@ def _divide(chunks: list[tuple[int, ...]], shard_shape: Sequence[int], start: Se
 
 
 def _widest(lengths: tuple[int, ...], shard: int, start: int) -> int:
-    """The most shards that one chunk touches."""
+    """Return the most shards that one chunk touches."""
     edges = (0, *_borders(lengths), sum(lengths))
     return max(-(-(start + end) // shard) - (start + begin) // shard for begin, end in pairwise(edges))
 
 
 def _split(lengths: tuple[int, ...], shard: int, start: int, most: int) -> tuple[int, ...]:
-    """The same block in chunks of at most ``most`` shards; borders that are there stay."""
+    """Return the same block in chunks of at most ``most`` shards; borders that are there stay."""
     n = sum(lengths)
     edges = (0, *_borders(lengths), n)
     borders: set[int] = set(edges)

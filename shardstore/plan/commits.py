@@ -92,7 +92,7 @@ class Strategy(ABC):
 def kept_slots(
     index_format: IndexFormat, old: ShardIndex | None, old_nbytes: int, updates: Mapping[int, BytesLike | None]
 ) -> npt.NDArray[np.bool_] | DeleteShard | NothingToDo:
-    """``(nslots,)``: the chunks of ``old`` that stay; or what is to be done where nothing has to be written.
+    """Return ``(nslots,)``: the chunks of ``old`` that stay; or what is to be done where nothing has to be written.
 
     Raises:
         Corruption: an entry that would have to be kept cannot be right.
@@ -123,7 +123,7 @@ def check_kept(old: ShardIndex, old_nbytes: int, kept: npt.NDArray[np.bool_]) ->
 
 
 def plan_empty(index_format: IndexFormat) -> WriteShard:
-    """A shard that holds no chunk: nothing but its index."""
+    """Plan a shard that holds no chunk: nothing but its index."""
     index = index_format.empty()
     encoded = NewBytes(index_format.encode(index))
     return WriteShard((encoded,), encoded.nbytes, index)
@@ -136,7 +136,7 @@ def write_anew(
     updates: Mapping[int, BytesLike | None],
     order: ChunkOrder,
 ) -> WriteShard:
-    """The shard of the chunks of ``old`` in the slots that are ``kept``, and of the updates."""
+    """Plan the shard of the chunks of ``old`` in the slots that are ``kept``, and of the updates."""
     given = {slot: len(value) for slot, value in updates.items() if value is not None}
     new = np.fromiter(given, dtype=np.intp, count=len(given))
     is_new = np.zeros_like(kept)
@@ -211,7 +211,7 @@ def _segments(
 
 
 def slot_order(chunks_per_shard: tuple[int, ...], order: ChunkOrder, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """The slots where ``present``, in the order in which their chunks are stored."""
+    """Return the slots where ``present``, in the order in which their chunks are stored."""
     slots = np.flatnonzero(present)
     if order == "morton" and len(chunks_per_shard) > 1:
         slots = slots[np.argsort(_morton_codes(slots, chunks_per_shard), kind="stable")]
@@ -219,7 +219,7 @@ def slot_order(chunks_per_shard: tuple[int, ...], order: ChunkOrder, present: np
 
 
 def _morton_codes(slots: npt.NDArray[np.intp], shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    """Z-order code of each slot: the bits of its coordinates interleaved, the last dimension least significant.
+    """Return the Z-order code of each slot: the bits of its coordinates interleaved, the last dimension least significant.
 
     Dimensions that have run out of bits are passed over, so the code needs no more bits than the slot number has.
     """

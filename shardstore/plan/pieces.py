@@ -38,7 +38,7 @@ class Pieces:
 
 
 def shared_pieces(offsets: Ints, lengths: Ints) -> Pieces | None:
-    """The pieces of chunks, given by where they lie, in any order; ``None`` where each is a piece of its own."""
+    """Return the pieces of chunks, given by where they lie, in any order; ``None`` where each is a piece of its own."""
     ends = offsets + lengths
     if bool((offsets[1:] >= ends[:-1]).all()):
         return None  # as a rewritten shard has them: one behind the other
@@ -61,6 +61,6 @@ def shared_pieces(offsets: Ints, lengths: Ints) -> Pieces | None:
 
 
 def covered_nbytes(offsets: Ints, lengths: Ints) -> int:
-    """The bytes that are at least one chunk's."""
+    """Return the bytes that are at least one chunk's."""
     pieces = shared_pieces(offsets, lengths)
     return int(lengths.sum()) if pieces is None else pieces.nbytes

@@ -121,7 +121,7 @@ def validate_policy(policy: object) -> None:
 
 
 def automatic(info: ArrayInfo, *, may_grow: bool = True) -> tuple[int, ...] | None:
-    """Chunks per shard for about ``AUTO_SHARD_NBYTES`` decoded bytes, in a form that the array's chunks can fill.
+    """Return the chunks per shard for about ``AUTO_SHARD_NBYTES`` decoded bytes, in a form that the array's chunks can fill.
 
     Dimensions are doubled in turn, the last first, each until it holds all chunks along it, so shards are about as many chunks long along
     each. A dimension with exactly one chunk stays at one. With ``may_grow``, the array may become longer than it is now:

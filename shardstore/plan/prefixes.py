@@ -41,7 +41,7 @@ def plan_prefix(layout: ArrayLayout, prefix: str) -> PrefixPlan:
 
 
 def chunks_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = ()) -> list[ChunkCoords]:
-    """The chunks that exist in a shard, in C order; with ``leading``, only those below it.
+    """Return the chunks that exist in a shard, in C order; with ``leading``, only those below it.
 
     Also those outside the array's shape, which a resize leaves: they can be read by their keys, as objects of a plain store can.
     """
@@ -66,7 +66,7 @@ def rows_of(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, l
 def chunk_keys_of(
     layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords = (), before: str = ""
 ) -> tuple[list[str], list[int]]:
-    """The keys of the chunks that ``chunks_of`` gives, relative to the array, each behind ``before``, and their sizes in bytes.
+    """Return the keys of the chunks that ``chunks_of`` gives, relative to the array, each behind ``before``, and their sizes in bytes.
 
     They are made row by row: most of a key's text it shares with its neighbours.
     """
@@ -94,7 +94,7 @@ def chunk_keys_of(
 
 
 def _wanted(layout: ArrayLayout, shard_coords: ChunkCoords, index: ShardIndex, leading: ChunkCoords) -> npt.NDArray[np.bool_]:
-    """``chunks_per_shard``: the chunks that exist and begin with ``leading``."""
+    """Return, in the shape ``chunks_per_shard``, the chunks that exist and begin with ``leading``."""
     per_shard = layout.grid.chunks_per_shard
     present = index.present().reshape(per_shard)
     if not leading:

@@ -94,7 +94,7 @@ class DraftFlavour(PresentedFlavour):
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        """Documents first, then data, whose keys they give a meaning. Documents that are erased go last."""
+        """Update documents first, then data, whose keys they give a meaning. Documents that are erased go last."""
         errors: list[Exception | None] = [None] * len(updates)
         checked: list[KeyUpdate] = []
         waves: tuple[list[int], list[int], list[int]] = ([], [], [])
@@ -150,20 +150,20 @@ class DraftFlavour(PresentedFlavour):
         return [_document_key(part) for part, data in zip(parts, shown, strict=True) if isinstance(data, bytes)]
 
     async def _presented_key(self, view: View, canonical: str) -> str | None:
-        """The presented key of a canonical one that is no document's."""
+        """Return the presented key of a canonical one that is no document's."""
         parent, _, name = canonical.rpartition("/")
         if name == "c" and _is_scalar((await view.arrays([parent], for_write=False)).get(parent)):
             return await self._scalar_key(view, parent)
         return data_key(canonical)
 
     async def _scalar_key(self, view: View, path: str) -> str:
-        """Under which of its two keys the chunk of a 0-d array is shown: the one under which it is written."""
+        """Return the one of its two keys under which the chunk of a 0-d array is shown, and written."""
         document = (await view.documents_of([Part(path, _ARRAY)]))[path]
         stored = split_stored(loads_object(document))[1] if isinstance(document, memoryview) and _is_node(document) else None
         return scalar_data_keys(path)[0 if scalar_key_name(stored or {}) == "c" else 1]
 
     async def list_dir(self, view: View, prefix: str, *, approximate: bool) -> ListedDir:
-        """Values are exact. With ``approximate`` the prefixes are those of all chunks that the shards there could hold."""
+        """List one level. Values are exact; with ``approximate`` the prefixes are those of all chunks that the shards there could hold."""
         if view.engine.held is not None:
             return await directly_below(prefix, self.listed(view, prefix))
         listed = await view.storage.list_dir(VERBATIM + prefix)
@@ -181,7 +181,7 @@ class DraftFlavour(PresentedFlavour):
         return ListedDir(tuple(values), tuple(dict.fromkeys([*(p for p in prefixes if p not in rows), *chunks.prefixes])))
 
     async def _array_at(self, view: View, prefix: str) -> tuple[str, KnownArray] | None:
-        """The array below whose data ``prefix`` is."""
+        """Return the array below whose data ``prefix`` is."""
         if not prefix.startswith(DATA_ROOT):
             return None
         paths = [path.rstrip("/") for path, _ in ancestors(prefix.removeprefix(DATA_ROOT))]
@@ -189,7 +189,7 @@ class DraftFlavour(PresentedFlavour):
         return next(((path, arrays[path]) for path in paths if path in arrays), None)
 
     async def _chunks_below(self, view: View, prefix: str, path: str, array: KnownArray, *, approximate: bool) -> ListedDir:
-        """The chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
+        """Return the chunks of an array that lie directly below ``prefix``, and the prefixes of others."""
         rest = prefix.removeprefix(DATA_ROOT + join(path, ""))
         if array.ndim == 0:
             nbytes = None if rest else await view.engine.size(join(path, "c"))
@@ -244,7 +244,7 @@ def _meaning(key: str, arrays: dict[str, KnownArray]) -> Meaning:
 
 
 def _part(key: str) -> Part | None:
-    """The document that a presented key is of."""
+    """Return the document that a presented key is of."""
     canonical = canonical_key(key) if key.startswith(META_ROOT) else None
     path = None if canonical is None else document_path(canonical)
     return None if path is None else Part(path, _ARRAY if key.endswith(ARRAY_SUFFIX) else _GROUP)
@@ -255,7 +255,7 @@ def _document_key(part: Part) -> str:
 
 
 def _path_of_scalar(key: str) -> str | None:
-    """The path of the array whose chunk ``key`` is, if that array is 0-d."""
+    """Return the path of the array whose chunk ``key`` is, if that array is 0-d."""
     parent, slash, name = key.rpartition("/")
     return f"{parent}/"[len(DATA_ROOT) :].rstrip("/") if name in ("c", "c0") and f"{parent}{slash}".startswith(DATA_ROOT) else None
 
@@ -295,7 +295,7 @@ def _is_node(document: bytes | memoryview) -> bool:
 
 
 def _without_ours(stored: JsonObject, canonical: JsonObject) -> JsonObject:
-    """The draft's document without the transformer that the canonical one is shown without, and without what is kept for other views."""
+    """Return the draft's document without the transformer that the canonical one lacks, and without what is kept for other views."""
     shown = {member: value for member, value in stored.items() if member != _TRANSFORMERS or value == []}
     if canonical.get(_TRANSFORMERS):
         shown[_TRANSFORMERS] = canonical[_TRANSFORMERS]
@@ -306,7 +306,7 @@ def _without_ours(stored: JsonObject, canonical: JsonObject) -> JsonObject:
 
 
 def _entry_point_action(action: Action) -> Action:
-    """The same on the entry point, where what it becomes is one that this can be the hierarchy of."""
+    """Return the same on the entry point, where what it becomes is one that this can be the hierarchy of."""
 
     def revised(compute: Callable[[bytes | None], bytes | None]) -> Callable[[bytes | None], bytes | None]:
         def checked(old: bytes | None) -> bytes | None:

@@ -102,4 +102,4 @@ class EngineStorage(ReadsAndWrites):
             raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
 
     async def close(self) -> None:
-        """The engine is the user's, and stays open."""
+        """Do nothing: the engine is the user's, and stays open."""

@@ -137,7 +137,7 @@ class V2Flavour(PresentedFlavour):
     # -- writing ---------------------------------------------------------------------------------------------------------
 
     async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        """Nodes first, then what is of them: attributes, consolidated metadata, chunks. Nodes that are erased go last."""
+        """Update nodes first, then what is of them: attributes, consolidated metadata, chunks. Nodes that are erased go last."""
         errors: list[Exception | None] = [None] * len(updates)
         waves: tuple[list[int], list[int], list[int]] = ([], [], [])
         for i, (key, action) in enumerate(updates):
@@ -195,7 +195,7 @@ class V2Flavour(PresentedFlavour):
                 raise error
 
     async def _stored_as_v2(self, view: View, paths: Sequence[str]) -> dict[str, dict[str, bytes] | ShardStoreError]:
-        """The objects of v2 at ``paths``, by name; the error of a path where they cannot be read."""
+        """Return the objects of v2 at ``paths``, by name; the error of a path where they cannot be read."""
         names = (*_NODE_NAMES, ATTRIBUTES_NAME)
         found = await view.engine.get_many([(join(path, name), EVERYTHING) for path in paths for name in names]) if paths else []
         stored: dict[str, dict[str, bytes] | ShardStoreError] = {}
@@ -206,7 +206,7 @@ class V2Flavour(PresentedFlavour):
         return stored
 
     async def _nodes_below(self, view: View, path: str, data: bytes) -> dict[str, JsonObject]:
-        """The documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
+        """Return the documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
         inside = (parse_object(data) or {}).get("metadata")  # what is no JSON is refused when it is translated
         names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
         documents = await view.documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
@@ -235,7 +235,7 @@ class V2Flavour(PresentedFlavour):
                 yield ListedValue(key, None)
 
     async def _canonical_prefixes(self, view: View, prefix: str) -> list[str]:
-        """The canonical prefixes below which everything lies that is presented below ``prefix``; none covers another."""
+        """Return the canonical prefixes below which everything lies that is presented below ``prefix``; none covers another."""
         cuts = list(ancestors(prefix))
         arrays = await view.arrays([path for path, _ in cuts], for_write=False)
         for path, rest in cuts:
@@ -246,7 +246,7 @@ class V2Flavour(PresentedFlavour):
         return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
 
     async def _presented_key(self, view: View, canonical: str) -> str | None:
-        """The presented key of what is listed under a canonical one, and is no document of v3."""
+        """Return the presented key of what is listed under a canonical one, and is no document of v3."""
         if (named := document_key(canonical)) is not None:
             documents = await view.documents_of([Part(named.path, named.name)])
             return canonical if documents[named.path] is None else None  # left over beside a document of v3, which is what counts
@@ -258,7 +258,7 @@ class V2Flavour(PresentedFlavour):
         return canonical
 
     async def _parts_at(self, view: View, paths: Sequence[str]) -> list[str]:
-        """The keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
+        """Return the keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
         parts = [Part(path, name) for path in paths for name in DOCUMENT_NAMES]
         documents = await view.documents_of(parts)
         for document in documents.values():

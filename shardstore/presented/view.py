@@ -204,7 +204,7 @@ class View(KeyedStore):
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     async def arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
-        """The arrays of final Zarr v3 whose chunks have known names among the nodes at ``paths``, in one round of requests at most."""
+        """Return the arrays whose chunks have known names among the nodes of Zarr v3 at ``paths``, in one round of requests at most."""
         arrays: dict[str, KnownArray] = {}
         unknown: list[str] = []
         hierarchy, held = self.engine.hierarchy, self.engine.held
@@ -225,7 +225,7 @@ class View(KeyedStore):
         return arrays
 
     async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
-        """The nodes at ``paths``, but for those that cannot be read: the engine looks for them again, and tells who asks for their keys."""
+        """Return the nodes at ``paths`` that can be read. The engine looks for the others again, and tells who asks for their keys."""
         try:
             return await self.engine.hierarchy.load(paths)
         except ShardStoreError:
@@ -258,7 +258,7 @@ class View(KeyedStore):
         return values
 
     async def documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
-        """The canonical presented documents, by path."""
+        """Return the canonical presented documents, by path."""
         paths = list(dict.fromkeys(part.path for part in parts))
         return dict(zip(paths, await self.engine.get_many(_documents(paths)), strict=True))
 
@@ -314,7 +314,7 @@ class View(KeyedStore):
         return errors
 
     def on_document(self, part: Part, action: Action) -> Revise:
-        """The same action on the document that the part is of."""
+        """Return the same action on the document that the part is of."""
 
         def compute(document: bytes | None) -> bytes | None:
             def revised(inner: Callable[[bytes | None], bytes | None]) -> bytes | None:

@@ -46,7 +46,7 @@ class DetectedStorage(StorageWrapper):
         return f"DetectedStorage({self.inner!r})"
 
     async def settled(self) -> Storage:
-        """The storage that everything goes to; ``inner`` for now where it could not be found out.
+        """Return the storage that everything goes to; ``inner`` for now where it could not be found out.
 
         Raises:
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
@@ -131,7 +131,7 @@ def is_draft(storage: Storage) -> bool:
 
 
 def restored_arrays(storage: Storage) -> Collection[str]:
-    """The paths of arrays whose storage transformers were lost, and are given by whoever opened the storage.
+    """Return the paths of arrays whose storage transformers were lost, and are given by whoever opened the storage.
 
     More than one may have been lost: then what the last one's shards hold is not the chunks of the document's codecs.
     """

@@ -9,7 +9,7 @@ from shardstore.storage.base import Failed, Found, Storage, document_read
 
 
 async def stale_consolidated(storage: Storage, path: str) -> list[str]:
-    """The groups above ``path`` whose consolidated metadata does not say what is at ``path`` now, the outermost first.
+    """Return the groups above ``path`` whose consolidated metadata does not say what is at ``path`` now, the outermost first.
 
     Ask after a node was copied, moved or removed, for its old path and its new one: whoever opens such a group by its consolidated
     metadata sees what was. To consolidate it again is up to the user.

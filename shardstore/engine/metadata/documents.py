@@ -67,11 +67,11 @@ class Documents:
         self._translation = Translation(storage, hierarchy, self._reader, options)
 
     async def read(self, path: str) -> StoredDocument | None:
-        """The stored document of the node at ``path`` as it is now, or ``None``."""
+        """Return the stored document of the node at ``path`` as it is now, or ``None``."""
         return await self._reader.read(path)
 
     def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
-        """The same from a ``document_read`` of it; what it says is remembered."""
+        """Return the same from a ``document_read`` of it, and remember what it says."""
         return self._reader.learn(path, outcome)
 
     async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
@@ -200,7 +200,7 @@ class Documents:
 
     @contextmanager
     def _doubted_unless_carried_out(self, path: str) -> Iterator[None]:
-        """A change that ends in an error may have been made: then what is remembered of the document is not to be believed."""
+        """Doubt what is known of a document where the change in this block ends in an error: it may have been made."""
         try:
             yield
         except BaseException:

@@ -58,7 +58,7 @@ class Node:
     """When the server was last seen to have this version of the document, by its own clock; ``NEVER`` where it does not tell."""
 
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
-        """The chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
+        """Return the chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
         if self.layout is not None:
             return self.layout.key_encoding.decode(relative_key, self.layout.ndim)
         if self.plain is not None:
@@ -88,7 +88,7 @@ class ChunkTarget(NamedTuple):
 
     @classmethod
     def of(cls, key: str, node: Node, layout: ArrayLayout, coords: ChunkCoords) -> ChunkTarget:
-        """The target of the chunk at ``coords``."""
+        """Return the target of the chunk at ``coords``."""
         shard_coords = layout.grid.shard_of(coords)
         return cls(key, node, layout, shard_coords, shard_key(node.path, layout, shard_coords), layout.grid.slot_of(coords))
 
@@ -105,7 +105,7 @@ class LocatedChunks:
     slots: npt.NDArray[np.int64]
 
     def targets(self, keys: Sequence[str]) -> list[Target]:
-        """One by one; ``keys`` are the keys that were located."""
+        """Return the targets one by one; ``keys`` are the keys that were located."""
         return [
             ChunkTarget(key, self.node, self.layout, self.shard_coords[i], self.shard_keys[i], slot)
             for key, i, slot in zip(keys, self.of_shard.tolist(), self.slots.tolist(), strict=True)
@@ -160,7 +160,7 @@ def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
 
 
 def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | None:
-    """Chunks of the array that ``first`` is one of; ``None`` where not all of them can be told to be that at a glance."""
+    """Return the chunks as those of the array that ``first`` is one of; ``None`` where that cannot be told of all at a glance."""
     node, layout = first.node, first.layout
     if layout.key_encoding.name != "default":
         return None
@@ -195,7 +195,7 @@ class HierarchyRegistry:
             return self._roots.get(member)
 
     def seeing(self, member: Hierarchy, path: str) -> list[tuple[Hierarchy, str]]:
-        """The others that see something of what ``member`` has at ``path``, each with its own path of that."""
+        """Return the others that see something of what ``member`` has at ``path``, each with its own path of that."""
         with self._lock:
             mine = self._roots.get(member)
             place = f"{mine}/{path}" if path else mine
@@ -248,7 +248,7 @@ class Hierarchy:
 
     @contextmanager
     def pending(self, nodes: Iterable[Node]) -> Iterator[None]:
-        """For the block, take these nodes as given, whatever is stored: their documents follow."""
+        """Take these nodes, for the block, as given, whatever is stored: their documents follow."""
         self._pending = {node.path: node for node in nodes}
         try:
             yield
@@ -291,12 +291,12 @@ class Hierarchy:
             other.join(self._siblings, url)
 
     def announce(self, path: str) -> None:
-        """This process has just written or erased the document of ``path``."""
+        """Tell the others that this process has just written or erased the document of ``path``."""
         for other, theirs in self._siblings.seeing(self, path):
             other._ask_again(theirs)
 
     def doubt(self, path: str) -> None:
-        """This process may have written or erased the document of ``path``, and does not know: nothing known of it is believed."""
+        """Read the document of ``path`` again before it is believed: this process may have written or erased it."""
         self._ask_again(path)
         self.announce(path)
 
@@ -305,17 +305,17 @@ class Hierarchy:
         self.distrust(path)
 
     def confirmed(self, path: str, generation: Generation) -> None:
-        """The document of ``path`` was seen to be still of this version."""
+        """Note that the document of ``path`` was seen to be still of this version."""
         if (known := self._nodes.get(path)) is not None and known.generation == generation:
             self._nodes[path] = replace(known, validated_at=self._clock())
 
     def distrust(self, path: str) -> None:
-        """Something happened that may mean that the document has changed: it is read again before it is believed."""
+        """Read the document of ``path`` again before it is believed, because it may have changed."""
         if (node := self._nodes.get(path)) is not None:
             self._nodes[path] = replace(node, validated_at=NEVER)
 
     def export(self) -> list[Node]:
-        """Arrays and their generations, to travel with a pickle; at the other end they count as stale."""
+        """Return arrays and their generations, to travel with a pickle; at the other end they count as stale."""
         arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and n.path not in self.deep_arrays)
         return [replace(n, validated_at=NEVER) for n in arrays]
 
@@ -326,7 +326,7 @@ class Hierarchy:
     # -- reading documents -----------------------------------------------------------------------------------------
 
     def describe(self, path: str, data: bytes | memoryview, generation: Generation) -> tuple[Node, JsonObject | None]:
-        """The node that a stored document describes, and the document itself where it is JSON."""
+        """Return the node that a stored document describes, and the document itself where it is JSON."""
         now = self._clock()
         try:
             document = loads_object(data)
@@ -408,7 +408,7 @@ class Hierarchy:
                 raise AssertionError(f"a whole-object read gave {outcome!r}")
 
     async def node(self, path: str, *, fresh: bool = False) -> Node | None:
-        """The node at ``path``; with ``fresh``, as the storage has it now."""
+        """Return the node at ``path``; with ``fresh``, as the storage has it now."""
         known = self.known(path)
         if known is not None and not fresh:
             return known
@@ -457,7 +457,7 @@ class Hierarchy:
         return [t for t in targets if t is not None]
 
     def fresh_chunk(self, key: str) -> ChunkTarget | None:
-        """The chunk that ``key`` means, where that is known, its array need not be looked at again, and its shard is a stored object.
+        """Return the chunk that ``key`` means, if it is known, its array need not be looked at again, and its shard is a stored object.
 
         From any thread.
         """
@@ -495,7 +495,7 @@ class Hierarchy:
         return self.is_fresh(node) or (not for_write and node.layout is not None)
 
     def _owner(self, owners: list[tuple[str, str]]) -> tuple[Node, ChunkCoords] | None:
-        """The outermost known array that has such a chunk."""
+        """Return the outermost known array that has such a chunk."""
         for path, rest in owners:
             node = self.known(path)
             coords = node.coords_of(rest) if node is not None else None
@@ -504,8 +504,8 @@ class Hierarchy:
         return None
 
     def _recently_asked(self, path: str) -> bool:
-        """For reads: what is known, and what was absent, may be believed a moment. (That a key is a chunk of a sharded array longer:
-        that is checked again when an index is loaded. That it is none, nothing else would show.)"""
+        """Return whether a read may believe what is known, or was absent. (That a key is a chunk of a sharded array it may
+        believe longer: that is checked again when an index is loaded. That it is none, nothing else would show.)"""
         known = self.known(path)
         return self.recently_absent(path) if known is None else self.is_fresh(known)
 
@@ -514,7 +514,7 @@ class Hierarchy:
         return at is not None and self._clock() - at <= self._ttl
 
     def vanished(self, path: str) -> Node | None:
-        """The sharded array that this process knew at ``path``, where another client has deleted it since."""
+        """Return the sharded array that this process knew at ``path``, where another client has deleted it since."""
         return self._vanished.get(path)
 
     def _vanished_owner(self, owners: list[tuple[str, str]], for_write: bool) -> bool:

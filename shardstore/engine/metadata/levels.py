@@ -109,7 +109,7 @@ class LevelledStorage(StorageWrapper):
         return _with_content(outcome, dumps(levels[-1])) if len(levels) > 1 else outcome
 
     def _levels(self, document: JsonObject) -> list[JsonObject]:
-        """The levels of an array down to that which is shown."""
+        """Return the levels of an array down to that which is shown."""
         documents = levels_of(document)
         return documents[: 1 + levels_below(documents, self._wanted)]
 
@@ -174,7 +174,7 @@ class LevelledStorage(StorageWrapper):
         return await self.inner.write(key, [encoded], len(encoded), condition)
 
     async def _stored_group(self, path: str, data: bytes, document: JsonObject) -> bytes:
-        """A group's document with what it says of arrays as these are stored, or as it said before."""
+        """Return a group's document with what it says of arrays as these are stored, or as it said before."""
         below = list(consolidated_arrays(document))
         if not below:
             return data
@@ -288,7 +288,7 @@ class LevelledStorage(StorageWrapper):
     async def _outside(
         self, page: Sequence[ObjectInfo], seen: dict[str, PlainArray | None], deep: dict[str, PlainArray]
     ) -> Sequence[ObjectInfo]:
-        """Those of some stored objects that are no shards of arrays with levels below, which are added to ``deep``."""
+        """Return those of some stored objects that are no shards of arrays with levels below, which are added to ``deep``."""
         await self._look_up([info.key for info in page if metadata_path(info.key) is None], seen)
         outside: list[ObjectInfo] = []
         for info in page:
@@ -314,7 +314,7 @@ class LevelledStorage(StorageWrapper):
 
 
 def _unknown_owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
-    """The outermost array that could own a key and was not looked at; ``None`` where one that was is known to own it."""
+    """Return the outermost array that could own a key and was not looked at; ``None`` where one that was is known to own it."""
     for path, rest in possible_owners(key):
         if path not in seen:
             return path
@@ -349,7 +349,7 @@ def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
 async def _each(
     places: Sequence[Storage], items: Sequence[T], call: Callable[[Storage, Sequence[T]], Awaitable[Sequence[R]]], last: Storage
 ) -> list[R]:
-    """One call for each of the places, with its items, and then for ``last``; what they return in the order of the items."""
+    """Make one call for each of the places, with its items, and then for ``last``; return the results in the order of the items."""
     if all(place is last for place in places):
         return list(await call(last, items)) if items else []
     numbers: dict[int, list[int]] = {}

@@ -26,7 +26,7 @@ class StoredDocument:
     """True where clients do not see what is kept for the view of Zarr v2."""
 
     def presented(self) -> bytes:
-        """The bytes that a client sees; the stored ones unchanged where nothing has to be translated."""
+        """Return the bytes that a client sees; the stored ones unchanged where nothing has to be translated."""
         if self.document is None:
             return self.data
         presented = present_node(self.document)
@@ -44,16 +44,16 @@ class DocumentReader:
     hides_kept: bool
 
     async def read(self, path: str) -> StoredDocument | None:
-        """The document of the node at ``path``, or ``None``."""
+        """Return the document of the node at ``path``, or ``None``."""
         return (await self.read_many([path]))[path]
 
     async def read_many(self, paths: Sequence[str]) -> dict[str, StoredDocument | None]:
-        """The documents of ``paths``, in one round. A damaged one is what it is: bytes."""
+        """Return the documents of ``paths``, read in one round. A damaged one has no JSON."""
         outcomes = await self._storage.read([document_read(metadata_key(path)) for path in paths])
         return {path: self.learn(path, outcome) for path, outcome in zip(paths, outcomes, strict=True)}
 
     def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
-        """The document that a ``document_read`` for ``path`` found."""
+        """Return the document that a ``document_read`` for ``path`` found."""
         match outcome:
             case Failed(error):
                 raise error

@@ -58,7 +58,7 @@ class Translation:
     _options: EngineOptions
 
     async def to_stored(self, path: str, data: bytes, current: StoredDocument | None, own_shards: OwnShards = OwnShards.REFUSED) -> bytes:
-        """The bytes to store for what a client wrote, given what is stored now.
+        """Return the bytes to store for what a client wrote, given what is stored now.
 
         Raises:
             InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
@@ -86,7 +86,7 @@ class Translation:
         nothing_there: bool = False,
         own_shards: OwnShards = OwnShards.REFUSED,
     ) -> JsonObject:
-        """The stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
+        """Return the stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
         previous = current.document if current is not None and is_array(current.document or {}) else None
         presented = self._carried(presented, previous)
         if current is not None and previous is not None:
@@ -133,7 +133,7 @@ class Translation:
         return shard_document(present_array(document), index_format, by_transformer=True)
 
     async def _refuse_over_objects(self, path: str, stored: JsonObject, current: StoredDocument | None, nothing_there: bool) -> None:
-        """A new sharded array must not make shards of objects that are there; those of a damaged document are its own."""
+        """Refuse a new sharded array that would make shards of objects that are there; those of a damaged document are its own."""
         layout = parse_layout(stored)
         if isinstance(layout, str) or nothing_there or self._is_known(path, layout, current):
             return
@@ -153,7 +153,7 @@ class Translation:
         return (was.chunk_shape, was.key_encoding, was.index_format) == (layout.chunk_shape, layout.key_encoding, layout.index_format)
 
     def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
-        """An array whose document was damaged while this process knew its layout gets the same sharding again."""
+        """Return the same sharding again for an array whose document was damaged while this process knew its layout."""
         known = self._hierarchy.known(path)
         plain = parse_plain(presented)
         if current is None or current.node.kind != "other" or known is None or known.layout is None or isinstance(plain, str):
@@ -163,7 +163,7 @@ class Translation:
         return shard_document(presented, known.layout.index_format, by_transformer=known.layout.by_transformer)
 
     async def _group(self, path: str, document: JsonObject, data: bytes, current: StoredDocument | None) -> bytes:
-        """A group's document; array documents inside are stored as the arrays themselves are, or as they were stored before."""
+        """Return a group's document to store; array documents inside are stored as the arrays themselves are, or were before."""
         previous = None if current is None else current.document
         paths = list(consolidated_arrays(document))
         arrays = await self._reader.read_many([join(path, below) for below in paths]) if paths else {}
@@ -196,13 +196,13 @@ class Translation:
         return data if translated == original else dumps(translated)
 
     def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
-        """With what is kept for the view of Zarr v2, which clients of this one do not see."""
+        """Return the document with what is kept for the view of Zarr v2, which clients of this one do not see."""
         return carry_kept(document, previous, nodes) if self._options.present.hides_kept else document
 
     # -- what must not be reinterpreted ----------------------------------------------------------------------------
 
     async def _refuse_while_chunks_exist(self, node: Node, change: str) -> None:
-        """An array may become something else only where nothing is left of it; shards without chunks are cleared away."""
+        """Refuse to make something else of an array that still has chunks; shards without chunks are cleared away."""
         array = node.layout or node.plain
         objects = None if array is None else await self.chunk_objects(node.path, array)
         if objects is not None and (objects.with_chunks is not None or not await self.clear_away(objects)):
@@ -235,7 +235,7 @@ class Translation:
         return not errors
 
     async def _emptied(self, found: ObjectInfo, index_format: IndexFormat) -> Generation | None:
-        """The version of a shard that is nothing but an index without entries, as is left where a server ignores conditions on DELETE."""
+        """Return the version of a shard that is only an index without entries, as is left where a server ignores conditions on DELETE."""
         if found.nbytes != index_format.nbytes:
             return None
         (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
@@ -248,7 +248,7 @@ class Translation:
 
 
 def refusal_of_shards(path: str) -> str:
-    """The words of the error for a client that asks for shards and may not."""
+    """Return the words of the error for a client that asks for shards and may not."""
     return (
         f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers), and "
         "this client would take a whole shard for what others call a chunk. Through zarr-python, on a store with pipeline=True and "

@@ -14,7 +14,7 @@ from shardstore.model.ranges import BytesLike
 
 
 def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | None:
-    """Why an update would store a chunk of a wrong length, where that can be told without looking at what is stored."""
+    """Return why an update would store a chunk of a wrong length, where that can be told without looking at what is stored."""
     nbytes = target.layout.encoded_chunk_nbytes
     if nbytes is None:
         return None
@@ -31,7 +31,7 @@ def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | Non
 
 
 def refusal(key: str, data: BytesLike, nbytes: int | None) -> InvalidInput | None:
-    """Why these are not all the bytes of a chunk; ``nbytes``: those of every chunk, where all have the same."""
+    """Return why these are not all the bytes of a chunk; ``nbytes``: those of every chunk, where all have the same."""
     if nbytes is None or len(data) == nbytes:
         return None
     return InvalidInput(

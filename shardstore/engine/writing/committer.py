@@ -161,7 +161,7 @@ class Committer:
         self._counters.add(commits=1)
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
-        """Every chunk of the shard is given: nothing of what is there matters. Not done where it does: the array is being created."""
+        """Write a shard of which every chunk is given, whatever is there; ``False`` where that matters: the array is being created."""
         plan = self._plan(shard, None, updates)
         if isinstance(plan, WriteShard):
             body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
@@ -221,7 +221,7 @@ class Committer:
         )
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
-        """The index as it is now, verified; without one, the layout is confirmed after a race that was lost just now.
+        """Return the index as it is now, verified; without one, the layout is confirmed after a race that was lost just now.
 
         Raises:
             StaleLayout: the array is laid out otherwise.
@@ -256,7 +256,7 @@ class Committer:
     async def _resolve(
         self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused
     ) -> dict[int, BytesLike | None]:
-        """The new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
+        """Return the new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
         wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
         old: dict[int, BytesLike | None] = dict.fromkeys(wanted)
         if wanted and cached is not None:
@@ -297,7 +297,7 @@ class Committer:
         return self._remember(shard, generation, plan, carried)
 
     def _carried_versions(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
-        """The versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
+        """Return the versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
         if cached is None or not self.keeps_versions:
             return {}
         slots: list[int] = np.flatnonzero(cached.index.present()).tolist()
@@ -336,7 +336,7 @@ class Committer:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     async def _check_capabilities(self) -> None:
-        """Once, before the first commit: say what this storage cannot promise."""
+        """Warn once, before the first commit, of what this storage cannot promise."""
         capabilities = await self._storage.probe()
         if (capabilities.atomic_commits and capabilities.across_machines) or self._warned:
             return
@@ -376,7 +376,7 @@ class Committer:
         return left
 
     def forget_created_shards(self) -> None:
-        """The arrays have been created: what was written of them stays."""
+        """Keep what was written of new arrays: they have been created."""
         self._created = {}
 
     def _remember(self, shard: Shard, generation: Generation, plan: WriteShard, carried: Mapping[int, Generation]) -> CachedIndex:
@@ -405,7 +405,7 @@ def _not_alone(shard: Shard) -> Conflict:
 def _apply(
     shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], versions: dict[int, Generation], refused: Refused
 ) -> dict[int, BytesLike | None]:
-    """The new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
+    """Return the new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
     updates: dict[int, BytesLike | None] = {}
     nbytes = shard.layout.encoded_chunk_nbytes
     for slot, chain in actions.items():

@@ -137,7 +137,7 @@ class Erasing:
         self._indices.drop_prefix(prefix)
 
     async def _erase_chunks(self, prefix: str, within: ArrayPrefix, plan: PrefixPlan) -> None:
-        """Chunks whose keys start with ``prefix``, out of shards that hold others too."""
+        """Erase the chunks whose keys start with ``prefix`` out of shards that hold others too."""
         shards: list[ShardRead] = []
         async for _, shard in self._listing.stored(join(within.node.path, plan.stored_prefix)):
             if shard is not None:
@@ -164,7 +164,7 @@ class Erasing:
                 raise outcome
 
     async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
-        """Objects below the prefix that are no shards: they are stored as they are presented."""
+        """Erase the objects below the prefix that are no shards: they are stored as they are presented."""
         others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
         if keep_documents:
             others = [key for key in others if metadata_path(key) is None]

@@ -49,7 +49,7 @@ class PlanWriter:
         return capabilities.compose and longest >= capabilities.copy_pays_nbytes
 
     async def pieces(self, key: str, generation: Generation, segments: Sequence[Segment]) -> AsyncIterator[BytesLike]:
-        """The bytes of a plan, kept ones read a window at a time, of one version.
+        """Yield the bytes of a plan, kept ones read a window at a time, of one version.
 
         Raises:
             ConditionFailed: the object is another version now.
@@ -79,7 +79,7 @@ class PlanWriter:
             yield piece
 
     async def read_pinned(self, key: str, ranges: list[ByteRange], generation: Generation) -> list[memoryview]:
-        """Bytes of exactly this version.
+        """Read bytes of exactly this version.
 
         Raises:
             ConditionFailed: the object is another version now.
@@ -135,5 +135,5 @@ class _Windows:
 
 
 def _sent(planned: NewBytes | Padding) -> BytesLike:
-    """The bytes where they are sent."""
+    """Return the bytes of a segment that is sent."""
     return planned.data if isinstance(planned, NewBytes) else bytes(planned.nbytes)

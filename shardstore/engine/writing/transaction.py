@@ -87,7 +87,7 @@ class Overlay:
         self._values[key] = ERASED
 
     def erase_prefix(self, prefix: str) -> None:
-        """Everything below ``prefix``, stored or held back, is gone."""
+        """Erase everything below ``prefix``, stored or held back."""
         for key in [key for key in self._values if key.startswith(prefix)]:
             self._forget(key)
         self._erased_prefixes.append(prefix)
@@ -107,7 +107,7 @@ class Overlay:
         return any(key.startswith(prefix) for prefix in self._erased_prefixes)
 
     def get(self, key: str) -> bytes | None:
-        """The value that the transaction gave a key; ``None`` where it erased it."""
+        """Return the value that the transaction gave a key; ``None`` where it erased it."""
         value = self._values.get(key, ERASED)
         if isinstance(value, Erased):
             return None
@@ -137,7 +137,7 @@ class Overlay:
         return len(value) if isinstance(value, bytes) else value.nbytes
 
     def held(self) -> Iterator[str]:
-        """Keys with a value or an erasure of their own."""
+        """Return the keys with a value or an erasure of their own."""
         return iter(list(self._values))
 
     def snapshot(self) -> HeldKeys:

@@ -17,7 +17,7 @@ from shardstore.storage.base import Storage
 
 
 def array_path(key: str) -> str | None:
-    """The path of the array of Zarr v2 whose metadata document the key is, if it is one."""
+    """Return the path of the array of Zarr v2 whose metadata document the key is, if it is one."""
     path, _, name = key.rpartition("/")
     return path if name == ARRAY_NAME else None
 

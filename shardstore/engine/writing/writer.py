@@ -140,7 +140,7 @@ class Writer:
 
 
 async def _all(futures: Sequence[asyncio.Future[Refused]]) -> list[Refused | BaseException]:
-    """The result of each, or its exception. One alone, the usual case of small writes, needs none of what ``gather`` makes."""
+    """Return the result of each, or its exception. One alone, the usual case of small writes, needs none of what ``gather`` makes."""
     if len(futures) == 1:
         try:
             return [await futures[0]]

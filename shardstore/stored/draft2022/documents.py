@@ -91,7 +91,7 @@ def document_reads(path: str, guard: Guard | None = None) -> tuple[Read, Read]:
 
 
 def shown_outcome(group: ReadOutcome, array: ReadOutcome) -> tuple[Kind, ReadOutcome]:
-    """The stored document that counts, or why it cannot be told."""
+    """Return the stored document that counts, or why it cannot be told."""
     return ("group", group) if isinstance(array, Absent) else ("array", array)
 
 
@@ -111,7 +111,7 @@ class DraftDocuments:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def shown(self, path: str, kind: Kind, found: Found) -> bytes:
-        """The canonical bytes of a stored document.
+        """Return the canonical bytes of a stored document.
 
         One that cannot be translated is shown as it is stored. It has none of the members by which a reader knows a Zarr v3 node,
         and it is JSON: to the engine that is damaged metadata, below which no object is taken for a chunk, and none is made.
@@ -196,7 +196,7 @@ class DraftDocuments:
     async def _leave_one(
         self, path: str, kind: Kind, generation: Generation, mine: Found | None, other: Found | None, condition: Condition
     ) -> None:
-        """The document of ``kind`` has been written: see that it is the only one of the node.
+        """See that the document of ``kind``, which has been written, is the only one of the node.
 
         ``mine`` and ``other`` were there before. Whoever asked for a condition is told where another client has made the other
         kind meanwhile: both may be told so, when they race to create one, but never neither.
@@ -230,7 +230,7 @@ class DraftDocuments:
         return await self._inner.delete(key, IfGeneration(generation) if can else UNCONDITIONAL)
 
     async def _settle_scalar(self, path: str, document: JsonObject) -> None:
-        """A document has been created. The chunk of a 0-d array that was stored before it, as copies and transactions do, lies at ``c``,
+        """Give the chunk of a 0-d array its name, when its document has been created. One stored before, as copies do, lies at ``c``,
         where zarr-python 2.18 does not look: it gets the name that this array's has.
         """
         if document.get("shape") != [] or scalar_key_name(document) != "c0":
@@ -278,7 +278,7 @@ class DraftDocuments:
         return generation
 
     def _with_override(self, path: str, found: Found) -> bytes | None:
-        """The document with the chunks per shard that only this object knows, or a copy's shards would be taken for chunks."""
+        """Return the document with the chunks per shard that only this object knows, or a copy's shards would be taken for chunks."""
         document, override = parsed(found), self._override.get(path)
         canonical = array_to_v3(document, override) if document is not None and override is not None else ""
         return None if isinstance(canonical, str) else dumps_zarr2(array_from_v3(canonical, document))
@@ -298,7 +298,7 @@ class DraftDocuments:
 
 
 def _to_store(kind: Kind, canonical: JsonObject, previous: JsonObject | None) -> JsonObject:
-    """The draft's document. Raises ``InvalidInput`` where it cannot express the canonical one."""
+    """Return the draft's document. Raises ``InvalidInput`` where it cannot express the canonical one."""
     canonical, given = split_stored(canonical)
     if given is not None:
         return (given_array if kind == "array" else given_group)(canonical, given)
@@ -315,7 +315,7 @@ def _check_name(key: str, path: str) -> None:
 
 
 def _parsed_canonical(key: str, path: str, data: bytes) -> JsonObject:
-    """The document that a client writes. Raises ``InvalidInput`` where the draft has no place for it."""
+    """Return the document that a client writes. Raises ``InvalidInput`` where the draft has no place for it."""
     _check_name(key, path)
     try:
         document = loads_object(data)
@@ -327,7 +327,7 @@ def _parsed_canonical(key: str, path: str, data: bytes) -> JsonObject:
 
 
 def _inner_condition(condition: Condition, key: str, mine: Found | None, shown: Found | None) -> Condition:
-    """The condition on the document of the kind that is written, of which ``mine`` was found; ``shown`` is the one that counts.
+    """Return the condition on the document of the kind that is written, of which ``mine`` was found; ``shown`` is the one that counts.
 
     Raises:
         ConditionFailed: it is known already that it does not hold.
@@ -349,12 +349,12 @@ def _inner_condition(condition: Condition, key: str, mine: Found | None, shown: 
 
 
 def scalar_key(path: str) -> str:
-    """The canonical key of the chunk."""
+    """Return the canonical key of the chunk."""
     return f"{path}/c" if path else "c"
 
 
 def data_path(stored: str) -> str:
-    """The path whose document tells what data at this stored key is, one that ends in ``c`` or ``c0``."""
+    """Return the path whose document tells what data at this stored key is, one that ends in ``c`` or ``c0``."""
     return stored[len(DATA_ROOT) :].rpartition("/")[0]
 
 
@@ -364,7 +364,7 @@ def scalar_document(found: Found | None) -> JsonObject | None:
 
 
 def scalar_keys(path: str, found: Found | None) -> tuple[str, str] | None:
-    """The stored keys of a 0-d array's chunk, the one that a writer takes first; ``None`` where it is no such array."""
+    """Return the stored keys of a 0-d array's chunk, the one that a writer takes first; ``None`` where it is no such array."""
     document = scalar_document(found)
     if document is None:
         return None

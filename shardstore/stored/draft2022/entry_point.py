@@ -28,7 +28,7 @@ def sought(outcome: ReadOutcome, key: str) -> Found | None:
 
 
 def parsed(found: Found | None) -> JsonObject | None:
-    """The stored document, ``None`` where there is none or it is no JSON object."""
+    """Return the stored document, ``None`` where there is none or it is no JSON object."""
     return None if found is None else parse_object(found.buffers[0])
 
 
@@ -40,7 +40,7 @@ class EntryPoint:
         self.is_known = False
 
     async def problem(self) -> ShardStoreError | None:
-        """Why this place cannot be read and written as a hierarchy of the draft, or ``None`` where it can or has no entry point."""
+        """Return why this place cannot be read and written as a hierarchy of the draft, or ``None`` where it can or has no entry point."""
         found = await self._read()
         return None if found is None else self._error(found)
 

@@ -46,7 +46,7 @@ class DraftListing:
     # -- as it is stored -----------------------------------------------------------------------------------------------
 
     async def verbatim(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Below ``VERBATIM``: documents, and what has no canonical key."""
+        """List, below ``VERBATIM``, documents and what has no canonical key."""
         async for found in self._inner.list(prefix.removeprefix(VERBATIM)):
             if found.key.startswith(META_ROOT) or canonical_key(found.key) is None:
                 yield found._replace(key=verbatim_key(found.key))
@@ -59,7 +59,7 @@ class DraftListing:
     # -- all keys that start with a prefix -----------------------------------------------------------------------------
 
     async def objects(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Every canonical key that starts with ``prefix``, once; sizes of documents are those of the stored ones."""
+        """Yield every canonical key that starts with ``prefix``, once; sizes of documents are those of the stored ones."""
         stored = stored_prefixes(prefix)
         scalars: dict[str, tuple[str, str] | None] = {}  # what documents have said, for this listing
         waiting: list[ObjectInfo] = []  # for documents, and what came after those that wait
@@ -86,7 +86,7 @@ class DraftListing:
                 yield info
 
     async def _decided(self, waiting: Iterable[ObjectInfo], scalars: dict[str, tuple[str, str] | None]) -> list[ObjectInfo]:
-        """Objects under their canonical keys, of two chunks of a 0-d array the one that counts; ``scalars`` remembers by path."""
+        """Return objects under their canonical keys, of two chunks of a 0-d array the one that counts; ``scalars`` remembers by path."""
         waiting = list(waiting)
         paths = {found.key: data_path(found.key) for found in waiting if found.key.endswith(("/c", "/c0"))}
         unknown = [path for path in dict.fromkeys(paths.values()) if path not in scalars]
@@ -103,7 +103,7 @@ class DraftListing:
         return decided
 
     async def _nodes(self, prefix: str, stored: Iterable[str]) -> AsyncIterator[ObjectInfo]:
-        """The documents whose keys start with ``prefix``, those of implicit groups too."""
+        """Yield the documents whose keys start with ``prefix``, those of implicit groups too."""
         paths: dict[str, ObjectInfo] = {}
         for inside in stored:
             async for found in self._inner.list(inside):
@@ -127,7 +127,7 @@ class DraftListing:
     # -- what lies directly below a prefix -----------------------------------------------------------------------------
 
     async def directory(self, prefix: str) -> DirListing:
-        """The direct children of ``prefix``. Exact, but for three things that would take more than a look into directories:
+        """Return the direct children of ``prefix``. Exact, but for three things that would take more than a look into directories:
 
         - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` beside ``data/root/x/c0/1``, belongs to ``x/c0/``,
           which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there (and
@@ -174,7 +174,7 @@ class _Directory:
         return DirListing(tuple(self._objects[key] for key in sorted(self._objects)), tuple(sorted(self._prefixes)))
 
     def _add(self, info: ObjectInfo) -> None:
-        """An object below the prefix, by its canonical key."""
+        """Add an object below the prefix, by its canonical key."""
         if not info.key.startswith(self._prefix):
             return
         name, slash, _ = info.key[len(self._prefix) :].partition("/")
@@ -184,7 +184,7 @@ class _Directory:
             self._objects[info.key] = info
 
     def _add_nodes(self, nodes: DirListing) -> bool:
-        """The directory of documents; whether any is in it."""
+        """Add the directory of documents; return whether any is in it."""
         keys = [(canonical_key(found.key), found) for found in nodes.objects]
         for key, found in keys:
             if key is not None:
@@ -199,7 +199,7 @@ class _Directory:
         return await self._documents.is_implicit(path)
 
     async def _add_data(self, data: DirListing, path: str, array: Found | None) -> None:
-        """A directory of data in which chunks of the array at ``path`` may be, whose stored document is ``array``."""
+        """Add a directory of data in which chunks of the array at ``path`` may be, whose stored document is ``array``."""
         doubtful: dict[str, ObjectInfo] = {}
         for found in data.objects:
             if found.key in scalar_data_keys(path):
@@ -213,7 +213,7 @@ class _Directory:
             await self._add_directory(directory, has_rows)
 
     async def _add_directory(self, directory: str, has_rows: bool) -> None:
-        """A stored directory of data: as itself, as one of chunks, or as both."""
+        """Add a stored directory of data: as itself, as one of chunks, or as both."""
         tail = directory[len(DATA_ROOT) :]
         own = _child(self._prefix, tail)
         row = _row(directory)
@@ -259,7 +259,7 @@ def _implicit(path: str) -> ObjectInfo:
 
 
 def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tuple[str, str] | None) -> list[ObjectInfo]:
-    """The objects ``c`` and ``c0`` of one path; ``scalar`` are both keys, the one that counts first, where the path is a 0-d array's."""
+    """Return the objects ``c`` and ``c0`` of one path; ``scalar`` are both keys of a 0-d array, the one that counts first."""
     if scalar is None:
         return [info._replace(key=canonical_key(key) or key) for key, info in objects.items()]
     counts = objects.get(scalar[0]) or objects.get(scalar[1])
@@ -275,7 +275,7 @@ def _has_rows(document: JsonObject | None) -> bool:
 
 
 def _chunk_directory(prefix: str) -> tuple[str, str] | None:
-    """For a prefix of chunk keys such as ``x/c/`` or ``x/c/0/1/``: ``x``, and the stored directory; ``None`` for another."""
+    """Return, for a prefix of chunk keys such as ``x/c/`` or ``x/c/0/1/``: ``x``, and the stored directory; ``None`` for another."""
     segments = prefix.split("/")[:-1]
     at = len(segments) - 1
     while at >= 0 and segments[at].isdecimal():
@@ -288,7 +288,7 @@ def _chunk_directory(prefix: str) -> tuple[str, str] | None:
 
 
 def _row(directory: str) -> str | None:
-    """The canonical prefix of chunks for a stored directory that is named like one of chunks: ``x/c/0/`` for ``data/root/x/c0/``."""
+    """Return the canonical prefix of chunks for a stored directory that is named like one of chunks: ``x/c/0/`` for ``data/root/x/c0/``."""
     shown = canonical_key(directory + "0")
     tail = directory[len(DATA_ROOT) :]
     return None if shown is None or shown.startswith(tail) else shown.removesuffix("0")
@@ -300,6 +300,6 @@ def _resembles_row(tail: str) -> bool:
 
 
 def _child(prefix: str, below: str) -> str | None:
-    """The direct child of ``prefix`` in which ``below`` lies, if it does and is not ``prefix`` itself."""
+    """Return the direct child of ``prefix`` in which ``below`` lies, if it does and is not ``prefix`` itself."""
     name = below[len(prefix) :].partition("/")[0]
     return f"{prefix}{name}/" if below.startswith(prefix) and name else None

@@ -110,7 +110,7 @@ class DraftStorage(StorageWrapper):
         return f"DraftStorage({self.inner!r}, {self.override!r})"
 
     async def problem(self) -> ShardStoreError | None:
-        """Why what is stored here is no hierarchy of the draft, or not one that is understood; ``None`` where it is, or nothing is.
+        """Return why what is stored here is no hierarchy of the draft, or not one that is understood; ``None`` where it is, or nothing is.
 
         Reads do not ask, so that what is there can be looked at; the first write of a document does.
         """
@@ -124,7 +124,7 @@ class DraftStorage(StorageWrapper):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """One round inside, and one of listings for the documents that were asked for whole and are absent: are nodes below?"""
+        """Read in one round inside, and one of listings for the documents that were asked for whole and are absent: are nodes below?"""
         insides = [_inside(read) for read in reads]
         found = iter(await self.inner.read([r for inside in insides for r in inside.reads]))
         outcomes: list[ReadOutcome] = []
@@ -238,7 +238,7 @@ class DraftStorage(StorageWrapper):
         return None if located is None else await self.inner.copy(located.key, await self._target(target))
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        """Not in one step: documents and data lie below two prefixes, and each document beside the directory of its node."""
+        """Return ``False``: documents and data lie below two prefixes, and each document beside the directory of its node."""
         return False
 
     async def delete(self, key: str, condition: Condition) -> bool:
@@ -281,11 +281,11 @@ class DraftStorage(StorageWrapper):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """Data in the order of the stored keys, then documents. Below ``VERBATIM``: documents, and what has no canonical key."""
+        """List data in the order of the stored keys, then documents. Below ``VERBATIM``: documents, and what has no canonical key."""
         return self._listing.verbatim(prefix) if prefix.startswith(VERBATIM) else self._listing.objects(prefix)
 
     async def list_dir(self, prefix: str) -> DirListing:
-        """Below ``VERBATIM`` whatever is stored there."""
+        """List one level; below ``VERBATIM`` whatever is stored there."""
         return await (self._listing.verbatim_directory(prefix) if prefix.startswith(VERBATIM) else self._listing.directory(prefix))
 
 
@@ -307,13 +307,13 @@ def _inside(read: Read) -> _Inside:
 
 
 def _stored_key(key: str) -> str | None:
-    """The stored key of data, or of what is named verbatim."""
+    """Return the stored key of data, or of what is named verbatim."""
     verbatim = verbatim_stored(key)
     return data_key(key) if verbatim is None else verbatim
 
 
 def _stored_guard(guard: Guard) -> Guard:
-    """The guard by its stored key. A document is taken for an array's: only readers of chunks use guards."""
+    """Return the guard by its stored key. A document is taken for an array's: only readers of chunks use guards."""
     path = document_path(guard.key)
     stored = array_document_key(path) if path is not None else data_key(guard.key)
     return Guard(guard.key if stored is None else stored, guard.generation)
@@ -339,7 +339,7 @@ def _scalar_path(key: str) -> str:
 
 
 def _scalar_reads(read: Read, path: str) -> tuple[Read, ...]:
-    """Both names, then the document, which so is true of what was read before it."""
+    """Return reads of both names, then of the document, which so is true of what was read before it."""
     return (*(replace(read, key=key) for key in scalar_data_keys(path)), document_read(array_document_key(path)))
 
 

@@ -33,7 +33,6 @@ from shardstore.errors import AccessDenied, InvalidInput, StorageError, Unsuppor
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteSuffix
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
-from shardstore.storage.gcs import upload as gcs_upload
 from shardstore.storage.gcs.probe import facts_of, forget_facts
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
@@ -544,9 +543,10 @@ LARGE = bytes(range(256)) * (PART // 256) * 2 + b"the rest"
 
 
 @pytest.fixture
-def large(storage: GCSStorage, monkeypatch: pytest.MonkeyPatch) -> SyncStorage:
-    monkeypatch.setattr(gcs_upload, "PART_BYTES", PART)
-    return SyncStorage(GCSStorage(storage.fs, storage.path, resumable_bytes=1000))
+def large(storage: GCSStorage) -> SyncStorage:
+    parted = GCSStorage(storage.fs, storage.path, resumable_bytes=1000)
+    parted.client.upload_part_bytes = PART
+    return SyncStorage(parted)
 
 
 class HonouringUploads:
@@ -700,8 +700,9 @@ def test_a_spooled_body_is_sent_again(storage: GCSStorage, large: SyncStorage, n
     assert large.infos() == [ObjectInfo("a", len(LARGE), generation)]
 
 
-def test_what_is_too_large_for_a_file_is_refused(storage: GCSStorage, large: SyncStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gcs_upload, "_MAX_SPOOLED_BYTES", 2000)
+def test_what_is_too_large_for_a_file_is_refused(large: SyncStorage) -> None:
+    assert isinstance(large.storage, GCSStorage)
+    large.storage.client.max_spooled_bytes = 2000
     with pytest.raises(Unsupported, match="smaller shards"):
         large.write("a", [LARGE], len(LARGE), IF_ABSENT)
     large.write("a", [LARGE], len(LARGE))

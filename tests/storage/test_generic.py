@@ -31,7 +31,6 @@ from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, If
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, Failed, Found, ObjectInfo, Read
 from shardstore.storage.generic import calls as generic_calls
-from shardstore.storage.generic import storage as generic
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import agrees, is_unversioned, unversioned, version_of
 from shardstore.storage.opening.open import open_storage
@@ -314,9 +313,10 @@ def test_objects_without_a_version_agree_by_size() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda fs: fs, AsyncFileSystemWrapper])
-def test_large_bodies_go_through_a_file(fs: Recording, monkeypatch: pytest.MonkeyPatch, wrap: Any) -> None:
-    monkeypatch.setattr(generic, "SPOOL_BYTES", 100)
-    s = SyncStorage(GenericStorage(wrap(fs), "/root"))
+def test_large_bodies_go_through_a_file(fs: Recording, wrap: Any) -> None:
+    storage = GenericStorage(wrap(fs), "/root")
+    storage.spool_bytes = 100
+    s = SyncStorage(storage)
     s.put("a", DATA[:100])
     s.put("b", DATA[:101])
     s.write("c", pieces(DATA, DATA), 2048)

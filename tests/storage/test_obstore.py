@@ -20,15 +20,14 @@ from shardstore.errors import AccessDenied, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.storage.base import Absent, Changed, ConditionFailed, Found, Read
-from shardstore.storage.obstore import s3 as obstore_s3
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.requests import lost_answers
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
+from tests.limits import resend_at_once
 from tests.storage.obstore_proxied import OURS, THEIRS, Proxied, Url, proxied
 
 pytestmark = pytest.mark.usefixtures("fresh_facts")
@@ -223,7 +222,7 @@ def _adding(name: str, text: str) -> mis.Behaviour:
 
 def test_an_answer_that_is_lost(s3: Proxied, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore sends nothing twice: its own success would look like another's. A look tells whose object is there."""
-    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    resend_at_once(monkeypatch)
     s = s3.s
     s3.server.on(mis.drop_reply(), method="PUT", nth=1)
     first = s.put("a", b"1", IF_ABSENT)
@@ -351,8 +350,8 @@ def test_listings_without_markers_and_of_names_that_obstore_does_not_take(on_s3:
     assert s.get("../z") == b"1"
 
 
-def test_a_listing_goes_on_where_obstore_stopped(on_s3: ObstoreS3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obstore_s3, "_KEYS_A_PAGE", 3)
+def test_a_listing_goes_on_where_obstore_stopped(on_s3: ObstoreS3Storage) -> None:
+    on_s3.keys_per_page = 3
     s = SyncStorage(on_s3)
     keys = [f"k/{i}" for i in range(9)]
     for key in keys:

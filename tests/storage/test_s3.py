@@ -20,11 +20,10 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteReque
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.outcomes import WRITE_ID
-from shardstore.storage.s3 import copy as s3_copy
-from shardstore.storage.s3 import upload as s3_upload
 from shardstore.storage.s3.client import S3Client
 from shardstore.storage.s3.probe import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.s3.upload import part_bytes_for
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values
 
 S3Url = tuple[str, dict[str, Any]]
@@ -375,9 +374,10 @@ LARGE = os.urandom(1 << 20) * 12
 
 
 @pytest.fixture
-def large(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> SyncStorage:
-    monkeypatch.setattr(s3_upload, "_MIN_PART_BYTES", PART)
-    return SyncStorage(S3Storage(storage.fs, storage.path, multipart_bytes=1 << 20))
+def large(storage: S3Storage) -> SyncStorage:
+    parted = S3Storage(storage.fs, storage.path, multipart_bytes=1 << 20)
+    parted.client.min_uploaded_part_bytes = PART
+    return SyncStorage(parted)
 
 
 def unfinished_uploads(storage: S3Storage) -> int:
@@ -387,7 +387,7 @@ def unfinished_uploads(storage: S3Storage) -> int:
 
 def test_part_sizes() -> None:
     for nbytes in (1, 64 << 20, 16 * 10_000 << 20, (16 * 10_000 << 20) + 1, 5 << 40):
-        size = s3_upload.part_bytes_for(nbytes)
+        size = part_bytes_for(nbytes, S3Client.min_uploaded_part_bytes)
         assert size >= 8 << 20
         assert -(-nbytes // size) <= 10_000
         assert size % (1 << 20) == 0
@@ -572,10 +572,9 @@ def test_errors_of_copies(s: SyncStorage, calls: Calls, code: str, status: int, 
 
 
 @pytest.fixture
-def parted(s: SyncStorage, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> SyncStorage:
+def parted(storage: S3Storage, s: SyncStorage, calls: Calls) -> SyncStorage:
     """A server whose CopyObject takes little, and an object ``a`` that is longer."""
-    monkeypatch.setattr(s3_copy, "_MAX_COPY_BYTES", PART)
-    monkeypatch.setattr(s3_copy, "_MIN_PART_BYTES", PART)
+    storage.client.max_copy_bytes = storage.client.min_copied_part_bytes = PART
     s.put("a", bytes(range(256)) * (2 * PART // 256) + b"tail")
 
     def like_aws(method: str, parameters: dict[str, Any]) -> dict[str, Any]:

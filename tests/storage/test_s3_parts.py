@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardstore.model.ranges import CopiedRange, NewBytes, Padding, Segment
-from shardstore.storage.s3 import parts as s3_parts
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES, MIN_PART_BYTES, CopiedPart, SentPart, plan_parts
 
 MIB = 1 << 20
@@ -74,14 +72,12 @@ def test_neighbours_are_one_copy() -> None:
     assert plan_parts([CopiedRange(0, 6 * MIB), CopiedRange(6 * MIB, 6 * MIB)]) == [CopiedPart(0, 12 * MIB)]
 
 
-def test_more_than_a_part_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_parts, "_MAX_PART_BYTES", 20 * MIB)
-    parts = plan_parts([CopiedRange(7, 50 * MIB)])
+def test_more_than_a_part_may_hold() -> None:
+    parts = plan_parts([CopiedRange(7, 50 * MIB)], max_part_bytes=20 * MIB)
     assert sum(part.nbytes for part in parts) == 50 * MIB
     assert len(parts) == 3
     assert parts[0] == CopiedPart(7, parts[0].nbytes)
 
 
-def test_never_too_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_parts, "MAX_PARTS", 4)
-    assert len(plan_parts([NewBytes(memoryview(bytes(200 * MIB)))])) <= 4
+def test_never_too_many_parts() -> None:
+    assert len(plan_parts([NewBytes(memoryview(bytes(200 * MIB)))], max_parts=4)) <= 4

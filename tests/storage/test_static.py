@@ -25,8 +25,8 @@ from shardstore.errors import InvalidInput, ReadOnly, StorageError
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read
-from shardstore.storage.generic import seen as generic_seen
 from shardstore.storage.generic.links import is_static
+from shardstore.storage.generic.seen import Memory
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.open import open_storage
@@ -226,10 +226,10 @@ def test_shards_rewritten_by_others_are_read_as_they_are_now(fs: Plain) -> None:
     np.testing.assert_array_equal(reader[0:16], expected[0:16])
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generic_seen, "MOST_REMEMBERED", 10)
+def test_what_is_remembered_is_bounded() -> None:
     fs = plain()
     storage = GenericStorage(fs, "p", static=True)
+    storage._seen = Memory(10)
     s = SyncStorage(storage)
     for i in range(20):
         fs.objects[f"p/{i}"] = b"1"

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from shardstore.errors import ShardStoreError
-from shardstore.storage.requests import lost_answers
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers.base import innermost
 from shardstore.testing.storage_suite import on_io_loop
 from tests.harness import misbehaviours as mis
+from tests.limits import resend_at_once
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL
 from tests.torture.small_parts import limit_parts
@@ -41,7 +41,7 @@ def server(aws_endpoint: str) -> Iterator[Wire]:
 
 @pytest.fixture(autouse=True)
 def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    resend_at_once(monkeypatch)
     s3_probe.forget_facts()
     limit_parts(small=True)
     yield

@@ -23,13 +23,13 @@ from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.http import facts as http_facts
-from shardstore.storage.requests import lost_answers
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests import shards
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
+from tests.limits import resend_at_once
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL
 from tests.torture.wire import (
@@ -67,7 +67,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 @pytest.fixture(autouse=True)
 def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    resend_at_once(monkeypatch)
     forget()
     without_checksums(server.server)
     yield

@@ -28,12 +28,12 @@ from shardstore.storage.base import ConditionFailed, Found, Read, Storage
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http import facts as http_facts
-from shardstore.storage.requests import lost_answers
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers.base import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness import misbehaviours as mis
+from tests.limits import resend_at_once
 from tests.torture import places
 from tests.torture.conftest import Record
 from tests.torture.scale import FULL, sized
@@ -65,7 +65,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     async def sleep(_seconds: float) -> None:
         pass
 
-    monkeypatch.setattr(lost_answers, "_FIRST_WAIT_SECONDS", 0.001)
+    resend_at_once(monkeypatch)
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=sleep))
     forget()
     yield

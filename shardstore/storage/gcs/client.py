@@ -76,6 +76,10 @@ class GCSClient(BucketClient):
     """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
 
     scheme = "gs"
+    upload_part_bytes = 16 << 20
+    """The size of the parts of a resumable upload, which holds two of them in memory. A multiple of 256 KiB, as GCS requires."""
+    max_spooled_bytes = 5 << 30
+    """The largest body that goes through a local file."""
 
     def __init__(self, fs: Any, bucket: str, prefix: str, concurrency: int) -> None:
         super().__init__(fs, bucket, prefix, concurrency)

@@ -22,10 +22,6 @@ from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 16 << 20
-"""Size of the parts of a resumable upload, which holds two of them in memory. A multiple of 256 KiB, as GCS requires."""
-
-_MAX_SPOOLED_BYTES = 5 << 30
 _ABORT_SECONDS = 5.0
 
 _PERSISTED = re.compile(r"bytes=0-(\d+)")
@@ -118,7 +114,7 @@ async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condit
 
 async def _put_spooled(write: _Write, body: Body) -> Generation:
     """Store the body by one conditional request from a temporary local file, for servers that ignore conditions on resumable uploads."""
-    if write.nbytes > _MAX_SPOOLED_BYTES:
+    if write.nbytes > write.client.max_spooled_bytes:
         raise Unsupported(
             f"{write.client.endpoint} ignores conditions on resumable uploads, and {write.key!r} ({write.nbytes} bytes) is too large "
             "for a single request: use smaller shards there"
@@ -187,7 +183,7 @@ class _ResumableUpload:
 
     async def send_all(self, body: Body) -> Generation:
         write = self._write
-        async for part, is_last in _with_last(parts(body, write.nbytes, PART_BYTES, write.key)):
+        async for part, is_last in _with_last(parts(body, write.nbytes, write.client.upload_part_bytes, write.key)):
             self._checksum.update(part)
             if (stored := await self._send(part, is_last)) is not None:
                 return stored

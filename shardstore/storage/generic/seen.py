@@ -41,7 +41,8 @@ class Seen:
 class Memory:
     """The last look at each object; the least recently used one is dropped first. Used on one event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_REMEMBERED) -> None:
+        self._most = most
         self._last: OrderedDict[str, Seen] = OrderedDict()
 
     def get(self, key: str) -> Seen | None:
@@ -53,7 +54,7 @@ class Memory:
     def put(self, key: str, seen: Seen) -> None:
         self._last[key] = seen
         self._last.move_to_end(key)
-        if len(self._last) > MOST_REMEMBERED:
+        if len(self._last) > self._most:
             self._last.popitem(last=False)
 
     def drop(self, key: str) -> None:

@@ -89,6 +89,7 @@ class GenericStorage:
         self._is_cache = is_one(fs, CACHES)
         self.static = is_static(fs) if static is None else static
         """True where nothing changes while it is open."""
+        self.spool_bytes = SPOOL_BYTES
         self._seen = Memory()
 
     def with_static(self, static: bool) -> GenericStorage:
@@ -300,7 +301,7 @@ class GenericStorage:
             raise InvalidInput("an object needs a key that is not empty")
         path = self._full(key)
         await self._check_first(key, condition)
-        if nbytes <= SPOOL_BYTES:
+        if nbytes <= self.spool_bytes:
             data = await joined(body, nbytes, key)
             await self._store("writing", key, lambda: self._calls.call(path, "pipe_file", path, data))
         else:

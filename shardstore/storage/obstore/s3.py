@@ -33,8 +33,6 @@ from shardstore.storage.s3.upload import put
 
 logger = logging.getLogger(__name__)
 
-_KEYS_A_PAGE = 1000
-
 
 class ObstoreS3Storage(ObstoreStorage[S3Storage]):
     """The place of an ``S3Storage``, used through obstore. Options that obstore would ignore are refused."""
@@ -42,6 +40,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
     def __init__(self, inner: S3Storage) -> None:
         check(inner.client)
         super().__init__(inner)
+        self.keys_per_page = 1000
         self._bucket: obstore.store.S3Store | None = None
         self._settings: Settings | None = None
 
@@ -109,7 +108,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         last: str | None = None
         if bucket is not None:
             try:
-                async for page in bucket.list(directory, chunk_size=_KEYS_A_PAGE):
+                async for page in bucket.list(directory, chunk_size=self.keys_per_page):
                     infos = self._infos(page)
                     if infos is None:
                         break

@@ -43,7 +43,9 @@ def is_generated(document: object) -> bool:
     return isinstance(document, Mapping) and document.get("version") is not None and bool(document.get("gen"))
 
 
-def expanded(document: object, overrides: Mapping[str, str] | None = None, *, only_plain: bool = False) -> dict[str, Any]:
+def expanded(
+    document: object, overrides: Mapping[str, str] | None = None, *, only_plain: bool = False, most_generated: int = MOST_GENERATED
+) -> dict[str, Any]:
     """Return the references of a set, as parsed from JSON, by key: text, documents as JSON objects, ``[url]`` or ``[url, offset, nbytes]``.
 
     ``overrides`` are templates in place of the set's own. ``only_plain`` leaves out generated keys, and fills in only annotations that
@@ -67,7 +69,7 @@ def expanded(document: object, overrides: Mapping[str, str] | None = None, *, on
             references[key] = [templates.rendered(value[0], f"the URL of {key!r}"), *value[1:]]
     if not only_plain:
         generators = _member(document, "gen", Sequence)
-        _check_count(generators)
+        _check_count(generators, most_generated)
         for number, generator in enumerate(generators):
             references.update(_generated(generator, templates, f"gen[{number}]"))
     return references
@@ -227,10 +229,10 @@ def _dimensions(generator: Any, what: str) -> dict[str, Sequence[Any]]:
     return found
 
 
-def _check_count(generators: Sequence[Any]) -> None:
+def _check_count(generators: Sequence[Any], most: int) -> None:
     count = sum(prod(map(len, _dimensions(one, f"gen[{n}]").values())) for n, one in enumerate(generators))
-    if count > MOST_GENERATED:
-        raise Unsupported(f"the set of references generates {count} keys; more than {MOST_GENERATED} are not held in memory")
+    if count > most:
+        raise Unsupported(f"the set of references generates {count} keys; more than {most} are not held in memory")
 
 
 def _generated(generator: Mapping[str, Any], templates: _Templates, what: str) -> Iterator[tuple[str, list[Any]]]:

@@ -44,7 +44,8 @@ class Failure(enum.Enum):
     FINAL = "no, and nothing was stored"
 
 
-async def _wait(sends: int) -> None:
+async def wait_to_resend(sends: int) -> None:
+    """Wait before a request is sent again that was sent so many times."""
     await asyncio.sleep(random.uniform(0, _FIRST_WAIT_SECONDS * 2**sends))
 
 
@@ -125,7 +126,7 @@ class ObjectWrite:
                 raise failed(self.key, self._url) from exc  # changed, and changed back before the look
             if not self.versions_come_again or self._sends >= _SENDS:
                 raise StorageError(f"the server refuses to match the version that it gave for {self.key!r} in {self._url}: {exc}") from exc
-            await _wait(self._sends)  # either that, or the server cannot match: then it refuses each time
+            await wait_to_resend(self._sends)  # either that, or the server cannot match: then it refuses each time
             self._sends += 1
             return None
         is_conditional = not isinstance(self.condition, Unconditional)
@@ -133,7 +134,7 @@ class ObjectWrite:
             raise failed(self.key, self._url) from exc
         if self._sends >= _SENDS or not can_resend:
             raise self._exhausted(exc, failure) from exc
-        await _wait(self._sends)
+        await wait_to_resend(self._sends)
         self._sends += 1
         return None
 
@@ -184,7 +185,7 @@ async def delete_object(send: Callable[[], Awaitable[bool]], look: Look, key: st
         if is_refused:  # although that version is there: changed, and changed back to equal bytes, before the look
             raise failed(key, url) from error
         if sends < _SENDS:
-            await _wait(sends)
+            await wait_to_resend(sends)
     raise WriteOutcomeUnknown(
         f"the answers to deleting {key!r} from {url} were lost {_SENDS} times; it was still there at the last look: it may yet be "
         f"deleted. Delete it again. {error}"

@@ -100,6 +100,10 @@ class S3Client(BucketClient):
     """Requests on the objects below ``prefix`` of ``bucket``; at most ``concurrency`` at once."""
 
     scheme = "s3"
+    max_copy_bytes = 5 << 30
+    """The largest object that CopyObject takes."""
+    min_copied_part_bytes = 512 << 20
+    min_uploaded_part_bytes = 8 << 20
 
     @property
     def endpoint(self) -> str:

@@ -17,9 +17,7 @@ from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
 from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, head_of, member_of
 from shardstore.storage.s3.upload import abort
 
-_MAX_COPY_BYTES = 5 << 30  # what CopyObject takes
 _TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, others call it otherwise: the size is looked up
-_MIN_PART_BYTES = 512 << 20
 _MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 16
 _ATTEMPTS = 5
@@ -45,7 +43,7 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
     except RequestFailed as exc:
         if exc.status == 404 and exc.code != "NoSuchBucket":
             return None
-        if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > _MAX_COPY_BYTES):
+        if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > client.max_copy_bytes):
             return await _copy_large(client, source, target)
         raise
     return copied_version(response.get("CopyObjectResult"), source)
@@ -102,7 +100,7 @@ async def _copy_parts(
     client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
 ) -> list[dict[str, Any]] | None:
     """Copy the parts; return the list that completes the upload, or ``None`` where the source is another version now."""
-    part_bytes = max(_MIN_PART_BYTES, -(-nbytes // _MAX_PARTS))
+    part_bytes = max(client.min_copied_part_bytes, -(-nbytes // _MAX_PARTS))
     free = asyncio.Semaphore(_PARTS_AT_ONCE)
 
     async def copy(number: int, start: int) -> dict[str, Any]:

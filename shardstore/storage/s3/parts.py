@@ -43,11 +43,11 @@ class SentPart:
 Part = CopiedPart | SentPart
 
 
-def plan_parts(segments: Sequence[Segment]) -> list[Part]:
+def plan_parts(segments: Sequence[Segment], max_part_bytes: int = _MAX_PART_BYTES, max_parts: int = MAX_PARTS) -> list[Part]:
     """Return the parts, in order; none of them is copied where no range is long enough."""
     runs = list(_joined(segments))
     sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
-    part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // MAX_PARTS))
+    part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // max_parts))
     parts: list[Part] = []
     waiting: list[Segment] = []
     for run in runs:
@@ -60,7 +60,7 @@ def plan_parts(segments: Sequence[Segment]) -> list[Part]:
             waiting.append(CopiedRange(run.offset, lent))
         parts += _sent(waiting, part_bytes)
         waiting = []
-        parts += _copied(run.offset + lent, run.nbytes - lent)
+        parts += _copied(run.offset + lent, run.nbytes - lent, max_part_bytes)
     return [*parts, *_sent(waiting, part_bytes)]
 
 
@@ -88,8 +88,8 @@ def _joined(segments: Sequence[Segment]) -> Iterator[Segment]:
         yield last
 
 
-def _copied(offset: int, nbytes: int) -> list[Part]:
-    count = -(-nbytes // _MAX_PART_BYTES)
+def _copied(offset: int, nbytes: int, max_part_bytes: int) -> list[Part]:
+    count = -(-nbytes // max_part_bytes)
     bounds = [offset + nbytes * i // count for i in range(count + 1)]
     return [CopiedPart(start, end - start) for start, end in pairwise(bounds)]
 

@@ -19,15 +19,14 @@ from shardstore.storage.s3.probe import facts_of, probe_multipart
 
 logger = logging.getLogger(__name__)
 
-_MIN_PART_BYTES = 8 << 20
 _MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 6  # that an upload holds, with the one that is being filled; of each that is under way aiohttp makes a copy
 _MAX_PUT_BYTES = 5 << 30
 
 
-def part_bytes_for(nbytes: int) -> int:
+def part_bytes_for(nbytes: int, min_part_bytes: int) -> int:
     """Return the size of parts: at most 10,000 of them, whole MiB."""
-    return max(_MIN_PART_BYTES, -(-nbytes // (_MAX_PARTS << 20)) << 20)
+    return max(min_part_bytes, -(-nbytes // (_MAX_PARTS << 20)) << 20)
 
 
 class S3Write(ObjectWrite):
@@ -156,7 +155,7 @@ async def _upload_parts(client: S3Client, key: str, upload_id: str, body: Body, 
     try:
         async with asyncio.TaskGroup() as uploads:
             number = 0
-            pieces = parts(body, nbytes, part_bytes_for(nbytes), key)
+            pieces = parts(body, nbytes, part_bytes_for(nbytes, client.min_uploaded_part_bytes), key)
             while True:
                 await free.acquire()  # before the next part is gathered, which is one of those that are held
                 if (part := await anext(pieces, None)) is None:

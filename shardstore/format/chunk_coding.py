@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from shardstore.errors import Corruption
 from shardstore.format.codecs import CRC32C_NBYTES, codec_name, crc32c
@@ -65,8 +65,9 @@ class ChunkCoding:
         return self.compressor is not None and self.compressed_nbytes is not None
 
 
-def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> ChunkCoding:
-    """Return the facts from members of a presented document."""
+def document_coding(presented: JsonObject, chunk_shape: tuple[int, ...]) -> ChunkCoding:
+    """Return the facts from a presented document whose chunks have this shape."""
+    data_type, codecs = presented.get("data_type"), presented.get("codecs")
     names = [codec_name(codec) for codec in codecs] if isinstance(codecs, list) else []
     has_checksum = len(names) > 1 and names[-1] == "crc32c"
     nbytes = encoded_chunk_nbytes(chunk_shape, data_type, codecs)
@@ -80,11 +81,6 @@ def chunk_coding(chunk_shape: tuple[int, ...], data_type: Any, codecs: Any) -> C
         if item is not None and {"bytes", "endian"} & set(inner) and set(inner) <= _ARRANGING | {"crc32c"}:
             compressed_nbytes = prod(chunk_shape) * item + checksums * CRC32C_NBYTES
     return ChunkCoding(nbytes, has_checksum, compressor, compressed_nbytes)
-
-
-def document_coding(presented: JsonObject, chunk_shape: tuple[int, ...]) -> ChunkCoding:
-    """Return the facts from a whole presented document whose chunks have this shape."""
-    return chunk_coding(chunk_shape, presented.get("data_type"), presented.get("codecs"))
 
 
 def checksum_fault(data: memoryview) -> str | None:

@@ -99,14 +99,9 @@ def _of_array(document: JsonObject) -> Iterator[MetadataFault]:
         sharded = None if chunk_shape is None else _sharded_shape(document["codecs"], chunk_shape)
         if sharded is not None and not transformers:
             layout = parse_layout(document)
-            if not isinstance(layout, ArrayLayout) and not unknown:
-                yield from _unless_told(document, sharded, layout)
-
-
-def _unless_told(document: JsonObject, sharded: tuple[int, ...], reason: str) -> Iterator[MetadataFault]:
-    """Yield the reason why shards cannot be read, where no contradiction gives it already."""
-    if not list(_of_sharding(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))):
-        yield MetadataFault("unknown", reason)
+            contradictions = _of_sharding(codec_configuration(document["codecs"][-1]), sharded, document.get("data_type"))
+            if not isinstance(layout, ArrayLayout) and not unknown and not list(contradictions):
+                yield MetadataFault("unknown", layout)
 
 
 def _sharded_shape(codecs: Any, chunk_shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -149,7 +144,9 @@ def codec_faults(codecs: Any, ndim: int, chunk_shape: tuple[int, ...] | None, da
     for name, codec in zip(names, codecs, strict=True):
         configuration = codec_configuration(codec)
         if name == "transpose":
-            yield from _contradictions(_transpose_fault(codec, ndim))
+            if transpose_order(codec, ndim) is None:
+                order = _shown(configuration.get("order"))
+                yield from _contradictions(f"the order {order} of its codec transpose is no order of {ndim} dimensions")
         elif name in ("bytes", "endian"):
             yield from _contradictions(_endian_fault(configuration.get("endian"), data_type))
         elif name == SHARDING and chunk_shape is not None:
@@ -169,12 +166,6 @@ def _order_fault(names: Sequence[str]) -> str | None:
     if any(name in _BYTES_TO_BYTES for name in names[:maker]) or any(name in _ARRAY_TO_ARRAY for name in names[maker + 1 :]):
         return f"its codecs {', '.join(names)} are in an impossible order"
     return None
-
-
-def _transpose_fault(codec: Any, ndim: int) -> str | None:
-    if transpose_order(codec, ndim) is not None:
-        return None
-    return f"the order {_shown(codec_configuration(codec).get('order'))} of its codec transpose is no order of {ndim} dimensions"
 
 
 def _endian_fault(endian: Any, data_type: Any) -> str | None:

@@ -57,11 +57,6 @@ def _with_transformers(document: JsonObject, transformers: list[Any]) -> JsonObj
     return rest | {_TRANSFORMERS: transformers} if transformers else rest
 
 
-def without_empty_transformers(document: JsonObject) -> JsonObject:
-    """Return the document without an empty list of storage transformers, as one that a storage transformer shards is shown."""
-    return _with_transformers(document, document.get(_TRANSFORMERS) or [])
-
-
 def present_node(stored: JsonObject) -> JsonObject:
     """Return the document that a client sees of any node; a group's consolidated metadata is translated document by document."""
     if is_array(stored):
@@ -239,7 +234,7 @@ def _split_transposes(codecs: Any, axes: Axes | None) -> tuple[list[Any], Any]:
 def can_be_presented(document: JsonObject, stored: JsonObject) -> bool:
     """Return whether ``stored`` is shown as ``document``, which a client wants to create, except for the spelling of its codecs."""
     if stored.get(_TRANSFORMERS):
-        return present_array(stored) == without_empty_transformers(document)
+        return present_array(stored) == _with_transformers(document, document.get(_TRANSFORMERS) or [])
     shape = document.get("shape")
     spelled = in_present_words(document.get("codecs"), len(shape) if isinstance(shape, list) else 0)
     return present_array(stored) == document | {"codecs": spelled}

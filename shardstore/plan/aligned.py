@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 from shardstore.errors import InvalidInput
@@ -67,12 +67,8 @@ def are_aligned(chunks: Chunks, shard_shape: Sequence[int], start: Sequence[int]
 
 def _borders(lengths: tuple[int, ...]) -> list[int]:
     """Return where one chunk ends and the next begins, the block's own ends left out."""
-    total, position, borders = sum(lengths), 0, []
-    for length in lengths:
-        position += length
-        if 0 < position < total:
-            borders.append(position)
-    return borders
+    total = sum(lengths)
+    return [end for end in accumulate(lengths) if 0 < end < total]
 
 
 def _lengths(n: int, borders: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import pytest
 from numcodecs.blosc import Blosc
 
 from shardstore.errors import Corruption
-from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, check_blosc_header, checksum_fault, chunk_coding, header_fault
+from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, check_blosc_header, checksum_fault, document_coding, header_fault
 from shardstore.format.codecs import crc32c
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -36,11 +36,11 @@ DATA = bytes(range(256)) * 40
     ],
 )
 def test_what_codecs_say(codecs: Any, expected: ChunkCoding) -> None:
-    assert chunk_coding((2, 3), "int32", codecs) == expected
+    assert document_coding({"data_type": "int32", "codecs": codecs}, (2, 3)) == expected
 
 
 def test_an_unknown_type_says_less() -> None:
-    assert chunk_coding((2, 3), "odd", [BYTES, {"name": "zstd"}]) == ChunkCoding(compressor="zstd")
+    assert document_coding({"data_type": "odd", "codecs": [BYTES, {"name": "zstd"}]}, (2, 3)) == ChunkCoding(compressor="zstd")
 
 
 CODECS = {"blosc": numcodecs.Blosc("lz4"), "zstd": numcodecs.Zstd(1), "gzip": numcodecs.GZip(1)}

@@ -439,7 +439,8 @@ class Hierarchy:
             for i, owners in undecided:
                 owner = self._owner(owners)
                 if owner is not None and (self._may_trust(owner[0], for_write) or owner[0].path in loaded):
-                    targets[i] = _target(keys[i], *owner)
+                    node, coords = owner
+                    targets[i] = PlainTarget(keys[i]) if node.layout is None else ChunkTarget.of(keys[i], node, node.layout, coords)
                     continue
                 # A known array only has to be confirmed; otherwise every possible owner has to be asked.
                 asked = [owner[0].path] if owner is not None else [p for p, _ in owners]
@@ -537,7 +538,3 @@ class Hierarchy:
             return PlainTarget(key)
         worst = max(unreadable, key=lambda node: ("", "empty", "json").index(node.damage))
         return PlainTarget(key, f"{metadata_key(worst.path)!r}: {worst.reason}", not worst.damage, worst.damage != "json")
-
-
-def _target(key: str, node: Node, coords: ChunkCoords) -> Target:
-    return PlainTarget(key) if node.layout is None else ChunkTarget.of(key, node, node.layout, coords)

@@ -164,11 +164,9 @@ class Committer:
         """Write a shard of which every chunk is given, whatever is there; ``False`` where that matters: the array is being created."""
         plan = self._plan(shard, None, updates)
         if isinstance(plan, WriteShard):
-            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+            condition = self._condition(None) if shard.node.is_uncommitted else UNCONDITIONAL
             try:
-                generation = await self._write_new(
-                    shard, body, plan.nbytes, self._condition(None) if shard.node.is_uncommitted else UNCONDITIONAL
-                )
+                generation = await self._write_new(shard, plan, condition)
             except ConditionFailed:
                 return False
             _tell_versions(swaps, self._remember(shard, generation, plan, {}))
@@ -289,8 +287,7 @@ class Committer:
             await self._delete(shard, condition)
             return None
         if not any(isinstance(segment, CopiedRange) for segment in plan.segments):
-            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            generation = await self._write_new(shard, body, plan.nbytes, condition)
+            generation = await self._write_new(shard, plan, condition)
         else:
             assert cached is not None  # there is nothing to copy where there is no shard
             generation = await self._plans.write(shard.key, cached.generation, plan, condition)
@@ -304,12 +301,13 @@ class Committer:
         places = {slot: cached.index.location(slot, cached.object_nbytes) for slot in slots if slot not in updates}
         return {slot: cached.version(slot, where) for slot, where in places.items() if where is not None}
 
-    async def _write_new(self, shard: Shard, body: list[BytesLike], nbytes: int, condition: Condition) -> Generation:
+    async def _write_new(self, shard: Shard, plan: WriteShard, condition: Condition) -> Generation:
         """Write a shard that keeps nothing of an old one."""
+        body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
         if shard.node.is_uncommitted:
             self._doubtful.add(shard.key)
         try:
-            generation = await self._storage.write(shard.key, body, nbytes, condition)
+            generation = await self._storage.write(shard.key, body, plan.nbytes, condition)
         except ShardStoreError as exc:
             if not isinstance(exc, WriteOutcomeUnknown):
                 self._doubtful.discard(shard.key)

@@ -21,14 +21,6 @@ class Spilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
-    """The transaction erased the key."""
-
-
-ERASED = Erased()
-
-
-@dataclass(frozen=True, slots=True)
 class HeldKeys:
     """The decisions of a transaction at one moment: the size of each key's value, ``None`` where it is erased, and erased prefixes."""
 
@@ -45,7 +37,7 @@ class Overlay:
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._in_memory = 0
-        self._values: dict[str, bytes | Spilled | Erased] = {}
+        self._values: dict[str, bytes | Spilled | None] = {}  # None: erased
         self._conditional: set[str] = set()
         self._instead: dict[str, SetValue] = {}
         self._erased_prefixes: list[str] = []
@@ -84,7 +76,7 @@ class Overlay:
 
     def erase(self, key: str) -> None:
         self._forget(key)
-        self._values[key] = ERASED
+        self._values[key] = None
 
     def erase_prefix(self, prefix: str) -> None:
         """Erase everything below ``prefix``, stored or held back."""
@@ -108,10 +100,8 @@ class Overlay:
 
     def get(self, key: str) -> bytes | None:
         """Return the value that the transaction gave a key; ``None`` where it erased it."""
-        value = self._values.get(key, ERASED)
-        if isinstance(value, Erased):
-            return None
-        if isinstance(value, bytes):
+        value = self._values.get(key)
+        if not isinstance(value, Spilled):
             return value
         assert self._file is not None
         self._file.seek(value.offset)
@@ -131,10 +121,8 @@ class Overlay:
         return SetIfMissing(data) if key in self._conditional else SetValue(data)
 
     def nbytes(self, key: str) -> int | None:
-        value = self._values.get(key, ERASED)
-        if isinstance(value, Erased):
-            return None
-        return len(value) if isinstance(value, bytes) else value.nbytes
+        value = self._values.get(key)
+        return value.nbytes if isinstance(value, Spilled) else None if value is None else len(value)
 
     def held(self) -> Iterator[str]:
         """Return the keys with a value or an erasure of their own."""

@@ -16,12 +16,6 @@ from shardstore.plan.policy import chunks_per_shard
 from shardstore.storage.base import Storage
 
 
-def array_path(key: str) -> str | None:
-    """Return the path of the array of Zarr v2 whose metadata document the key is, if it is one."""
-    path, _, name = key.rpartition("/")
-    return path if name == ARRAY_NAME else None
-
-
 @dataclass(eq=False, repr=False)
 class WrittenV2Arrays:
     """Looks at each document of a new array of Zarr v2 that passes through one store."""
@@ -38,8 +32,9 @@ class WrittenV2Arrays:
         Raises:
             InvalidInput: it would be sharded by ``chunks_per_shard``.
         """
-        path, policy = array_path(key), self._options.chunks_per_shard
-        if path is None or policy is None or not self._options.present.is_canonical or (policy == "auto" and self._has_warned):
+        path, _, name = key.rpartition("/")
+        policy = self._options.chunks_per_shard
+        if name != ARRAY_NAME or policy is None or not self._options.present.is_canonical or (policy == "auto" and self._has_warned):
             return
         if not self._would_be_sharded(path, bytes(data)) or (not nothing_there and await self._storage.stat(key) is not None):
             return

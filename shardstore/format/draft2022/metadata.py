@@ -140,7 +140,7 @@ def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
     Raises:
         InvalidInput: it would not be shown as ``canonical``.
     """
-    document = _with_kept(canonical, {m: v for m, v in given.items() if m != _TRANSFORMERS})
+    document = given_group(canonical, {m: v for m, v in given.items() if m != _TRANSFORMERS})
     transformers = canonical.get(_TRANSFORMERS) or given.get(_TRANSFORMERS)
     document |= {} if transformers is None else {_TRANSFORMERS: transformers}
     shown = array_to_v3(document)
@@ -153,10 +153,6 @@ def given_array(canonical: JsonObject, given: JsonObject) -> JsonObject:
 
 def given_group(canonical: JsonObject, given: JsonObject) -> JsonObject:
     """Return the document to store for a group, as ``given_array`` does for an array."""
-    return _with_kept(canonical, given)
-
-
-def _with_kept(canonical: JsonObject, given: JsonObject) -> JsonObject:
     attributes, shown = canonical.get("attributes"), given.get("attributes")
     if not isinstance(attributes, dict) or KEPT not in attributes:
         return given

@@ -86,6 +86,10 @@ class PlainArray:
     chunk_shape: tuple[int, ...]
     key_encoding: ChunkKeyEncoding
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
 
 def is_array(document: JsonObject) -> bool:
     return document.get("zarr_format") == 3 and document.get("node_type") == "array"

@@ -194,7 +194,7 @@ class DraftFlavour(PresentedFlavour):
         if array.ndim == 0:
             nbytes = None if rest else await view.engine.size(join(path, "c"))
             return ListedDir(() if nbytes is None else (ListedValue(await self._scalar_key(view, path), nbytes),), ())
-        separator = array.encoding.separator if array.ndim > 1 else "/"
+        separator = array.key_encoding.separator if array.ndim > 1 else "/"
         if rest and (separator != "/" or canonical_key(prefix + "0") is None):
             return ListedDir((), ())  # no chunk lies deeper
         canonical = (canonical_key(prefix + "0") or "")[:-1] if rest else f"{join(path, 'c')}{separator}"
@@ -269,7 +269,9 @@ def _is_chunk(key: str, path: str, array: KnownArray) -> bool:
     if array.ndim == 0:
         return key in scalar_data_keys(path)
     canonical, start = canonical_key(key), join(path, "")
-    return canonical is not None and canonical.startswith(start) and array.encoding.decode(canonical[len(start) :], array.ndim) is not None
+    return (
+        canonical is not None and canonical.startswith(start) and array.key_encoding.decode(canonical[len(start) :], array.ndim) is not None
+    )
 
 
 def _ends_like_chunks(tail: str) -> bool:

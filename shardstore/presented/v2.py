@@ -32,7 +32,7 @@ from shardstore.format.v2.keys import (
     v2_chunk_key,
 )
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedFlavour, View, array_of_node, parsed_document
+from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedFlavour, View, parsed_document
 
 _DOCUMENTS_AT_ONCE = 100
 _NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
@@ -72,15 +72,15 @@ class V2Flavour(PresentedFlavour):
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
                 gone = view.hierarchy.vanished(path)
-                was = None if gone is None else array_of_node(gone)
-                if was is not None and canonical_chunk_key(rest, was.encoding, was.ndim) is not None:
+                was = None if gone is None else gone.layout or gone.plain
+                if was is not None and canonical_chunk_key(rest, was.key_encoding, was.ndim) is not None:
                     return Nothing(
                         f"array {path!r} has been deleted or moved by another client: create it again, or open what is there now"
                     )
                 continue
-            if (chunk := canonical_chunk_key(rest, array.encoding, array.ndim)) is not None:
+            if (chunk := canonical_chunk_key(rest, array.key_encoding, array.ndim)) is not None:
                 return Canonical(join(path, chunk))
-            if array.encoding.decode(rest, array.ndim) is not None:
+            if array.key_encoding.decode(rest, array.ndim) is not None:
                 return Nothing(f"it is where a shard of array {path!r} is stored, not the key of a chunk of Zarr v2")
         return Canonical(key)
 
@@ -240,7 +240,7 @@ class V2Flavour(PresentedFlavour):
         arrays = await view.arrays([path for path, _ in cuts], for_write=False)
         for path, rest in cuts:
             if (array := arrays.get(path)) is not None and rest:
-                chunks = join(path, canonical_chunk_prefix(rest, array.encoding, array.ndim))
+                chunks = join(path, canonical_chunk_prefix(rest, array.key_encoding, array.ndim))
                 beside = prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix
                 return [chunks] if beside.startswith(chunks) else [beside] if chunks.startswith(beside) else [chunks, beside]
         return [prefix[: prefix.rfind("/") + 1] if _may_name_document(prefix) else prefix]
@@ -253,7 +253,7 @@ class V2Flavour(PresentedFlavour):
         owners = possible_owners(canonical)
         arrays = await view.arrays([path for path, _ in owners], for_write=False)
         for path, rest in owners:
-            if (array := arrays.get(path)) is not None and (chunk := v2_chunk_key(rest, array.encoding, array.ndim)) is not None:
+            if (array := arrays.get(path)) is not None and (chunk := v2_chunk_key(rest, array.key_encoding, array.ndim)) is not None:
                 return join(path, chunk)
         return canonical
 

@@ -12,12 +12,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
-from shardstore.engine.by_shards import Sight
-from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.keyed_store import KeyedStore
-from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks, Node
-from shardstore.engine.options import EngineOptions, Flavour
+from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
+from shardstore.engine.options import Flavour
 from shardstore.engine.pinned import HeldValue, OpenValue
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, ListedValue
 from shardstore.engine.reading.shard_chunks import Value
@@ -25,13 +23,11 @@ from shardstore.engine.values import KeyRequest, KeyUpdate
 from shardstore.engine.version_reader import of_content
 from shardstore.engine.writing.writer import uninterrupted
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsupported
-from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
-from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
-from shardstore.storage.base import ABSENT, Read, ReadOutcome, Storage
+from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
+from shardstore.storage.base import ABSENT, Read, ReadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +55,8 @@ class Nothing:
 Meaning = Canonical | Part | Nothing
 
 
-@dataclass(frozen=True, slots=True)
-class KnownArray:
-    """The names of the chunks of an array."""
-
-    encoding: ChunkKeyEncoding
-    ndim: int
+KnownArray = ArrayLayout | PlainArray
+"""An array whose chunks have known names."""
 
 
 class PresentedFlavour(Flavour, ABC):
@@ -118,6 +110,24 @@ class View(KeyedStore):
         super().__init__()
         self.engine = engine
         self.flavour = flavour
+        # What is not about keys is the engine's own.
+        self.options = engine.options
+        self.storage = engine.storage
+        self.hierarchy = engine.hierarchy
+        self.counters = engine.counters
+        self.keep_versions = engine.keep_versions
+        self.layout = engine.layout
+        self.is_node = engine.is_node
+        self.is_inside_array = engine.is_inside_array
+        self.prefetch = engine.prefetch
+        self.sight = engine.sight
+        self.check_v2_array = engine.check_v2_array
+        self.erase_shards = engine.erase_shards
+        self.stale_consolidated = engine.stale_consolidated
+        self.begin = engine.begin
+        self.commit = engine.commit
+        self.rollback = engine.rollback
+        self.close = engine.close
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.engine.storage.url!r}, {self.flavour.name!r})"
@@ -127,22 +137,6 @@ class View(KeyedStore):
     @property
     def canonical(self) -> Engine:
         return self.engine
-
-    @property
-    def options(self) -> EngineOptions:
-        return self.engine.options
-
-    @property
-    def storage(self) -> Storage:
-        return self.engine.storage
-
-    @property
-    def hierarchy(self) -> Hierarchy:
-        return self.engine.hierarchy
-
-    @property
-    def counters(self) -> Counters:
-        return self.engine.counters
 
     @property
     def in_transaction(self) -> bool:
@@ -162,45 +156,6 @@ class View(KeyedStore):
     def get_from_page_cache(self, key: str, request: ByteRequest) -> None:
         return None
 
-    def keep_versions(self) -> None:
-        self.engine.keep_versions()
-
-    async def layout(self, path: str) -> ArrayLayout | None:
-        return await self.engine.layout(path)
-
-    async def is_node(self, path: str) -> bool:
-        return await self.engine.is_node(path)
-
-    async def is_inside_array(self, path: str) -> bool:
-        return await self.engine.is_inside_array(path)
-
-    async def prefetch(self, path: str, region: Sequence[slice] | None) -> int:
-        return await self.engine.prefetch(path, region)
-
-    async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
-        return await self.engine.sight(path, document, for_write=for_write, last=last)
-
-    async def check_v2_array(self, key: str, data: BytesLike) -> None:
-        await self.engine.check_v2_array(key, data)
-
-    async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
-        await self.engine.erase_shards(path, layout, wanted)
-
-    async def stale_consolidated(self, path: str) -> Sequence[str]:
-        return await self.engine.stale_consolidated(path)
-
-    async def begin(self) -> None:
-        await self.engine.begin()
-
-    async def commit(self) -> None:
-        await self.engine.commit()
-
-    async def rollback(self) -> int:
-        return await self.engine.rollback()
-
-    async def close(self) -> None:
-        await self.engine.close()
-
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     async def arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
@@ -215,12 +170,12 @@ class View(KeyedStore):
                 continue
             node = hierarchy.known(path)
             if node is not None and (hierarchy.is_fresh(node) or not for_write):
-                if (array := array_of_node(node)) is not None:
+                if (array := (node.layout or node.plain)) is not None:
                     arrays[path] = array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
         for path, node in (await self._nodes(unknown) if unknown else {}).items():
-            if node is not None and (array := array_of_node(node)) is not None:
+            if node is not None and (array := (node.layout or node.plain)) is not None:
                 arrays[path] = array
         return arrays
 
@@ -409,16 +364,11 @@ def _in_order(count: int, numbered: Sequence[tuple[int, str]], found: Sequence[V
     return values
 
 
-def array_of_node(node: Node) -> KnownArray | None:
-    array: ArrayLayout | PlainArray | None = node.layout or node.plain
-    return None if array is None else KnownArray(array.key_encoding, len(array.shape))
-
-
 def _array_of_document(data: bytes | None) -> KnownArray | None:
     """Return the array of a document that a transaction holds back."""
     document = None if data is None else parse_object(data)
     plain = parse_shown(document) if document is not None and is_array(document) else ""
-    return KnownArray(plain.key_encoding, len(plain.shape)) if isinstance(plain, PlainArray) else None
+    return plain if isinstance(plain, PlainArray) else None
 
 
 def parsed_document(data: bytes, key: str) -> JsonObject:

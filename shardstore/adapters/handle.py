@@ -1,4 +1,4 @@
-"""The handle that each face holds: the recipe of an engine, and the engine of this process.
+"""The handle that each face holds: the recipe of an engine, and the engine of this process. And the bases of the faces.
 
 Faces on the same target with the same options share one engine, and so see each other's writes and caches. A handle
 travels by its recipe: pickled, or into a forked child, it makes an engine anew.
@@ -7,9 +7,11 @@ travels by its recipe: pickled, or into a forked child, it makes an engine anew.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,10 +19,11 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
+from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
@@ -30,6 +33,8 @@ from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()  # the engine below another is made while that one is
 _engines: WeakValueDictionary[str, Presented] = WeakValueDictionary()
@@ -222,3 +227,106 @@ class Handle:
 
     def rollback(self) -> int:
         return run_sync(self.engine.rollback())
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
+
+        Writes of all threads of this process take part, through every face on the same place that was opened with the same options. An
+        exception inside the block discards everything and says how much that was; one from the commit itself says what had been stored.
+        """
+        self.begin()
+        try:
+            yield
+        except BaseException as exc:
+            discarded = self.rollback()
+            exc.add_note(f"the transaction on {self.url} was rolled back: {discarded} held-back keys were discarded, nothing was stored")
+            logger.info("transaction on %s rolled back, %d keys discarded", self.url, discarded)
+            raise
+        self.commit()
+
+
+class Face:
+    """Base of the faces to which zarr can hand whole selections and assignments, without knowing their classes."""
+
+    @property
+    def engine(self) -> Presented:
+        """Return the engine of this process; its coroutines run on fsspec's IO loop only."""
+        raise NotImplementedError
+
+    @property
+    def uses_pipeline(self) -> bool:
+        """True where whole selections and assignments go to the engine."""
+        raise NotImplementedError
+
+
+class FilesystemFace(Face):
+    """Base of a filesystem over an engine, whose paths are not keys."""
+
+    def key_of(self, path: str) -> str:
+        """Return the presented key that a path names; ``""`` for the root."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Find out where the hierarchy begins."""
+        raise NotImplementedError
+
+    def check_writable(self) -> None:
+        """Raise ``ReadOnly`` where this instance may not write."""
+        raise NotImplementedError
+
+
+class StoreFace(Face):
+    """Base of the stores over an engine, whose keys are presented keys."""
+
+    _handle: Handle
+    _read_only: bool
+    _uses_pipeline = False
+
+    @property
+    def engine(self) -> Presented:
+        """The engine of this process; its coroutines run on fsspec's IO loop only."""
+        return self._handle.engine
+
+    @property
+    def uses_pipeline(self) -> bool:
+        """Return whether whole selections and assignments go to the engine."""
+        return self._uses_pipeline
+
+    @property
+    def counters(self) -> Counters:
+        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        return self.engine.counters
+
+    @property
+    def url(self) -> str:
+        """Return where the store is, without credentials."""
+        return self._handle.url
+
+    @property
+    def read_only(self) -> bool:
+        """Return whether every write is refused."""
+        return self._read_only
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
+
+        They can be read in this process meanwhile. An exception discards what was not committed.
+        """
+        self._check_writable()
+        return self._handle.transaction()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self._handle == other._handle and self._read_only == other._read_only
+
+    def __hash__(self) -> int:
+        return hash(self._handle)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")

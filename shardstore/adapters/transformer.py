@@ -6,24 +6,20 @@ Specification: sharding storage transformer 1.0 (draft), "API implementation"; Z
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions
-from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
-from shardstore.engine.counters import Counters
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
-from shardstore.errors import InvalidInput, ReadOnly
+from shardstore.errors import InvalidInput
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
-from shardstore.presented.flavours import Presented
 from shardstore.storage.base import Storage
 from shardstore.storage.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
 
@@ -36,7 +32,7 @@ A negative start counts from the end (which the draft does not have), and never 
 Keys = list[str]
 
 
-class ShardingTransformer:
+class ShardingTransformer(StoreFace):
     """A store of presented keys over shards, synchronous and thread-safe.
 
     Keys are those of a Zarr v3 hierarchy without sharding: ``ct/zarr.json``, ``ct/c/0/3/1``. Takes the same arguments as
@@ -50,25 +46,11 @@ class ShardingTransformer:
         self._handle = Handle.make(target, storage_options, options)
         self._read_only = read_only
 
-    @property
-    def _engine(self) -> Presented:
-        return self._handle.engine
-
-    @property
-    def counters(self) -> Counters:
-        """Return what the engine has done so far."""
-        return self._engine.counters
-
-    @property
-    def url(self) -> str:
-        """Return where the store is, without credentials."""
-        return self._handle.url
-
     def as_storage(self) -> Storage:
         """Return what this presents, as the storage below another transformer, or whatever else takes a target."""
-        if self._engine.storage.kind == WITHOUT_VERSIONS:
+        if self.engine.storage.kind == WITHOUT_VERSIONS:
             return PartialAccessStorage(self)  # nothing tells one version of a chunk from another of its size but its own bytes
-        return EngineStorage(self._engine, read_only=self._read_only)
+        return EngineStorage(self.engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:
         """The value of a key, or ``None`` where there is none.
@@ -84,7 +66,7 @@ class ShardingTransformer:
         Ranges are clipped to the value; a key may occur many times. Two rounds of requests: indices, then chunks.
         """
         wanted = list(key_ranges)
-        values = run_sync(self._engine.get_many([(key, _byte_request(given)) for key, given in wanted]))
+        values = run_sync(self.engine.get_many([(key, _byte_request(given)) for key, given in wanted]))
         return [None if value is None else _cut(value, given) for value, (_, given) in zip(map(_raise, values), wanted, strict=True)]
 
     def set(self, key: str, value: BytesLike) -> None:
@@ -125,7 +107,7 @@ class ShardingTransformer:
     def erase_prefix(self, prefix: str) -> None:
         """Erase everything below ``prefix``, which is ``""`` or ends with ``/``; a node's metadata goes last."""
         self._check_writable()
-        run_sync(self._engine.erase_prefix(prefix))
+        run_sync(self.engine.erase_prefix(prefix))
 
     def list(self) -> Keys:
         """All keys, sorted."""
@@ -136,7 +118,7 @@ class ShardingTransformer:
         return run_sync(self._keys(prefix))
 
     async def _keys(self, prefix: str) -> Keys:
-        return sorted([key async for batch in self._engine.list_batches(prefix) for key in batch.keys])
+        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
 
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """``(keys, prefixes)`` directly below ``prefix``, sorted.
@@ -144,35 +126,15 @@ class ShardingTransformer:
         Keys are exact. Prefixes below an array are those of all chunks of its grid that its shards there could hold, and of those beyond
         the grid that exist.
         """
-        listed = run_sync(self._engine.list_dir(prefix, approximate=True))
+        listed = run_sync(self.engine.list_dir(prefix, approximate=True))
         return sorted(listed.keys), sorted(listed.prefixes)
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Hold back writes until the block ends; see ``ShardedStore.transaction``."""
-        self._check_writable()
-        return transaction(self._handle)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.list())
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ShardingTransformer):
-            return NotImplemented
-        return self._handle == other._handle and self._read_only == other._read_only
-
-    def __hash__(self) -> int:
-        return hash(self._handle)
-
-    def __repr__(self) -> str:
-        return f"ShardingTransformer({self.url!r})"
-
     def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
         self._check_writable()
-        raise_failed(run_sync(self._engine.update_many(updates)))
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+        raise_failed(run_sync(self.engine.update_many(updates)))
 
 
 def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

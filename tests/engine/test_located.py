@@ -35,7 +35,7 @@ _REQUESTS = st.sampled_from([EVERYTHING, ByteRange(0, 2), ByteRange(1, 100), Byt
 def test_the_same_reads(opened: ShardingTransformer, positions: list[tuple[int, int]], data: Any) -> None:
     keys = [f"g/a/c/{i}/{j}" for i, j in positions]
     requests: list[ByteRequest] = data.draw(st.lists(_REQUESTS, min_size=len(keys), max_size=len(keys)))
-    engine = opened._engine
+    engine = opened.engine
     hierarchy: Hierarchy = engine.hierarchy
     located = run_sync(hierarchy.locate_together(keys, for_write=False))
     assert located is not None
@@ -61,7 +61,7 @@ def test_the_same_reads(opened: ShardingTransformer, positions: list[tuple[int, 
 
 def test_of_several_arrays_it_is_not_done(opened: ShardingTransformer) -> None:
     keys = [f"g/a/c/{i}/0" for i in range(10)]
-    hierarchy = opened._engine.hierarchy
+    hierarchy = opened.engine.hierarchy
     for other in ("g/b/c/0/0", "g/a/c/0", "g/a/c/00/0", "g/a/zarr.json"):
         for wanted in ([*keys, other], [other, *keys]):
             assert run_sync(hierarchy.locate_together(wanted, for_write=False)) is None

@@ -285,7 +285,7 @@ def test_a_transaction_that_meets_anothers_new_array_harms_neither(per_shard: tu
 
 def test_a_batch_that_overlaps_the_end_of_a_transaction() -> None:
     storage, mine, other = open_hooked()
-    engine = mine._engine
+    engine = mine.engine
 
     async def overlap() -> list[Exception | None]:
         await engine.begin()
@@ -305,7 +305,7 @@ def test_a_listing_that_overlaps_the_commit_misses_nothing() -> None:
     mine.set("a/zarr.json", document((16,), (1,)))
     for i in range(16):
         mine.set(f"a/c/{i}", b"old")
-    engine = mine._engine
+    engine = mine.engine
 
     async def overlap(pauses: int) -> list[str]:
         async def list_slowly() -> list[str]:

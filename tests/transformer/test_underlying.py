@@ -309,7 +309,7 @@ def test_writers_of_two_layers_lose_nothing(same_engine: bool) -> None:
     first = ShardingTransformer(ShardingTransformer(place, **options), **options)
     first.set("meta/root/x.array.json", document((64,), (1,), compressed=True))
     second = first if same_engine else ShardingTransformer(ShardingTransformer(place, **options), **options)
-    engines = [first._engine, second._engine]
+    engines = [first.engine, second.engine]
 
     async def write() -> None:
         keys = [f"data/root/x/c{i}" for i in range(64)]
@@ -457,7 +457,7 @@ def test_what_is_damaged_below_can_be_erased() -> None:
     assert again.get("data/root/x/c2") == b"v"
     stored.put("data/root/x/c0", shard[:-32] + (2**40).to_bytes(8, "little") + shard[-24:])
     again = ShardingTransformer(ShardingTransformer(place, present="draft"), present="draft")
-    upper = EngineStorage(ShardingTransformer(place, present="draft")._engine)
+    upper = EngineStorage(ShardingTransformer(place, present="draft").engine)
     assert run_sync(upper.delete("data/root/x/c0", UNCONDITIONAL)) is True
     assert again.list_prefix("data/") == ["data/root/x/c2", "data/root/x/c3"]
 

@@ -16,13 +16,12 @@ from fsspec.utils import tokenize
 
 from shardstore._sync import iterate, run_async
 from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.face import FilesystemFace
 from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
 from shardstore.adapters.fsspec.root import Root, without_protocol
 from shardstore.adapters.fsspec.transaction import ShardedTransaction
 from shardstore.adapters.fsspec.transfers import FileTransfers
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.counters import Counters

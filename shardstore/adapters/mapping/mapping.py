@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
 from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions
-from shardstore.adapters.transaction import transaction
 from shardstore.engine.actions import ERASE, Action, SetValue
-from shardstore.engine.counters import Counters
 from shardstore.engine.options import check_flags
-from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.model.ranges import EVERYTHING, BytesLike
-from shardstore.presented.flavours import Presented
 
 OnError = Literal["raise", "omit", "return"]
 
 
-class ShardedMap(MutableMapping[str, bytes]):
+class ShardedMap(StoreFace, MutableMapping[str, bytes]):
     """Keys of a store as presented, documents and single chunks, and their bytes.
 
     Single operations are batches of one; ``getitems``, ``setitems`` and ``delitems`` take many: two rounds of requests for
@@ -44,44 +40,9 @@ class ShardedMap(MutableMapping[str, bytes]):
 
     # -- about -----------------------------------------------------------------------------------------------------
 
-    @property
-    def engine(self) -> Presented:
-        """The engine of this process; its coroutines run on fsspec's IO loop only."""
-        return self._handle.engine
-
-    @property
-    def counters(self) -> Counters:
-        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
-        return self.engine.counters
-
-    @property
-    def url(self) -> str:
-        """Return where the store is, without credentials."""
-        return self._handle.url
-
-    @property
-    def read_only(self) -> bool:
-        return self._read_only
-
     def prefetch(self, path: str, region: Sequence[slice] | None = None) -> int:
         """Load the shard indices of a region of an array; see ``ShardedStore.prefetch``."""
         return run_sync(self.engine.prefetch(path.strip("/"), region))
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """Hold back writes until the block ends; see ``ShardedStore.transaction``."""
-        self._check_writable()
-        return transaction(self._handle)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ShardedMap):
-            return NotImplemented
-        return self._handle == other._handle and self._read_only == other._read_only
-
-    def __hash__(self) -> int:
-        return hash(self._handle)
-
-    def __repr__(self) -> str:
-        return f"ShardedMap({self.url!r})"
 
     # -- many keys -------------------------------------------------------------------------------------------------
 
@@ -203,10 +164,6 @@ class ShardedMap(MutableMapping[str, bytes]):
     def _update(self, updates: list[tuple[str, Action]]) -> None:
         self._check_writable()
         raise_failed(run_sync(self.engine.update_many(updates)))
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{key!r} does not exist in {self.url}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, WrapperStore
 
-from shardstore.adapters.face import Face, FilesystemFace
+from shardstore.adapters.handle import Face, FilesystemFace
 
 if TYPE_CHECKING:
     from shardstore.presented.flavours import Presented

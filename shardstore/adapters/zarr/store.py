@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
-from shardstore.adapters.face import Face
-from shardstore.adapters.handle import Handle
+from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
-from shardstore.adapters.transaction import transaction
 from shardstore.adapters.zarr.arrays import replace_methods
 from shardstore.adapters.zarr.pipeline import install_pipeline
 from shardstore.adapters.zarr.place import handles_keys_as
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
-from shardstore.engine.counters import Counters
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
-from shardstore.presented.flavours import Presented
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -34,7 +29,7 @@ if TYPE_CHECKING:
 _BATCHES_AT_ONCE = 16  # of at most a shard's keys each
 
 
-class ShardedStore(Face, Store):
+class ShardedStore(StoreFace, Store):
     """A Zarr store that shows plain chunks and keeps shards.
 
     Args:
@@ -59,6 +54,7 @@ class ShardedStore(Face, Store):
         super().__init__(read_only=read_only)
         self._handle = Handle.make(url, storage_options, options)
         self._pipeline = pipeline
+        self._uses_pipeline = pipeline and handles_keys_as(self, ShardedStore)
         replace_methods()
         if pipeline:
             install_pipeline()
@@ -69,28 +65,6 @@ class ShardedStore(Face, Store):
         return cls(url, **options)
 
     # -- about -----------------------------------------------------------------------------------------------------
-
-    @property
-    def engine(self) -> Presented:
-        """The engine of this process; its coroutines run on fsspec's IO loop only."""
-        return self._handle.engine
-
-    @property
-    def uses_pipeline(self) -> bool:
-        """Return whether whole selections and assignments go to the engine; not where a subclass has changed ``get``, ``set`` or
-        ``delete``.
-        """
-        return self._pipeline and handles_keys_as(self, ShardedStore)
-
-    @property
-    def counters(self) -> Counters:
-        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
-        return self.engine.counters
-
-    @property
-    def url(self) -> str:
-        """Return where the store is, without credentials."""
-        return self._handle.url
 
     def layout(self, path: str) -> ArrayLayout | None:
         """Return how the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` where it is not."""
@@ -114,21 +88,13 @@ class ShardedStore(Face, Store):
         """
         return run_sync(self.engine.prefetch(path.strip("/"), region))
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
-
-        They can be read in this process meanwhile. An exception discards what was not committed.
-        """
-        self._check_writable()
-        return transaction(self._handle)
-
     def with_read_only(self, read_only: bool = False) -> ShardedStore:
         """The same store, on the same engine, with another answer to whether it may be written."""
         check_flags(read_only=read_only)
         store = type(self).__new__(type(self))
         Store.__init__(store, read_only=read_only)
         store._handle = self._handle
-        store._pipeline = self._pipeline
+        store._pipeline, store._uses_pipeline = self._pipeline, self._uses_pipeline
         return store
 
     @property
@@ -143,12 +109,6 @@ class ShardedStore(Face, Store):
     def supports_listing(self) -> bool:
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self._handle == other._handle and self.read_only == other.read_only
-
-    def __hash__(self) -> int:
-        return hash((self._handle, self.read_only))
-
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
@@ -160,9 +120,6 @@ class ShardedStore(Face, Store):
 
     def __str__(self) -> str:
         return f"sharded::{self.url}"
-
-    def __repr__(self) -> str:
-        return f"ShardedStore({self.url!r})"
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

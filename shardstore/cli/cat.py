@@ -44,7 +44,7 @@ def cat(
     wanted = parse_range(byte_range)
     target = resolve(url, storage_options(options_json, options)).as_key()
     path = join(target.path, key.strip("/")) if key else target.path
-    run_sync(_write_out(target, path, wanted))
+    run_sync(write_out(target, path, wanted))
     sys.stdout.flush()
 
 
@@ -61,14 +61,14 @@ def parse_range(text: str | None) -> slice:
     return slice(None if start is None else int(start), None if end is None else int(end))
 
 
-async def _write_out(target: Target, path: str, wanted: slice) -> None:
+async def write_out(target: Target, path: str, wanted: slice, piece_nbytes: int = _PIECE_NBYTES) -> None:
     """Write in pieces of one version, so that an object of any size fits into memory."""
     value = await target.engine.pin(path) if path else None
     if value is None:
         raise NotFound(await _why_not(target, path))
     start, end, _ = wanted.indices(value.nbytes)
-    for piece in range(start, end, _PIECE_NBYTES):
-        sys.stdout.buffer.write(await value.read(piece, min(end, piece + _PIECE_NBYTES)))
+    for piece in range(start, end, piece_nbytes):
+        sys.stdout.buffer.write(await value.read(piece, min(end, piece + piece_nbytes)))
 
 
 async def _why_not(target: Target, path: str) -> str:

@@ -82,7 +82,7 @@ def parse_locks(text: str) -> Locks:
 
 
 @contextmanager
-def cluster(address: str | None) -> Iterator[ExecutorLike | None]:
+def cluster(address: str | None, connect_seconds: float = CONNECT_SECONDS) -> Iterator[ExecutorLike | None]:
     """Connect to a dask cluster; yield its client, or ``None`` without an address.
 
     Raises:
@@ -97,7 +97,7 @@ def cluster(address: str | None) -> Iterator[ExecutorLike | None]:
     except ModuleNotFoundError as exc:
         raise Unsupported("--scheduler needs dask.distributed: pip install distributed") from exc
     try:
-        client = Client(address, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]  # distributed has no types
+        client = Client(address, timeout=connect_seconds)  # type: ignore[no-untyped-call]  # distributed has no types
     except OSError as exc:
         raise StorageError(f"no dask scheduler answers at {address}: {exc}") from exc
     with client:

@@ -28,7 +28,7 @@ from shardstore.plan.pieces import covered_nbytes
 from shardstore.plan.rewriting import plan_rewrite
 
 PAGE_BYTES = 4096  # the least that there is: larger ones are multiples of it
-_DEAD_BYTES_ALWAYS_KEPT = 1 << 20
+DEAD_BYTES_KEPT = 1 << 20
 """A shard with at most so many dead bytes is not rewritten."""
 
 
@@ -37,6 +37,7 @@ class Append(Strategy):
     """New chunks and a new index go behind what is there, which the storage copies or leaves in place."""
 
     name: str = "append"
+    dead_bytes_kept: int = DEAD_BYTES_KEPT
     needs: ClassVar[Mapping[str, str]] = {"compose": "copy a part of an object into its new version"}
 
     def unsuited(self, index_format: IndexFormat) -> str | None:
@@ -49,7 +50,14 @@ class Append(Strategy):
             return plan_rewrite(commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order)
         padding = APPEND_PADDING_NBYTES if commit.capabilities.appends_in_place else None
         return plan_append(
-            commit.index_format, commit.old, commit.old_nbytes, commit.updates, commit.order, commit.max_dead_fraction, padding
+            commit.index_format,
+            commit.old,
+            commit.old_nbytes,
+            commit.updates,
+            commit.order,
+            commit.max_dead_fraction,
+            padding,
+            self.dead_bytes_kept,
         )
 
 
@@ -61,6 +69,7 @@ def plan_append(
     order: ChunkOrder,
     max_dead_fraction: float,
     padding_nbytes: int | None,
+    dead_bytes_kept: int = DEAD_BYTES_KEPT,
 ) -> CommitPlan:
     """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``.
 
@@ -96,7 +105,7 @@ def plan_append(
                 segments.append(Padding(1))
                 position += 1
     nbytes = position + index_format.nbytes
-    if nbytes - live_nbytes > max(_DEAD_BYTES_ALWAYS_KEPT, max_dead_fraction * nbytes):
+    if nbytes - live_nbytes > max(dead_bytes_kept, max_dead_fraction * nbytes):
         return write_anew(index_format, old, kept, updates, order)
     index = index_format.index(entries)
     return WriteShard((*segments, NewBytes(index_format.encode(index))), nbytes, index)

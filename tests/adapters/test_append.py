@@ -13,6 +13,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.plan.appending import Append
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.s3.probe import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
@@ -28,7 +29,7 @@ CHUNK_NBYTES = 4096
 
 
 def appending(place: Any, **options: Any) -> shardstore.ShardedStore:
-    return shardstore.open(place, chunks_per_shard=(8, 8), strategy="append", **options)
+    return shardstore.open(place, chunks_per_shard=(8, 8), **{"strategy": "append", **options})
 
 
 def filled(store: shardstore.ShardedStore) -> tuple[zarr.Array[Any], np.ndarray[Any, Any]]:
@@ -81,11 +82,8 @@ def test_erasing(tmp_path: Path) -> None:
     assert not (tmp_path / "a/c/0/0").exists()
 
 
-def test_dead_bytes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardstore.plan import appending as plan
-
-    monkeypatch.setattr(plan, "_DEAD_BYTES_ALWAYS_KEPT", 0)
-    array, values = filled(appending(tmp_path, max_dead_fraction=0.25))
+def test_dead_bytes_are_bounded(tmp_path: Path) -> None:
+    array, values = filled(appending(tmp_path, strategy=Append(dead_bytes_kept=0), max_dead_fraction=0.25))
     live_nbytes = values.nbytes + INDEX_NBYTES
     sizes = []
     for i in range(100):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import shardstore
+from shardstore.cli.cat import write_out
 from tests import view
 from tests.cli.running import VALUES, Place, run, spawn, succeed
 from tests.shards import presented
@@ -136,7 +138,7 @@ def test_a_file_that_belongs_to_no_store(tmp_path: Path) -> None:
 
 
 def test_large_values_come_in_pieces(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.cli.cat._PIECE_NBYTES", 7)
+    monkeypatch.setattr("shardstore.cli.cat.write_out", partial(write_out, piece_nbytes=7))
     assert succeed("cat", local.url, "ct/c/0/0").raw == VALUES[:5, :5].tobytes()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import zarr
 
-from shardstore.cli.execution import parse_bytes
+from shardstore.cli.execution import cluster, parse_bytes
 from shardstore.cli.transfer import Step, _Lines
 from shardstore.errors import InvalidInput
 from tests.cli.running import PLAIN, run, succeed
@@ -113,7 +114,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
 def test_wrong_usage(
     arguments: tuple[str, ...], code: int, said: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardstore.cli.execution.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("shardstore.cli.pack.cluster", partial(cluster, connect_seconds=0.5))
     outcome = run("pack", *arguments, str(source), str(tmp_path / "new.zarr"))
     assert outcome.code == code, outcome.err
     assert said in outcome.err

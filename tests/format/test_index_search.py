@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from shardstore.format.repair import index_search
 from shardstore.format.repair.index_search import last_index
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 
@@ -46,8 +45,7 @@ def test_it_is_found_wherever_it_is(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("few", [0, 10**9], ids=["checksums of all windows", "one by one"])
-def test_the_last_of_several_whose_entries_lie_before_it(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_search, "_FEW", few)
+def test_the_last_of_several_whose_entries_lie_before_it(few: int) -> None:
     index_format = IndexFormat((3,))
     first, second = an_index(index_format, 10, 1), an_index(index_format, 80, 2)
     ahead = ShardIndex(np.array([[0, 10], [170, 60], [0, 1]], dtype=np.uint64))  # in the middle a chunk that lies on it
@@ -55,7 +53,7 @@ def test_the_last_of_several_whose_entries_lie_before_it(few: int, monkeypatch: 
     data = (
         bytes(10) + index_format.encode(first) + bytes(20) + index_format.encode(second) + bytes(5) + index_format.encode(ahead) + bytes(9)
     )
-    found = last_index(index_format, data, 0)
+    found = last_index(index_format, data, 0, few=few)
     assert found is not None
     assert found[0] == 10 + index_format.nbytes + 20
     assert np.array_equal(found[1].entries, second.entries)

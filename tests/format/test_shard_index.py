@@ -168,14 +168,14 @@ def test_a_long_index_stays_in_memory_that_nobody_writes_to_and_is_copied_out_of
     assert np.array_equal(big.decode(memoryview(big.encode(index))).entries, index.entries)
 
 
-def test_entries_are_looked_at_in_blocks_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_looked_at_in_blocks_alike() -> None:
     entries = np.array([[0, 8], [EMPTY, EMPTY], [3, 9], [8, 8], [EMPTY, 8], [2**63, 2**63], [40, 8]], dtype=np.uint64)
     for chunk_nbytes in (None, 8, 2**70):
         index = IndexFormat((7,), chunk_nbytes=chunk_nbytes).index(entries.copy())
         expected = index.present().tolist(), index.invalid(40).tolist()
-        monkeypatch.setattr("shardstore.format.shard_index._BLOCK_ENTRIES", 2)
-        assert (index.present().tolist(), index.invalid(40).tolist()) == expected
-        monkeypatch.undo()
+        many = IndexFormat((7 * 2**16,), chunk_nbytes=chunk_nbytes).index(np.tile(entries, (2**16, 1)))  # a block has 2**18
+        for found, of_seven in zip((many.present(), many.invalid(40)), expected, strict=True):
+            assert np.array_equal(found, np.tile(of_seven, 2**16))
         for slot, wrong in enumerate(expected[1]):
             if wrong:
                 with pytest.raises(Corruption):

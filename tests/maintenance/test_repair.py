@@ -140,7 +140,7 @@ def test_an_append_torn_at_every_byte_loses_nothing_that_was_acknowledged(kind: 
 
 
 def test_torn_appends_of_many_chunks_are_found_by_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair_shard, "_WINDOW_BYTES", 100)
+    monkeypatch.setattr(repair_shard.Diagnosing, "window_bytes", 100)
     place = Damaged()
     first, second, third = history(place.layout)
     for old, new in ((first, second), (second, third)):

@@ -19,6 +19,7 @@ import zarr
 
 import shardstore
 from shardstore.errors import Incomplete, NoSpace, StorageError
+from shardstore.maintenance.packing.record import Record
 from shardstore.maintenance.packing.report import PackReport
 from shardstore.storage.generic import errors as generic_errors
 from shardstore.storage.local import files as local_files
@@ -155,7 +156,7 @@ def test_the_first_refusal_ends_the_run(workers: int, source: Path) -> None:
 
 
 def test_a_record_that_has_no_room_ends_the_run_too(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardstore.maintenance.packing.record._UNITS_A_SEGMENT", 7)
+    monkeypatch.setattr(Record, "units_per_segment", 7)
     target = MemoryStorage(f"/full-{uuid.uuid4().hex}")
     record = SmallStorage(MemoryStorage(f"/rec-{uuid.uuid4().hex}"), 1500)
     with pytest.raises(Incomplete, match=r"no room left.*units-") as caught:

@@ -23,8 +23,10 @@ import zarr
 from zarr.storage import LocalStore
 
 import shardstore
+from shardstore._sync import run_sync
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.format.shard_index import IndexLocation
+from shardstore.maintenance.packing.listing import list_source
 from shardstore.storage.opening.open import open_storage
 from tests.golden import golden_cases, handmade_cases
 from tests.packing.sources import cases, expected, read_by_zarr, references, stored
@@ -346,13 +348,13 @@ def test_a_node_inside(v2: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", [".", "/"])
 @pytest.mark.parametrize("path", ["", "0", "img/1"])
-def test_v3_with_the_keys_of_v2(path: str, separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v3_with_the_keys_of_v2(path: str, separator: str, tmp_path: Path) -> None:
     """Whose chunks are listed before their documents; nothing has to wait for the end of the listing."""
-    monkeypatch.setattr("shardstore.maintenance.packing.listing._MOST_WAITING", 0)
     encoding: Any = {"name": "v2", "separator": separator}
     data = np.arange(60).reshape(6, 10)
     source, target = tmp_path / "a.zarr", tmp_path / "b.zarr"
     zarr.create_array(source, name=path or None, data=data, chunks=(2, 3), chunk_key_encoding=encoding)
+    assert run_sync(list_source(open_storage(source), most_waiting=0)).objects > 12
     assert shardstore.pack(source, target, chunks_per_shard=(2, 2)).chunks == 12
     np.testing.assert_array_equal(read_by_zarr(target, path), data)
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
 from shardstore.model.ranges import BytesLike, CopiedRange, NewBytes, Padding
-from shardstore.plan import appending
 from shardstore.plan.appending import Append, plan_append
 from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard
 from shardstore.plan.rewriting import plan_rewrite
@@ -43,33 +42,31 @@ def test_a_sequence_of_commits_is_a_dict(
     shard = b""
     index: ShardIndex | None = None
     updates_of_a_commit = st.dictionaries(st.integers(0, nslots - 1), st.none() | st.binary(max_size=40), min_size=1)
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(appending, "_DEAD_BYTES_ALWAYS_KEPT", ignored)
-        for updates in data.draw(st.lists(updates_of_a_commit, max_size=6)):
-            before = dict(model)
-            model = {slot: value for slot, value in (model | updates).items() if value is not None}
-            if index is None:
-                plan = plan_rewrite(index_format, None, 0, updates)
-            else:
-                plan = plan_append(index_format, index, len(shard), updates, "C", fraction, room)
-            match plan:
-                case NothingToDo():
-                    assert model == before
-                case DeleteShard():
-                    assert not model
-                    shard, index = b"", None
-                case WriteShard():
-                    old, shard = shard, carry_out(plan, shard)
-                    kept = plan.segments[0]
-                    if index is not None and isinstance(kept, CopiedRange) and any(isinstance(s, Padding) for s in plan.segments):
-                        assert kept == CopiedRange(0, len(old))
-                        assert shard.startswith(old)
-                        stays(index_format, index, plan.index, updates)
-                    index = plan.index
-                    dead = len(shard) - index_format.nbytes - sum(map(len, model.values()))
-                    assert dead <= max(ignored, fraction * len(shard))
-                    assert (index_format.decode(index_format.slice_from(memoryview(shard), len(shard))).entries == index.entries).all()
-            assert (contents(index_format, shard) if index is not None else {}) == model
+    for updates in data.draw(st.lists(updates_of_a_commit, max_size=6)):
+        before = dict(model)
+        model = {slot: value for slot, value in (model | updates).items() if value is not None}
+        if index is None:
+            plan = plan_rewrite(index_format, None, 0, updates)
+        else:
+            plan = plan_append(index_format, index, len(shard), updates, "C", fraction, room, ignored)
+        match plan:
+            case NothingToDo():
+                assert model == before
+            case DeleteShard():
+                assert not model
+                shard, index = b"", None
+            case WriteShard():
+                old, shard = shard, carry_out(plan, shard)
+                kept = plan.segments[0]
+                if index is not None and isinstance(kept, CopiedRange) and any(isinstance(s, Padding) for s in plan.segments):
+                    assert kept == CopiedRange(0, len(old))
+                    assert shard.startswith(old)
+                    stays(index_format, index, plan.index, updates)
+                index = plan.index
+                dead = len(shard) - index_format.nbytes - sum(map(len, model.values()))
+                assert dead <= max(ignored, fraction * len(shard))
+                assert (index_format.decode(index_format.slice_from(memoryview(shard), len(shard))).entries == index.entries).all()
+        assert (contents(index_format, shard) if index is not None else {}) == model
 
 
 def shard_of(*chunks: bytes) -> tuple[IndexFormat, ShardIndex, bytes]:
@@ -114,14 +111,13 @@ def test_a_chunk_that_lies_on_the_index_is_kept() -> None:
     assert contents(index_format, carry_out(plan, old)) == {0: b"new", 1: old[2:32]}
 
 
-def test_past_the_bound_the_shard_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(appending, "_DEAD_BYTES_ALWAYS_KEPT", 0)
+def test_past_the_bound_the_shard_is_rewritten() -> None:
     index_format, index, old = shard_of(*[bytes(1000)] * 10)
     updates: dict[int, BytesLike | None] = {slot: bytes(1000) for slot in range(5)}
-    appended = plan_append(index_format, index, len(old), updates, "C", 0.5, ROOM)
+    appended = plan_append(index_format, index, len(old), updates, "C", 0.5, ROOM, dead_bytes_kept=0)
     assert isinstance(appended, WriteShard)
     assert len(appended.segments) == 8
-    rewritten = plan_append(index_format, index, len(old), updates, "C", 0.3, ROOM)
+    rewritten = plan_append(index_format, index, len(old), updates, "C", 0.3, ROOM, dead_bytes_kept=0)
     assert rewritten == plan_rewrite(index_format, index, len(old), updates) or (
         isinstance(rewritten, WriteShard) and rewritten.nbytes == len(old) and rewritten.segments[-2] == CopiedRange(5000, 5000)
     )

@@ -23,7 +23,7 @@ from shardstore.model.ranges import BytesLike
 _FEW = 64  # candidates whose checksums are computed one by one
 
 
-def last_index(index_format: IndexFormat, data: BytesLike, at: int) -> tuple[int, ShardIndex] | None:
+def last_index(index_format: IndexFormat, data: BytesLike, at: int, *, few: int = _FEW) -> tuple[int, ShardIndex] | None:
     """Return the last index in ``data``, which begins at byte ``at`` of its object: the index's offset in the object, and the index.
 
     Every entry of it is empty or names bytes before it. The format has a checksum, and the index at the end of a shard.
@@ -32,7 +32,7 @@ def last_index(index_format: IndexFormat, data: BytesLike, at: int) -> tuple[int
     if len(bytes_) < index_format.nbytes:
         return None
     starts = _plausible(index_format, bytes_, at)
-    if len(starts) > _FEW:
+    if len(starts) > few:
         starts = starts[_matching(index_format, bytes_, starts)]
     for start in starts[::-1].tolist():
         try:

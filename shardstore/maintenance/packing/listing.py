@@ -89,14 +89,14 @@ class SourceNodes:
     is_v2: bool = False
 
 
-async def list_source(storage: Storage, progress: Callable[[int], None] | None = None) -> SourceNodes:
+async def list_source(storage: Storage, progress: Callable[[int], None] | None = None, *, most_waiting: int = _MOST_WAITING) -> SourceNodes:
     """List everything in ``storage``, once, and read its documents. ``progress`` is called with the number of objects seen.
 
     Raises:
         InvalidInput: an array has more objects than can be numbered, or too many objects belong to no array.
         StorageError: a request failed.
     """
-    listing = _Listing(storage)
+    listing = _Listing(storage, most_waiting)
     page: list[ObjectInfo] = []
     async for info in storage.list(""):
         page.append(info)
@@ -115,8 +115,9 @@ async def list_source(storage: Storage, progress: Callable[[int], None] | None =
 class _Listing:
     """The state of one listing."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, most_waiting: int) -> None:
         self.nodes = SourceNodes()
+        self._most_waiting = most_waiting
         self._storage = storage
         self._looked_for: set[str] = set()  # keys of documents that have been read, or found absent
         self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
@@ -153,9 +154,9 @@ class _Listing:
         for directory, of_directory in unknown.items():
             self._waiting[directory] += of_directory
             self._n_waiting += len(of_directory)
-        if self._n_waiting > _MOST_WAITING:
+        if self._n_waiting > self._most_waiting:
             raise InvalidInput(
-                f"{of_directory[-1][0]!r} in {self._storage.url}, and {_MOST_WAITING:,} objects before it, belong to no array whose "
+                f"{of_directory[-1][0]!r} in {self._storage.url}, and {self._most_waiting:,} objects before it, belong to no array whose "
                 "document had been listed by then: name the node that is to be packed"
             )
 

@@ -49,7 +49,6 @@ _BEGUN = "begun-"
 _OWN = re.compile(r"job\.json|(?:units|begun)-[0-9a-f]{32}\.jsonl|failed-[0-9]+-of-[0-9]+\.jsonl")
 _NAMED = 3  # objects of others, in one error
 _SECONDS_A_SEGMENT = 2.0
-_UNITS_A_SEGMENT = 1000
 _LOOKS = 10  # at the record, while other drivers merge what they have written
 
 UnitName = tuple[str | None, str]
@@ -87,6 +86,9 @@ class Recorded:
 
 class Record:
     """The record at ``prefix`` of ``storage``."""
+
+    units_per_segment = 1000
+    """So many finished units are written together, unless time passes before."""
 
     def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str | None = None) -> None:
         """Prepare the record. ``target`` is recorded with the settings, where the name of the place does not show it."""
@@ -243,7 +245,7 @@ class Record:
     @property
     def is_due(self) -> bool:
         """True where enough has been added to be written."""
-        return len(self._new) >= _UNITS_A_SEGMENT or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
+        return len(self._new) >= self.units_per_segment or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:
         """Write the units that were added."""

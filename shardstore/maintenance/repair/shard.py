@@ -37,7 +37,6 @@ from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRang
 from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
 
-_WINDOW_BYTES = 2**20
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
 _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory
 _LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
@@ -106,6 +105,9 @@ class _Restored:
 
 class Diagnosing:
     """One version of one shard that is being diagnosed."""
+
+    window_bytes = 2**20
+    """So many bytes of the shard are held at once, where it is searched."""
 
     def __init__(
         self, plans: PlanWriter, shard: Shard, codecs: InnerCodecs, seen: LookedAt, *, can_delete: bool, allow_reverting: bool
@@ -221,7 +223,7 @@ class Diagnosing:
             return None  # the indices of chunks that are shards would be taken for that of the shard
         end = self._nbytes
         while end >= self._format.nbytes:
-            start = max(0, end - self._format.nbytes - _WINDOW_BYTES)
+            start = max(0, end - self._format.nbytes - self.window_bytes)
             if (found := last_index(self._format, self._bytes(start, end), start)) is not None:
                 return found
             if not start:
@@ -283,10 +285,10 @@ class Diagnosing:
             data = np.frombuffer(self._ahead(position + done, min(position + done + window, limit)), dtype=np.uint8)
             end, register = first_checked_end(data, register)
             if end is not None:
-                self._search_bytes = min(max(_FIRST_WINDOW_BYTES, 2 * (done + end)), _WINDOW_BYTES)
+                self._search_bytes = min(max(_FIRST_WINDOW_BYTES, 2 * (done + end)), self.window_bytes)
                 return done + end
             done += len(data)
-            window = min(4 * window, _WINDOW_BYTES)
+            window = min(4 * window, self.window_bytes)
         return None
 
     def _ahead(self, start: int, end: int) -> bytes:
@@ -300,7 +302,7 @@ class Diagnosing:
         """Return an index with the entries of a damaged one whose bytes are a chunk, as its own checksum proves."""
         claimed = claims(self._format, damaged, self._nbytes)
         slots = np.zeros(len(claimed.flat), dtype=np.bool_)
-        for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), _WINDOW_BYTES):
+        for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), self.window_bytes):
             ranges = [ByteRange(int(o), int(o) + int(n)) for o, n in (claimed.flat[slot].tolist() for slot in some)]
             found = run_sync(self._plans.read_pinned(self._key, ranges, self._seen.generation))
             for slot, data in zip(some, found, strict=True):

@@ -45,7 +45,7 @@ COMMANDS: Mapping[str, Listed] = {
         "Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.",
     ),
     "cp": Listed("shardstore.cli.cp", "cp", "Copy a node with all that is in it, shards as they are: nothing is decoded or packed anew."),
-    "mv": Listed("shardstore.cli.mv", "mv", "Move a node with all that is in it, shards as they are."),
+    "mv": Listed("shardstore.cli.cp", "mv", "Move a node with all that is in it, shards as they are."),
     "rm": Listed("shardstore.cli.rm", "rm", "Remove an array, a group, a directory, or a single chunk."),
     "advise": Listed(
         "shardstore.cli.advise", "advise", "Compare shard shapes by the requests and bytes that an access costs, and recommend one."

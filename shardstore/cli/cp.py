@@ -1,8 +1,9 @@
-"""``shardstore cp``: copies whole nodes as they are stored."""
+"""``shardstore cp`` and ``shardstore mv``: copy, rename and move whole nodes as they are stored."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
 import typer
 
@@ -10,15 +11,20 @@ from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Overwrite, TargetOptionsJson, storage_options
 from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
 from shardstore.cli.output import plural, print_json, progress_bar
-from shardstore.cli.target import pair_options, resolve_pair
-from shardstore.engine.moving import copy_nodes
+from shardstore.cli.target import Target, pair_options, resolve_pair
+from shardstore.engine.moving import copy_nodes, move_between
+
+Destination = Annotated[str, typer.Argument(metavar="DST", help="Its new place, not the directory to put it into.", show_default=False)]
+
+_Given = tuple[dict[str, Any], dict[str, Any] | None]
+"""The given options of the filesystem, and those for the target alone."""
 
 
 def cp(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="The node to copy: an array, a group, or a whole store.", show_default=False)
     ],
-    destination: Annotated[str, typer.Argument(metavar="DST", help="Its new place, not the directory to put it into.", show_default=False)],
+    destination: Destination,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
     options_json: OptionsJson = None,
@@ -38,25 +44,63 @@ def cp(
 
         shardstore cp --overwrite s3://bucket/data.zarr/ct local.zarr/ct
     """
-    given = storage_options(options_json, options)
-    of_target = None if target_options_json is None else storage_options(target_options_json, None, "--target-options")
-    one, other = resolve_pair(source, destination, *pair_options(source, destination, given, of_target))
-    if overwrite:
-        check_overwritable(other)
-    with progress_bar("copying", "objects") as bar:
-        copied = run_sync(
-            copy_nodes(
-                one.engine.canonical,
-                one.path,
-                other.engine.canonical,
-                other.path,
-                overwrite=overwrite,
-                progress=lambda done, nbytes: bar(done, nbytes=nbytes),
-            )
-        )
+    given = _given(options_json, options, target_options_json)
+    one, other, copied = _transfer("copying", copy_nodes, source, destination, given, overwrite=overwrite)
     if as_json:
         print_json({"source": str(one.address), "target": str(other.address), "objects": copied})
     else:
         typer.echo(f"copied {plural(copied, 'object')} to {other.address}")
     warn_of_missing_group(other)
     warn_of_stale(other)
+
+
+def mv(
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="The node to move: an array, a group, or a whole store.", show_default=False)
+    ],
+    destination: Destination,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    options_json: OptionsJson = None,
+    options: OptionPairs = None,
+    target_options_json: TargetOptionsJson = None,
+    debug: Debug = False,
+) -> None:
+    """Move a node with all that is in it, shards as they are.
+
+    On local disks this is one rename, of however many chunks. Object stores have no rename: there the storage copies the
+    shards, and what was moved is removed once all of it has arrived. Nobody should write to the node meanwhile.
+
+    Examples:
+
+        shardstore mv data.zarr/ct data.zarr/ct-old
+
+        shardstore mv s3://bucket/data.zarr/ct s3://bucket/data.zarr/scans/ct
+
+        shardstore mv s3://bucket/new.zarr s3://bucket/data.zarr --overwrite
+    """
+    given = _given(options_json, options, target_options_json)
+    one, other, moved = _transfer("moving", move_between, source, destination, given, overwrite=overwrite)
+    if as_json:
+        print_json({"source": str(one.address), "target": str(other.address), "operations": moved})
+    else:
+        typer.echo(f"moved {one.address} to {other.address}")
+    warn_of_missing_group(other)
+    warn_of_stale(one, other)
+
+
+def _given(text: str | None, pairs: list[str] | None, of_target: str | None) -> _Given:
+    return storage_options(text, pairs), None if of_target is None else storage_options(of_target, None, "--target-options")
+
+
+def _transfer(
+    action: str, function: Callable[..., Coroutine[Any, Any, int]], source: str, destination: str, given: _Given, *, overwrite: bool
+) -> tuple[Target, Target, int]:
+    """Copy or move a node under a progress bar; return both targets, and the number that ``function`` returns."""
+    one, other = resolve_pair(source, destination, *pair_options(source, destination, *given))
+    if overwrite:
+        check_overwritable(other)
+    with progress_bar(action, "objects") as bar:
+        places = one.engine.canonical, one.path, other.engine.canonical, other.path
+        count = run_sync(function(*places, overwrite=overwrite, progress=lambda done, nbytes: bar(done, nbytes=nbytes)))
+    return one, other, count

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import typer
@@ -15,9 +19,7 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.findings import alike, show_others
-from shardstore.cli.output import complain, count, plural, print_json, progress_bar, shape, show, size, wrapped
-from shardstore.cli.runtime import runtime_facts
+from shardstore.cli.output import alike, complain, count, plural, print_json, progress_bar, shape, show, show_others, size, wrapped
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
@@ -25,14 +27,17 @@ from shardstore.model.capabilities import Capabilities
 from shardstore.storage.opening.kinds import kind_named
 from shardstore.stored.detect import is_draft
 
-# Kinds that speak to a server: what it honours is found out by ``probe``, and not known before.
-
 _Stored = Literal["v3", "2022 draft"]
 # By what is stored: what it can be presented as, and the option in words.
 _PRESENTABLE: dict[_Stored, dict[str, str]] = {
     "v3": {"v2": "Zarr v2"},
     "2022 draft": {"v2": "Zarr v2", "draft": "the draft itself"},
 }
+
+_PACKAGES = (
+    *("shardstore", "zarr", "numpy", "fsspec", "s3fs", "gcsfs", "aiohttp", "google-crc32c"),
+    *("xarray", "dask", "typer", "rich"),
+)
 
 _CAPABILITIES = {
     "read": {
@@ -281,3 +286,32 @@ def _show_runtime(facts: dict[str, Any], *, is_alone: bool) -> None:
         show("")
     versions = [(name, version or "not installed") for name, version in facts["versions"].items()]
     show(_rows([*versions, ("pipeline", facts["pipeline"] or "none: zarr is not installed"), ("python", facts["python"])]))
+
+
+# -- the installation ------------------------------------------------------------------------------------------------
+
+
+def runtime_facts() -> dict[str, Any]:
+    """Return versions by package (``None``: not installed), and the codec pipeline that zarr uses for stores of ours."""
+    return {
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "pipeline": _zarr_pipeline(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _zarr_pipeline() -> str | None:
+    """Return the path of the pipeline that zarr is configured with once a store of ours is open; ``None`` without zarr."""
+    if find_spec("zarr") is None:
+        return None
+    from shardstore.adapters.zarr.pipeline import install_pipeline
+
+    install_pipeline()
+    return str(import_module("zarr").config.get("codec_pipeline.path"))

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+T = TypeVar("T")
+
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
 
 _COLUMNS = 80  # of paragraphs where there is no screen
 _LEAST_COLUMNS = 30  # for the text behind a label
+
+_KEYS_SHOWN = 8  # of the others; --json has more
+
+# Checksums and numbers are of one finding: what is said around them is the same for all.
+_OF_ONE = re.compile(r"\b[0-9a-f]{8}\b|\d+")
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -164,3 +172,28 @@ def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
             progress.update(task, completed=done, total=total, said=said if nbytes is None else f"{said}, {size(nbytes)}")
 
         yield update
+
+
+def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:
+    """Return the first of each group of items that are equal except for numbers and checksums, with the others of the group, in order.
+
+    Items with different ``apart`` are in different groups.
+    """
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault((apart(item), _OF_ONE.sub("0", says(item))), []).append(item)
+    return [(group[0], group[1:]) for group in groups.values()]
+
+
+def show_others(keys: Sequence[str], margin: str) -> None:
+    """Print how many others there are, and the keys of some; nothing where there are none.
+
+    A repeated key is that of an object with several findings.
+    """
+    if not keys:
+        return
+    objects = list(dict.fromkeys(keys))
+    where = f", in {plural(len(objects), 'object')}" if len(objects) < len(keys) else ""
+    named = ", ".join(objects[:_KEYS_SHOWN])
+    rest = f" and {count(len(objects) - _KEYS_SHOWN)} others" if len(objects) > _KEYS_SHOWN else ""
+    show(wrapped(margin, f"and {plural(len(keys), 'more', 'more')} like this{where}: {named}{rest}"))

@@ -35,8 +35,7 @@ from shardstore.cli.execution import (
     write_failures,
 )
 from shardstore.cli.failures import ExitCode, exit_code
-from shardstore.cli.findings import alike, show_others
-from shardstore.cli.output import complain, count, plural, print_json, show, size, wrapped
+from shardstore.cli.output import alike, complain, count, plural, print_json, show, show_others, size, wrapped
 from shardstore.cli.target import pair_options, resolve
 from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.maintenance.census.file import merged, read_census

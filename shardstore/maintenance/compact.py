@@ -23,8 +23,8 @@ from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.object_tasks import halved
 from shardstore.maintenance.pins import Pin, Pins, is_held
-from shardstore.maintenance.place import Place
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
 from shardstore.maintenance.survey.shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard

@@ -14,10 +14,9 @@ import pytest
 import zarr
 
 import shardstore
-from shardstore.cli import census_picture
+from shardstore.cli import census
 from shardstore.cli.execution import write_failures
-from shardstore.cli.findings import show_others
-from shardstore.cli.output import wrapped
+from shardstore.cli.output import show_others, wrapped
 from shardstore.errors import StorageError
 from shardstore.maintenance.census.file import Unread
 from shardstore.storage.base import Failed
@@ -207,7 +206,7 @@ def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     drawn = succeed("census", local.url, "--draw").lines
     ct = drawn[drawn.index("ct") + 1 :][:8]
     assert ct == ["┌───────┐", *["│███████│"] * 3, *["│       │"] * 3, "└───────┘"]
-    monkeypatch.setattr(census_picture, "has_colours", lambda: True)
+    monkeypatch.setattr(census, "has_colours", lambda: True)
     assert "│▀▀▀▀▀▀▀│" in succeed("census", local.url, "--draw").out
     assert "not of the form I,J" in run("census", local.url, "--draw", "--axes", "x").error
     assert "are not two axes" in run("census", local.url, "--draw", "--axes", "1,1").err
@@ -219,7 +218,7 @@ def test_pictures(local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("share", "shade"), [(0.0, " "), (1e-9, "░"), (0.5, "▒"), (0.999, "▓"), (1.0, "█")])
 def test_anything_that_exists_is_seen(share: float, shade: str) -> None:
-    assert census_picture._shade(share) == shade
+    assert census._shade(share) == shade
 
 
 def test_a_census_in_parts(local: Place, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Censu
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, gathered, halved
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.walk import Located, Walk
 from shardstore.plan.reads import UPKEEP_LIMITS
 

@@ -1,19 +1,35 @@
-"""An estimate of a run's objects, bytes and requests, before it begins."""
+"""An estimate of a run's objects, bytes and requests before it begins, compared with the room in the target's file system.
+
+Chunks are moved unchanged, so their need of room is known. It is nearly exact: the last blocks of files are estimated, directories and
+the record are not counted, and the dead bytes of a sharded source count as chunks. A file system that compresses or shares blocks needs
+less.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
+from shardstore.errors import NoSpace
 from shardstore.format.codecs import CRC32C_NBYTES
+from shardstore.maintenance.packing.record import Finished, UnitName
 from shardstore.maintenance.packing.report import Requests
 from shardstore.maintenance.packing.units import ArrayUnits
+from shardstore.maintenance.packing.writing import OthersUnit
+from shardstore.storage.base import Storage
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.room import Room, room_at
+from shardstore.storage.wrappers.base import innermost
 
 _KEYS_A_PAGE = 1000
 _PUT_BYTES = 64 << 20  # objects above this are uploaded in parts
 _PART_BYTES = 8 << 20
 _REQUEST_BYTES = 16 << 20
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def estimated_objects(units: ArrayUnits) -> int:
@@ -60,3 +76,96 @@ def estimated_requests(arrays: list[ArrayUnits], others: int, listed: int, read_
         else:
             puts += int(np.where(sizes <= _PUT_BYTES, 1, 2 + -(-sizes // _PART_BYTES)).sum())
     return Requests(lists=-(-max(1, listed) // _KEYS_A_PAGE), gets=gets, puts=puts)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The bytes and files that are needed."""
+
+    nbytes: int
+    files: int
+
+    def on(self, room: Room) -> int:
+        """Return the bytes, with the unused part of each file's last block, half of it on average."""
+        return self.nbytes + self.files * (room.block_nbytes - 1) // 2
+
+
+def needed(
+    arrays: Sequence[ArrayUnits],
+    others: Sequence[OthersUnit],
+    documents: Sequence[bytes],
+    is_left: Callable[[UnitName], bool],
+    finished: Mapping[UnitName, Finished],
+) -> Need:
+    """Return the need of the units for which ``is_left`` is true, beyond ``finished`` objects of an earlier run that will be replaced."""
+    nbytes = sum(map(len, documents))
+    files = len(documents)
+    is_any_left = not finished
+    for units in arrays:
+        names = [(units.job.path, name) for name in units.names]
+        left = np.array([is_left(name) for name in names], dtype=np.bool_)
+        is_any_left |= bool(left.any())
+        nbytes += _nbytes(units, left)
+        replaced = [finished[name] for name, is_one in zip(names, left.tolist(), strict=True) if is_one and name in finished]
+        nbytes -= sum(entry.made.nbytes for entry in replaced)
+        if units.job.target_layout.index_format is not None:
+            files += int(left.sum()) - len(replaced)
+        elif not replaced and len(units):
+            files += estimated_objects(units) * int(left.sum()) // len(units)
+    for unit in others:
+        if is_left((None, unit.name)):
+            is_any_left = True
+            replaced_nbytes = finished[None, unit.name].made.nbytes if (None, unit.name) in finished else 0
+            nbytes += unit.nbytes - replaced_nbytes
+            files += 0 if replaced_nbytes else len(unit.objects)
+    # Where all units are done, documents at most are missing, and those of the earlier run are there.
+    return Need(max(0, nbytes), files) if is_any_left else Need(0, 0)
+
+
+def _nbytes(units: ArrayUnits, left: npt.NDArray[np.bool_]) -> int:
+    """Return the bytes of the chunks of some units, and of the indices and checksums that the target adds."""
+    job, counts, sizes = units.job, units.counts(), units.sizes()
+    source, target = job.source_layout.index_format, job.target_layout.index_format
+    rows, nbytes = int(counts[left].sum()), int(sizes[left].sum())
+    chunks = rows
+    if source is not None:
+        # A shard of the source counts for each unit that takes chunks from it: by as much the sum is too large.
+        share = units.distinct_nbytes / max(1, units.nbytes)
+        chunks = round(estimated_objects(units) * left.mean()) if target is None and len(left) else 0
+        nbytes = max(0, round((nbytes - rows * source.nbytes) * share))
+    if target is not None:
+        nbytes += int(left.sum()) * target.nbytes
+    return nbytes + (CRC32C_NBYTES * chunks if job.adds_checksums else 0)
+
+
+def room_of(storage: Storage) -> Room | None:
+    """Return the room of a local directory; ``None`` for other storages, which do not show it."""
+    storage = innermost(storage)
+    return room_at(storage.root) if isinstance(storage, LocalStorage) else None
+
+
+def check_room(room: Room, need: Need, old_nbytes: int = 0) -> None:
+    """Compare need and room. ``old_nbytes`` are to be overwritten: they go only when the new hierarchy is complete, so they give no room.
+
+    Raises:
+        NoSpace: the need is larger than the room.
+    """
+    nbytes, free = need.on(room), room.nbytes
+    old = f"What is there, {shown(old_nbytes)}, stays until all else is written: erase it first, " if old_nbytes else "Make room, "
+    regardless = (
+        f"{old}or choose another target; where the file system compresses what is written, or the estimate is wrong, go on by "
+        "check_space=False (--no-space-check). Nothing was written"
+    )
+    if nbytes > free:
+        raise NoSpace(f"about {shown(nbytes)} are to be written, and {shown(free)} are free in {room.path}. {regardless}")
+    if room.files is not None and need.files > room.files:
+        raise NoSpace(f"about {need.files:,} files are to be made, and {room.path} can hold {room.files:,} more. {regardless}")
+
+
+def shown(nbytes: float) -> str:
+    """Return a size as text, such as ``1.5 GiB``."""
+    for unit in _UNITS[:-1]:
+        if nbytes < 1023.95:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} {_UNITS[-1]}"

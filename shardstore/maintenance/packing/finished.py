@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.maintenance.packing.contents import digest_of_contents
-from shardstore.maintenance.packing.made import Made
+from shardstore.maintenance.packing.made import Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Finished, Recorded, UnitName
 from shardstore.maintenance.packing.units import Unit

@@ -1,7 +1,8 @@
-"""Objects of the target that a unit has made: their keys, sizes and versions, in some 40 bytes each."""
+"""Objects of the target that a unit has made: their keys, sizes and versions, in some 40 bytes each; and digests of their bytes."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.model.ranges import ByteRange
+from shardstore.storage.base import Failed, Found, Read, Storage
+
 _BETWEEN = "\0"  # no key holds it
+_BYTES_AT_ONCE = 4 << 20
 
 
 class MadeObject(NamedTuple):
@@ -76,3 +81,23 @@ class Made:
 
 
 NOTHING = Made()
+
+
+async def digest_of_contents(storage: Storage, made: Made) -> str:
+    """Return a digest by which these objects are recognised when they are read again; empty where one is absent, or has another length.
+
+    Raises:
+        StorageError: a request failed.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for key, nbytes, _ in made:
+        digest.update(f"{key}\0{nbytes}\0".encode(errors="surrogatepass"))
+        for start in range(0, max(1, nbytes), _BYTES_AT_ONCE):
+            wanted = ByteRange(start, min(nbytes, start + _BYTES_AT_ONCE))
+            (outcome,) = await storage.read([Read(key, (wanted,))])
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if not isinstance(outcome, Found) or outcome.nbytes != nbytes:
+                return ""
+            digest.update(outcome.buffers[0])
+    return digest.hexdigest()

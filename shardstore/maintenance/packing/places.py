@@ -13,7 +13,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore._sync import run_sync
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.storage.base import Storage
 from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local.storage import LocalStorage

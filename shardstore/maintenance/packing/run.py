@@ -28,20 +28,26 @@ from shardstore.format.store_keys import ancestors, metadata_key
 from shardstore.maintenance.cluster import ExecutorLost
 from shardstore.maintenance.execution import WHOLE, Execution, Failure
 from shardstore.maintenance.packing.announced import Announced
-from shardstore.maintenance.packing.collisions import Names
-from shardstore.maintenance.packing.documents import write_documents
-from shardstore.maintenance.packing.estimate import estimated_nbytes, estimated_objects, estimated_requests
+from shardstore.maintenance.packing.collisions import Names, PlannedKeys
+from shardstore.maintenance.packing.documents import before_writing, kept_shards, write_documents
+from shardstore.maintenance.packing.estimate import (
+    Need,
+    check_room,
+    estimated_nbytes,
+    estimated_objects,
+    estimated_requests,
+    needed,
+    room_of,
+    shown,
+)
 from shardstore.maintenance.packing.finished import TargetObjects, intact_units, list_target
 from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
 from shardstore.maintenance.packing.overwriting import Overwritten, check_links
 from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.planned_keys import PlannedKeys
 from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
-from shardstore.maintenance.packing.renewing import before_writing, kept_shards
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
-from shardstore.maintenance.packing.room import Need, check_room, needed, room_of, shown
 from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardstore.maintenance.execution import Part
 from shardstore.maintenance.packing.object_table import ObjectLayout, Rows
 from shardstore.maintenance.packing.translation import TargetArray
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.plan.commits import ChunkOrder
 
 _CHUNKS_A_GROUP = 256  # of a unit whose chunks become objects each, where they are objects in the source too

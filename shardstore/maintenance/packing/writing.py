@@ -21,13 +21,12 @@ from shardstore.format.codecs import CRC32C_NBYTES, crc32c
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.format.store_keys import join
 from shardstore.maintenance.execution import check_running
-from shardstore.maintenance.packing.contents import digest_of_contents
 from shardstore.maintenance.packing.listing import OtherObject
-from shardstore.maintenance.packing.made import NOTHING, Made
+from shardstore.maintenance.packing.made import NOTHING, Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import Rows, version_digest
 from shardstore.maintenance.packing.streams import Chunks, ChunkStream, Fetching, SourceObject, Window, checked, stream_here
 from shardstore.maintenance.packing.units import ArrayJob, Unit
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.model.chunks import ShardGrid
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import BytesLike

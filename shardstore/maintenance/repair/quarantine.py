@@ -2,7 +2,8 @@
 store.
 
 ``<key>/<token>`` is the object as it was, ``<key>/<token>.json`` says what was wrong with it and what was done. The token is made from
-the version of the object, so storing it again does no harm.
+the version of the object, so storing it again does no harm. Leftovers of
+writers that died are removed without a copy: no index has referred to them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import InvalidInput
+from shardstore.format.store_keys import join
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import has_host
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers.base import innermost
 
 _SUFFIX = ".quarantine"
 _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"
@@ -82,3 +88,31 @@ class Quarantine:
         text = json.dumps(document, indent=2).encode()
         await self._storage.write(f"{kept}.json", [text], len(text), UNCONDITIONAL)
         return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The number of leftovers that are old enough, or were until they were removed."""
+
+    files: int = 0
+    uploads: int = 0
+
+
+async def clear_leftovers(storage: Storage, path: str, older_than_hours: float, now: datetime, *, only_count: bool) -> Leftovers:
+    """Remove leftovers that are that old; of local files, those in the whole store, and only where ``path`` is empty.
+
+    Raises:
+        StorageError: the server does not list unfinished uploads, or failed.
+    """
+    kind = innermost(storage)
+    if isinstance(kind, LocalStorage):
+        return Leftovers(files=0 if path else await kind.sweep(older_than_hours * 3600, only_count=only_count))
+    if not isinstance(kind, S3Storage):
+        return Leftovers()
+    count = 0
+    async for upload in kind.unfinished_uploads(join(path, "")):
+        if now - upload.begun >= timedelta(hours=older_than_hours):
+            count += 1
+            if not only_count:
+                await kind.abort_upload(upload)
+    return Leftovers(uploads=count)

@@ -28,12 +28,11 @@ from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
-from shardstore.maintenance.leftovers import Leftovers, clear_leftovers
 from shardstore.maintenance.object_tasks import halved
-from shardstore.maintenance.place import Place
-from shardstore.maintenance.repair.quarantine import Quarantine, open_quarantine
+from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks

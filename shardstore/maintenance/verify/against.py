@@ -23,7 +23,7 @@ from shardstore.maintenance.chunk_reading import ObjectChanged, StoredChunk, obj
 from shardstore.maintenance.copies import Side, checksums, differing_members
 from shardstore.maintenance.execution import Execution, Failure, check_running
 from shardstore.maintenance.object_tasks import gathered, halved, in_windows
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES
 from shardstore.maintenance.verify.findings import Finding
 from shardstore.maintenance.walk import Located, Walk

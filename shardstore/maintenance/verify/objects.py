@@ -24,7 +24,7 @@ from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, conten
 from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into

@@ -22,7 +22,7 @@ from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
 from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, gathered, halved
-from shardstore.maintenance.place import Place
+from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, Decoder

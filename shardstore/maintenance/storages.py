@@ -1,4 +1,4 @@
-"""Storages that travel with tasks: opened once in each process, however many tasks bring them."""
+"""Storages as tasks use them: opened once in each process, however many tasks bring them, and read so that failed requests raise."""
 
 from __future__ import annotations
 

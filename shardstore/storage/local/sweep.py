@@ -53,12 +53,7 @@ def forget() -> None:
 
 
 def sweep_tree(
-    root: str,
-    is_network: bool,
-    older_than_seconds: float,
-    *,
-    only_count: bool = False,
-    network_age_seconds: float = _NETWORK_AGE_SECONDS,
+    root: str, is_network: bool, older_than_seconds: float, *, only_count: bool = False, network_age_seconds: float = _NETWORK_AGE_SECONDS
 ) -> int:
     """Remove what dead writers left below ``root`` that is at least that old; return the number of files."""
     removed = 0

@@ -23,12 +23,7 @@ _GRACE_SECONDS = 1.0  # a holder that works lets go within milliseconds
 
 
 def wait_for_lock(
-    fd: int,
-    name: str,
-    lock: Callable[[int], object],
-    *,
-    look_seconds: float = _LOOK_SECONDS,
-    grace_seconds: float = _GRACE_SECONDS,
+    fd: int, name: str, lock: Callable[[int], object], *, look_seconds: float = _LOOK_SECONDS, grace_seconds: float = _GRACE_SECONDS
 ) -> None:
     """Wait until ``lock``, a call that waits, has locked the open file ``fd``, called ``name``.
 

@@ -48,7 +48,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     async def wait(sends: int) -> None:
         waited.append(sends)
 
-    monkeypatch.setattr(lost_answers, "_wait", wait)
+    monkeypatch.setattr(lost_answers, "wait_to_resend", wait)
     forget_facts()
     return waited
 

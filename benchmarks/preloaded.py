@@ -7,7 +7,7 @@ from importlib import import_module
 for _module in (
     "s3fs",
     "shardstore.adapters.mapping.mapping",
-    "shardstore.adapters.zarr.place",
+    "shardstore.adapters.zarr.chunk_pipeline",
     "shardstore.adapters.zarr.store",
     "shardstore.testing.latency",
     "worker",

@@ -43,8 +43,8 @@ def modules_entered(run: Callable[[], object]) -> set[str]:
     return {name for name in entered if not name.startswith(VALUES)}
 
 
-def made(url: str, chunk: int = 16) -> Any:
-    store = shardstore.open(url, chunks_per_shard=(4, 4))
+def made(url: str, chunk: int = 16, **options: Any) -> Any:
+    store = shardstore.open(url, chunks_per_shard=(4, 4), **options)
     n = 16 * chunk
     array = zarr.create_array(store, name="a", shape=(n, n), chunks=(chunk, chunk), dtype="u2")
     array[...] = np.arange(n * n, dtype="u2").reshape(n, n)
@@ -57,7 +57,18 @@ def test_a_warm_local_selection_goes_through_few_modules(tmp_path: Path) -> None
     array = made(str(tmp_path))
     array[10:100, 10:100]
     entered = modules_entered(lambda: array[10:100, 10:100])
-    assert len(entered) <= 19, sorted(entered)
+    assert len(entered) <= 14, sorted(entered)
+
+
+@pytest.mark.zarr
+@pytest.mark.server
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot profile threads that run already")
+def test_a_cold_selection_on_s3_goes_through_few_modules(s3_url: tuple[str, dict[str, Any]]) -> None:
+    url, options = s3_url
+    made(url, storage_options=options)
+    array = zarr.open_array(shardstore.open(url, storage_options=options), path="a", mode="r")
+    entered = modules_entered(lambda: array[10:100, 10:100])
+    assert len(entered) <= 22, sorted(entered)
 
 
 @pytest.mark.zarr

@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
-from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
@@ -33,6 +32,7 @@ from shardstore.storage.opening.transports import Transport, carried_by
 from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
+from shardstore.storage.wrappers import Counters
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shardstore.engine.counters import Counters
 from shardstore.errors import Conflict
+from shardstore.storage.wrappers import Counters
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from itertools import compress
 from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
 from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.contention import Contention, Sleep
-from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.consolidated import stale_consolidated
@@ -60,9 +59,7 @@ from shardstore.model.chunks import ChunkCoords
 from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
-from shardstore.storage.wrappers.base import innermost
-from shardstore.storage.wrappers.check import CheckedStorage
-from shardstore.storage.wrappers.count import CountingStorage
+from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
 from shardstore.stored.detect import DetectedStorage
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import BytesLike
 from shardstore.storage.base import Storage, ToldByRanges
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _ENTRY_OVERHEAD = 512  # of the objects around the array
 _VERSION_OVERHEAD = 256

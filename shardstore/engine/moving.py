@@ -35,7 +35,7 @@ from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
 from shardstore.storage.opening.location import Location, location_of
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
 
 Progress = Callable[[int, int], None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardstore.storage.base import Storage
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 
 @dataclass(frozen=True, slots=True)

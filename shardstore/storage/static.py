@@ -20,7 +20,7 @@ from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOut
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 
 OPTION = "static"
 """The option's name; also among ``storage_options``, so that everything that takes those takes it."""

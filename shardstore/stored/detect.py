@@ -16,7 +16,7 @@ from shardstore.format.json_text import parse_object
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage
 
 _ROOT = document_read(ENTRY_POINT_KEY)

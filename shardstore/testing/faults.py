@@ -21,7 +21,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.body import Body, byte_view
-from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
+from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
 
 Sleep = Callable[[float], Awaitable[object]]
 

@@ -9,7 +9,7 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.bound import Bound
-from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
+from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
 
 Sleep = Callable[[float], Awaitable[None]]
 

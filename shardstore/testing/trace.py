@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.wrappers.base import KEYS_A_REQUEST, StorageWrapper
+from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
 
 
 @dataclass(frozen=True, slots=True)

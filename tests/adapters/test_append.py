@@ -15,7 +15,7 @@ import shardstore
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.plan.appending import Append
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.s3.probe import facts_of, forget_facts
+from shardstore.storage.s3.client import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import on_io_loop
 from shardstore.testing.trace import TraceStorage

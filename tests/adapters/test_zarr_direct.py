@@ -31,10 +31,9 @@ from zarr.core.buffer import BufferPrototype, NDBuffer, cpu, default_buffer_prot
 from zarr.storage import MemoryStore
 
 import shardstore
-from shardstore.adapters.zarr import direct as zarr_direct
+from shardstore.adapters.zarr import codec_chains
 from shardstore.adapters.zarr.chunks import ChunkCodec, decode_chunk, gather_chunks, scatter_chunks
-from shardstore.adapters.zarr.direct import DirectChain, compile_chain
-from shardstore.adapters.zarr.sync_codecs import SyncChain
+from shardstore.adapters.zarr.codec_chains import DirectChain, SyncChain, compile_chain
 from shardstore.errors import Corruption
 from shardstore.storage.memory import MemoryStorage
 from tests import view
@@ -342,7 +341,7 @@ def test_chunks_are_decompressed_in_their_place(name: str, ndim_dropped: int) ->
 
         return SimpleNamespace(decompress=decompress)
 
-    with mock.patch.object(zarr_direct, "blosc", spy(numcodecs.blosc)), mock.patch.object(zarr_direct, "zstd", spy(numcodecs.zstd)):
+    with mock.patch.object(codec_chains, "blosc", spy(numcodecs.blosc)), mock.patch.object(codec_chains, "zstd", spy(numcodecs.zstd)):
         scatter_chunks(codec, [tuple(info)], [encoded], cpu.NDBuffer.from_numpy_array(out), ())
     # What lies under a checksum is taken out of it first.
     assert places == ([False] if name == "checksum inside" else [True])
@@ -362,7 +361,7 @@ def test_chunks_that_do_not_lie_in_one_piece_share_one_scratch() -> None:
         destinations.append(destination.ctypes.data)
         return numcodecs.zstd.decompress(data, destination)
 
-    with mock.patch.object(zarr_direct, "zstd", SimpleNamespace(decompress=decompress)):
+    with mock.patch.object(codec_chains, "zstd", SimpleNamespace(decompress=decompress)):
         scatter_chunks(codec, infos, encoded, cpu.NDBuffer.from_numpy_array(out), ())
     assert len(destinations) == 2
     assert len(set(destinations)) == 1

@@ -15,7 +15,7 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 
 _numbers = itertools.count()
 

@@ -10,13 +10,13 @@ import pytest
 
 from shardstore.engine.actions import SetValue
 from shardstore.engine.contention import Contention
-from shardstore.engine.counters import Counters
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.wrappers import Counters
 from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.harness.virtual_time import run_in_virtual_time

@@ -27,7 +27,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.s3.probe import forget_facts
+from shardstore.storage.s3.client import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.stored import StorageObjects, snapshot

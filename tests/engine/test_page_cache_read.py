@@ -23,7 +23,7 @@ from shardstore.errors import Corruption
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.local.reading import READS_CACHED
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 from shardstore.testing.trace import TraceStorage
 
 pytestmark = pytest.mark.skipif(not READS_CACHED, reason="only Linux tells what is in memory: chunks are read otherwise elsewhere")

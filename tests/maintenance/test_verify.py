@@ -28,7 +28,7 @@ from shardstore.maintenance.verify.run import VerifyReport, verify_engine
 from shardstore.storage.base import Failed, Read, ReadOutcome
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES, handmade_cases
 from tests.shards import MISSING, encode_index, index_entries, sharded_arrays

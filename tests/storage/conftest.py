@@ -13,7 +13,7 @@ from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.s3 import probe as s3_probe
+from shardstore.storage.s3 import client as s3_client
 from tests.harness.gcs_emulator import gcs_emulator
 from tests.storage.obstore_proxied import Url
 
@@ -22,7 +22,7 @@ from tests.storage.obstore_proxied import Url
 def fresh_facts() -> Iterator[None]:
     """What servers honour is found out again for the next test."""
     yield
-    s3_probe.forget_facts()
+    s3_client.forget_facts()
     gcs_probe.forget_facts()
 
 

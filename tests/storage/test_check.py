@@ -13,7 +13,7 @@ from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import CHANGED, Failed, Found, Read
 from shardstore.storage.memory import MemoryStorage
-from shardstore.storage.wrappers.check import CheckedStorage
+from shardstore.storage.wrappers import CheckedStorage
 from shardstore.testing.faults import Cancel, Change, Delay, Fault, FaultStorage, Truncate
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, values
 from tests.storage.test_faults import CHANGING, change

@@ -15,7 +15,7 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteReque
 from shardstore.storage.base import Absent, Failed, Found, Read
 from shardstore.storage.http.facts import forget_facts
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.requests.answer_bodies import TooMuch, cut, cut_unannounced, exactly
+from shardstore.storage.requests.ranged_reads import TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.misbehaving_server import MisbehavingServer
 from tests.harness.misbehaviours import flood

@@ -15,7 +15,7 @@ from shardstore.storage.gcs.upload import _Write as GCSWrite
 from shardstore.storage.requests import lost_answers
 from shardstore.storage.requests.lost_answers import ObjectWrite, delete_object
 from shardstore.storage.requests.outcomes import Head, RequestFailed
-from shardstore.storage.s3.probe import forget_facts
+from shardstore.storage.s3.client import forget_facts
 from shardstore.storage.s3.upload import S3Write
 
 OLD, OURS, OTHER = Generation("1"), Generation("2"), Generation("3")

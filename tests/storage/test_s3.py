@@ -20,8 +20,7 @@ from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteReque
 from shardstore.storage.base import Changed, ConditionFailed, Failed, Found, Read, ServerTimes
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.outcomes import WRITE_ID
-from shardstore.storage.s3.client import S3Client
-from shardstore.storage.s3.probe import facts_of, forget_facts
+from shardstore.storage.s3.client import S3Client, facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.s3.upload import part_bytes_for
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage, on_io_loop, pieces, values

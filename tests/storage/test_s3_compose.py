@@ -12,8 +12,8 @@ from shardstore.model.generation import UNCONDITIONAL, Generation, IfGeneration
 from shardstore.model.ranges import CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3.client import facts_of, forget_facts
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
-from shardstore.storage.s3.probe import facts_of, forget_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.storage.test_s3 import Calls, Refusal, S3Url, honour_on_completion, ignore, losing, unfinished_uploads

@@ -26,7 +26,7 @@ from shardstore.format.json_text import dumps_zarr2
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.detect import DetectedStorage, is_draft
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 

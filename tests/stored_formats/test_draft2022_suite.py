@@ -10,7 +10,7 @@ import pytest
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import StorageSuite
 

@@ -16,7 +16,7 @@ import zarr
 from zarr.errors import ContainsArrayError
 
 import shardstore
-from shardstore.engine.counters import Counters
+from shardstore.storage.wrappers import Counters
 from tests.torture.crew import Together
 from tests.torture.payloads import Payload, Words, joined, parse
 from tests.torture.places import Place

@@ -17,7 +17,7 @@ import zarr
 from numcodecs.zstd import Zstd
 
 import shardstore
-from shardstore.engine.counters import Counters
+from shardstore.storage.wrappers import Counters
 from tests.torture.crew import Together
 from tests.torture.payloads import Payload, Words, WrongValue, joined, parse
 from tests.torture.places import Place

@@ -23,11 +23,11 @@ from zarr.core.buffer import cpu
 
 import shardstore
 from shardstore.engine.actions import Action
-from shardstore.engine.counters import Counters
 from shardstore.engine.metadata.hierarchy import ChunkTarget
 from shardstore.engine.writing.writer import Writer
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.wrappers import Counters
 from shardstore.testing.latency import LatencyStorage
 from tests.engine.hooked import HookedStorage, fresh_memory
 from tests.torture.conftest import Record

@@ -23,6 +23,7 @@ from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.http import facts as http_facts
+from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
@@ -76,7 +77,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_probe, gcs_probe, http_facts):
+    for facts in (s3_client, gcs_probe, http_facts):
         facts.forget_facts()
 
 

@@ -28,9 +28,10 @@ from shardstore.storage.base import ConditionFailed, Found, Read, Storage
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.http import facts as http_facts
+from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness import misbehaviours as mis
 from tests.limits import resend_at_once
@@ -74,7 +75,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_probe, gcs_probe, http_facts):
+    for facts in (s3_client, gcs_probe, http_facts):
         facts.forget_facts()
 
 

@@ -14,7 +14,7 @@ from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, Segment
 from shardstore.plan.policy import ArrayInfo
 from shardstore.storage.base import DirListing, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 
 
 class CountedCalls(StorageWrapper):

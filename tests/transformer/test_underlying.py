@@ -25,7 +25,7 @@ from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Found,
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.partial_access import PartialAccessStorage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.engine.hooked import document as canonical_document
 from tests.engine.hooked import fresh_memory

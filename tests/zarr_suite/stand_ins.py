@@ -22,10 +22,10 @@ from zarr.core.sync import sync
 import shardstore
 from shardstore._sync import run_sync
 from shardstore.adapters.zarr.arrays import replace_methods
-from shardstore.adapters.zarr.place import handles_keys_as
+from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as
 from shardstore.engine.actions import SetValue
-from shardstore.engine.counters import Counters
 from shardstore.plan.policy import ArrayInfo
+from shardstore.storage.wrappers import Counters
 
 _ROOT = "/zarr-suite"
 

@@ -24,12 +24,12 @@ from shardstore.adapters.fsspec.transfers import FileTransfers
 from shardstore.adapters.handle import FilesystemFace, Handle
 from shardstore.adapters.own_shards import set_value
 from shardstore.engine.actions import ERASE, Action, SetValue
-from shardstore.engine.counters import Counters
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
+from shardstore.storage.wrappers import Counters
 
 _OF_FSSPEC = ("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache")
 

@@ -22,7 +22,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import parse_shapelike
 
 from shardstore._sync import run_sync
-from shardstore.adapters.zarr.place import place_behind
+from shardstore.adapters.zarr.chunk_pipeline import place_behind
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object

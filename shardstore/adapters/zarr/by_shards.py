@@ -20,10 +20,9 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from shardstore._sync import run_async
 from shardstore.adapters.own_shards import note_view
 from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, replace_methods
-from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of_all, previous_of_codecs, zarrs_own
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, place_of_all, previous_of_codecs, zarrs_own
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
-from shardstore.adapters.zarr.place import place_of
 from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.storage import StorePath
 
+    from shardstore.adapters.zarr.chunk_pipeline import Place
     from shardstore.adapters.zarr.chunks import Info
-    from shardstore.adapters.zarr.place import Place
     from shardstore.engine.by_shards import Sight
     from shardstore.model.chunks import ChunkCoords
 

@@ -17,16 +17,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.codec import CodecPipeline
+from zarr.abc.store import Store
 from zarr.core.array import create_codec_pipeline
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.config import config
-from zarr.storage import StorePath
+from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
+from shardstore.adapters.handle import Face, FilesystemFace
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
+from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
 from shardstore.adapters.zarr.codec_threads import INLINE_BYTES, in_threads, pieces, run_in_threads, threads_at_once
-from shardstore.adapters.zarr.direct import DESTINATION_NBYTES
-from shardstore.adapters.zarr.place import Place, place_of
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.metadata.hierarchy import LocatedChunks
 from shardstore.engine.reading.chunk_parts import ChunkParts, Part
@@ -37,10 +38,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from zarr.abc.codec import Codec
-    from zarr.abc.store import Store
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, NDBuffer
 
+    from shardstore.presented.flavours import Presented
+
+
+_OF_ONE_KEY = ("get", "set", "delete")
 
 _WAVES_AT_ONCE = 2  # at least, however large: one is decoded while the next one is being fetched
 
@@ -66,6 +70,67 @@ class PipelineLimits:
     """What is not larger is worked on in the thread in which it arrives."""
     destination_bytes: int = DESTINATION_NBYTES
     """Chunks of at least this size are decompressed into memory that is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The engine behind a zarr store, and the prefix of the store's keys in it: ``""``, or one that ends with ``/``."""
+
+    store: Store
+    engine: Presented
+    prefix: str
+
+    def key(self, path: str) -> str:
+        """The engine's key of a path in the store."""
+        return self.prefix + path
+
+    async def ensure_open(self) -> None:
+        if not self.store._is_open:
+            await self.store._ensure_open()
+
+    def check_writable(self) -> None:
+        """Raises where the store, or what is behind it, may not be written."""
+        self.store._check_writable()
+        if isinstance(self.store, FsspecStore):
+            self.store.fs.check_writable()
+
+
+def place_of(store: object) -> Place | None:
+    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
+
+    Nor has a subclass one that handles keys in its own way.
+    """
+    if not isinstance(store, Store) or not issubclass(type(store), Store):
+        return None  # or it only says that it is one, as mocks do
+    if isinstance(store, Face) and store.uses_pipeline:
+        return Place(store, store.engine, "")
+    if not isinstance(store, FsspecStore) or not handles_keys_as(store, FsspecStore):
+        return None
+    if isinstance(store.fs, FilesystemFace) and store.fs.uses_pipeline:
+        prefix = store.fs.key_of(store.path)
+        return Place(store, store.fs.engine, prefix + "/" if prefix else "")
+    return None
+
+
+def place_behind(store: Store) -> Place | None:
+    """Return where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    if not issubclass(type(store), Store):
+        return None
+    innermost = store
+    while isinstance(innermost, WrapperStore):
+        innermost = innermost._store
+    if isinstance(innermost, Face):
+        return Place(store, innermost.engine, "")
+    if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, FilesystemFace):
+        return None
+    innermost.fs.settle()
+    prefix = innermost.fs.key_of(innermost.path)
+    return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")
+
+
+def handles_keys_as(store: Store, base: type[Store]) -> bool:
+    """Return whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
+    return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)
 
 
 _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"

@@ -14,8 +14,7 @@ import numpy as np
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
-from shardstore.adapters.zarr.direct import DESTINATION_NBYTES, DirectChain, compile_chain
-from shardstore.adapters.zarr.sync_codecs import AnyArray, SyncChain, bytes_of, has_sync
+from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES, AnyArray, DirectChain, SyncChain, bytes_of, compile_chain, has_sync
 from shardstore.errors import Undecodable
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from zarr.registry import register_pipeline
 
 from shardstore.adapters.zarr.arrays import is_sharded, replace_methods
 from shardstore.adapters.zarr.by_shards import ShardPipeline
-from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, previous_pipeline, put_in_front
-from shardstore.adapters.zarr.place import place_of
+from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, previous_pipeline, put_in_front
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

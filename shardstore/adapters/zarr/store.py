@@ -13,8 +13,8 @@ from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
 from shardstore.adapters.zarr.arrays import replace_methods
+from shardstore.adapters.zarr.chunk_pipeline import handles_keys_as
 from shardstore.adapters.zarr.pipeline import install_pipeline
-from shardstore.adapters.zarr.place import handles_keys_as
 from shardstore.engine.actions import ERASE, SetIfMissing, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value

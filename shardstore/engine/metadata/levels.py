@@ -31,7 +31,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRang
 from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.detect import DetectedStorage, is_draft
 
 T = TypeVar("T")

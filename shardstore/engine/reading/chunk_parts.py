@@ -14,7 +14,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy, LocatedChunks
 from shardstore.engine.reading.reader import Reader
@@ -24,6 +23,7 @@ from shardstore.format.shard_index import Places, places_in
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.reads import ReadLimits, coalesce_all
 from shardstore.storage.base import Found, Read, ReadOutcome, Storage
+from shardstore.storage.wrappers import Counters
 
 Ints = npt.NDArray[np.int64]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
 from shardstore.storage.base import Found, Read, Storage
+from shardstore.storage.wrappers import Counters
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
 from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.reading.shard_chunks import (
@@ -36,6 +35,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.wrappers import Counters
 
 _PINNED_TRIES = 4
 _REMEMBERED_ARRAYS = 10_000

@@ -15,7 +15,6 @@ import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
 from shardstore.engine.contention import Contention, Turn
-from shardstore.engine.counters import Counters
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
@@ -32,6 +31,7 @@ from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
 from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import ConditionFailed, Storage
+from shardstore.storage.wrappers import Counters
 
 _DAMAGED = Generation("damaged")
 

@@ -23,7 +23,7 @@ from shardstore.maintenance.packing.writing import OthersUnit
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.room import Room, room_at
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _KEYS_A_PAGE = 1000
 _PUT_BYTES = 64 << 20  # objects above this are uploaded in parts

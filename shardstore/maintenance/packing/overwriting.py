@@ -22,7 +22,7 @@ from shardstore.maintenance.packing.places import Places
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _DELETED_AT_ONCE = 1000
 _NAMED = 3

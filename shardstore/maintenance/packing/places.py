@@ -22,7 +22,7 @@ from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
-from shardstore.storage.wrappers.check import CheckedStorage
+from shardstore.storage.wrappers import CheckedStorage
 from shardstore.stored.detect import DetectedStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 

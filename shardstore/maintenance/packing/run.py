@@ -55,7 +55,7 @@ from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.room import is_full
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own

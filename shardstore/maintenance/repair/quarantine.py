@@ -28,7 +28,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import has_host
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _SUFFIX = ".quarantine"
 _HOW = "say quarantine=URL (--quarantine URL) to name a place for the bytes of damaged objects"

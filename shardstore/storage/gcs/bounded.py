@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.model.ranges import ByteRequest
-from shardstore.storage.requests.answer_bodies import REFUSAL_NBYTES, check_most, cut, cut_unannounced, exactly
-from shardstore.storage.requests.ranges import most_of, range_header
+from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, check_most, cut, cut_unannounced, exactly, most_of, range_header
 
 _ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
 

@@ -23,8 +23,7 @@ from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.pinned_ranges import Part, PartOutcome, past_the_end
-from shardstore.storage.requests.ranges import checked_part, range_header
+from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, past_the_end, range_header
 
 RESUMABLE_BYTES = 64 << 20
 

@@ -19,8 +19,8 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.storage.generic.links import CACHES, REFERENCES, SERIAL, UNCHANGING, is_any, is_one
 from shardstore.storage.interrupts import leave_to_main_thread
-from shardstore.storage.requests.answer_bodies import check_most
 from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.ranged_reads import check_most
 
 Info = Mapping[str, Any]
 T = TypeVar("T")

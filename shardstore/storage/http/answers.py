@@ -11,8 +11,7 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.storage.inferred_versions import unversioned
-from shardstore.storage.requests.answer_bodies import check_most, cut, cut_unannounced, exactly
-from shardstore.storage.requests.ranges import most_of
+from shardstore.storage.requests.ranged_reads import check_most, cut, cut_unannounced, exactly, most_of
 
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 

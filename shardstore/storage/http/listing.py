@@ -9,7 +9,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from shardstore.errors import Unsupported
 from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient
-from shardstore.storage.requests.answer_bodies import exactly
+from shardstore.storage.requests.ranged_reads import exactly
 
 _NO_PAGE_STATUS = (400, 403)
 _MOST_PAGE_NBYTES = 256 << 20  # some millions of links

@@ -22,9 +22,7 @@ from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries
 from shardstore.storage.http.facts import ServerFacts, facts_of
 from shardstore.storage.http.listing import page
 from shardstore.storage.inferred_versions import agrees
-from shardstore.storage.requests.answer_bodies import TooMuch
-from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, past_the_end
-from shardstore.storage.requests.ranges import checked_part, is_empty, range_header
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, TooMuch, checked_part, is_empty, past_the_end, range_header
 
 _ATTEMPTS = 3
 _LISTING_DEPTH = 64  # of directories below each other; symbolic links can make a server show more without end

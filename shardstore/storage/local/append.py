@@ -14,11 +14,11 @@ from contextlib import suppress
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes, Padding, Segment
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.append_record import HAS_ATTRIBUTES, FileVersion, encode_record, set_done, set_under_way, version_of
+from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_done, set_under_way
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.files import READ_FLAGS
 from shardstore.storage.local.rules import WriteRules
-from shardstore.storage.local.versions import generation_of, stamp, wait_to_settle
+from shardstore.storage.local.versions import FileVersion, generation_of, stamp, version_of, wait_to_settle
 from shardstore.storage.requests.body import byte_view
 
 APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")

@@ -16,10 +16,9 @@ import numpy as np
 from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
-from shardstore.storage.local.append_record import version_of, was_appended_to
 from shardstore.storage.local.files import READ_FLAGS, pread, stat_file, translated
-from shardstore.storage.local.versions import same_bytes, wait_to_settle
-from shardstore.storage.requests.answer_bodies import too_long
+from shardstore.storage.local.versions import same_bytes, version_of, wait_to_settle, was_appended_to
+from shardstore.storage.requests.ranged_reads import too_long
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 

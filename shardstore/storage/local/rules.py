@@ -14,12 +14,11 @@ from typing import Literal, get_args
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.append_record import generation_at
 from shardstore.storage.local.files import READ_FLAGS, fresh_status, fsync_directory, stat_file
 from shardstore.storage.local.locks import locked
 from shardstore.storage.local.range_locks import give_up, locked_range
 from shardstore.storage.local.sweep import sweep_once
-from shardstore.storage.local.versions import generation_of, wait_to_settle
+from shardstore.storage.local.versions import generation_at, generation_of, wait_to_settle
 
 Locks = Literal["auto", "cluster"]
 """The reach of the locks of local files: ``"cluster"`` says that those of the file system hold between machines."""

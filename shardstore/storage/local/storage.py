@@ -28,7 +28,6 @@ from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
-from shardstore.storage.local.append_record import version_of, was_appended_to
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.files import READ_FLAGS, stat_file, translated
 from shardstore.storage.local.mounts import mount_of
@@ -39,7 +38,16 @@ from shardstore.storage.local.rules import Locks, WriteRules, check_locks
 from shardstore.storage.local.sweep import find_left, sweep_tree
 from shardstore.storage.local.tails import cut_tails, find_tails
 from shardstore.storage.local.temporary import TemporaryFile
-from shardstore.storage.local.versions import generation_of, listed_generation, names_versions, same_bytes, shows_the_same, wait_to_settle
+from shardstore.storage.local.versions import (
+    generation_of,
+    listed_generation,
+    names_versions,
+    same_bytes,
+    shows_the_same,
+    version_of,
+    wait_to_settle,
+    was_appended_to,
+)
 from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
 from shardstore.storage.requests.conditions import check_deletion
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.local.append_record import RECORD_NBYTES, set_done, version_before
+from shardstore.storage.local.append_record import RECORD_NBYTES, set_done
 from shardstore.storage.local.files import READ_FLAGS
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import WriteRules
-from shardstore.storage.local.versions import stamp
+from shardstore.storage.local.versions import stamp, version_before
 
 
 def find_tails(root: str, prefix: str) -> list[Leftover]:

@@ -27,10 +27,14 @@ import os
 import secrets
 import sys
 from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep, time_ns
 
 from shardstore.model.generation import Generation
+from shardstore.storage.local.append_record import APPEND_ATTRIBUTE, RECORD_NBYTES, AppendRecord, decode_record
+from shardstore.storage.local.files import pread
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 _MARKED_TOKEN = _TOKEN + "-%x"
@@ -174,6 +178,68 @@ def shows_the_same(asked: Generation, found: Generation) -> bool:
         return False
     is_marked = len(found.numbers) > _STATUS_NUMBERS and not isinstance(found, Unsettled)
     return not is_marked and _is_of_a_look_at(asked, found.numbers[:_STATUS_NUMBERS])
+
+
+# -- versions of open files --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """The version that an open file shows: its first ``nbytes`` bytes."""
+
+    nbytes: int
+    generation: Generation
+
+
+def _under_way(fd: int) -> bytes | None:
+    """Return the record of the append that the file's attribute says is under way, if it has the attribute."""
+    if sys.platform == "linux":
+        try:
+            return os.getxattr(fd, APPEND_ATTRIBUTE)
+        except OSError as exc:
+            if exc.errno not in (errno.ENODATA, errno.EPERM, *_NOT_SUPPORTED):
+                raise
+    return None
+
+
+def _began_with(record: AppendRecord, fd: int, status: os.stat_result) -> FileVersion:
+    """Return the version that the append to this file began with."""
+    numbers = (status.st_dev, status.st_ino, record.nbytes, record.mtime_ns, record.ctime_ns)
+    return FileVersion(record.nbytes, generation_of_numbers(numbers, fd))
+
+
+def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
+    """Return the old version, where an append is under way or was left unfinished; ``None`` where neither is so."""
+    attribute = _under_way(fd)
+    record = None if attribute is None else decode_record(attribute)
+    if attribute is None or record is None or status.st_size < record.nbytes:
+        return None
+    if status.st_size == record.nbytes:  # nothing is written yet: then the attribute is all that has changed
+        return _began_with(record, fd, status) if status.st_mtime_ns == record.mtime_ns else None
+    there = pread(fd, min(RECORD_NBYTES, status.st_size - record.nbytes), record.nbytes)
+    return _began_with(record, fd, status) if there and attribute.startswith(there) else None
+
+
+def version_of(fd: int, status: os.stat_result) -> FileVersion:
+    """Return the version that an open file shows."""
+    return version_before(fd, status) or FileVersion(status.st_size, generation_of(status, fd))
+
+
+def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
+    """Return the generation of the object at ``path``, whose status was looked up before; it is that of the file that is there now."""
+    with suppress(OSError):
+        fd = os.open(path, flags)
+        try:
+            return version_of(fd, os.fstat(fd)).generation
+        finally:
+            os.close(fd)
+    return generation_of(status, path)
+
+
+def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
+    """Return whether ``version`` of an open file, whose status is now ``after``, was only appended to since, or is being appended to."""
+    record = decode_record(pread(fd, RECORD_NBYTES, version.nbytes), version.nbytes)
+    return (version_before(fd, after) if record is None else _began_with(record, fd, after)) == version
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Answer, Bucket
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, read_all
 from shardstore.storage.s3.storage import S3Storage
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 
 logger = logging.getLogger(__name__)
 

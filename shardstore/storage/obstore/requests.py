@@ -23,8 +23,8 @@ from obstore.store import GCSStore, S3Store
 
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest
 from shardstore.storage.redaction import redacted, shown_cause
-from shardstore.storage.requests.answer_bodies import check_most
 from shardstore.storage.requests.outcomes import RequestFailed
+from shardstore.storage.requests.ranged_reads import check_most
 
 if TYPE_CHECKING:  # of the stubs only
     from obstore.store import ClientConfig, RetryConfig

@@ -26,7 +26,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 _SERVERS = frozenset(
     {"ftp", "sftp", "ssh", "smb", "webdav", "hdfs", "webhdfs", "github", "git", "gist", "hf", "az", "abfs", "adl", "oss", "oci"}

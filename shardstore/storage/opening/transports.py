@@ -9,7 +9,7 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.kinds import kind_named, kinds
-from shardstore.storage.wrappers.base import innermost
+from shardstore.storage.wrappers import innermost
 
 Transport = Literal["fsspec", "obstore"]
 

@@ -18,7 +18,7 @@ from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.requests import conditions
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.requests.outcomes import Head
-from shardstore.storage.requests.pinned_ranges import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, read_all
 
 
 def split_bucket(path: str, scheme: str) -> tuple[str, str]:

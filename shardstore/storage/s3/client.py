@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from shardstore.errors import AccessDenied, ShardStoreError, StorageError
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
 from shardstore.storage.base import ServerTimes
 from shardstore.storage.connection_errors import CHECK_ENDPOINT, is_unreachable
@@ -94,6 +96,43 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
         error = RequestFailed(f"{action} {where} failed: {code or type(exc).__name__}: {exc}")
     error.status, error.code = status, code
     return error
+
+
+@dataclass
+class ServerFacts:
+    """The known facts of one endpoint and bucket, shared by all storages of this process."""
+
+    capabilities: Capabilities | None = None
+    multipart_conditions: bool | None = None
+    """True where CompleteMultipartUpload honours conditions: moto and Ceph do not."""
+    copies_parts: bool | None = None
+    """True where the server knows UploadPartCopy, and copies the range that it is asked for."""
+    copies_on_condition: bool | None = None
+    """True where UploadPartCopy honours conditions on the source: moto and Ceph do not."""
+    refused_wrongly: bool = False
+    """True where it has refused to copy the version that was there, and has not copied any since."""
+    etag_unquoted: bool = False
+    """True where ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
+    etag_wording_is_proved: bool = False
+    """True where a PUT on condition of an ETag has succeeded in that wording."""
+    warned: bool = False
+
+    def if_match(self, generation: Generation) -> str:
+        """Return the header's value of ``If-Match`` for a write."""
+        return generation.token.strip('"') if self.etag_unquoted else generation.token
+
+
+_facts: dict[tuple[str, str], ServerFacts] = {}
+
+
+def facts_of(client: S3Client) -> ServerFacts:
+    """Return the facts of the client's endpoint and bucket."""
+    return _facts.setdefault((client.endpoint, client.bucket), ServerFacts())
+
+
+def forget_facts() -> None:
+    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
+    _facts.clear()
 
 
 class S3Client(BucketClient):

@@ -19,10 +19,10 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.s3.client import S3Client, member_of
+from shardstore.storage.s3.client import S3Client, ServerFacts, facts_of, member_of
 from shardstore.storage.s3.copy import copied_version, copy_source
 from shardstore.storage.s3.parts import MAX_PARTS, CopiedPart, SentPart, plan_parts
-from shardstore.storage.s3.probe import ServerFacts, facts_of, probe_copied_parts, probe_copies_on_condition, probe_multipart
+from shardstore.storage.s3.probe import probe_copied_parts, probe_copies_on_condition, probe_multipart
 from shardstore.storage.s3.upload import S3Write, abort, complete
 
 _SENT_AT_ONCE = 6  # parts of about 8 MiB, of each of which aiohttp makes a copy

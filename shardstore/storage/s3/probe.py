@@ -10,11 +10,9 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Generation
 from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed
 from shardstore.storage.s3.client import S3Client, member_of
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
@@ -24,42 +22,6 @@ _NOT_KNOWN = (400, 405, 501)
 
 CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, compose=True, copy_pays_nbytes=COPY_PAYS_NBYTES)
 """Capabilities that need no probe: reads compare the ETag of the answer themselves, so they need only an ETag from the server."""
-
-
-@dataclass
-class ServerFacts:
-    """The known facts of one endpoint and bucket, shared by all storages of this process."""
-
-    capabilities: Capabilities | None = None
-    multipart_conditions: bool | None = None
-    """True where CompleteMultipartUpload honours conditions: moto and Ceph do not."""
-    copies_parts: bool | None = None
-    """True where the server knows UploadPartCopy, and copies the range that it is asked for."""
-    copies_on_condition: bool | None = None
-    """True where UploadPartCopy honours conditions on the source: moto and Ceph do not."""
-    refused_wrongly: bool = False
-    """True where it has refused to copy the version that was there, and has not copied any since."""
-    etag_unquoted: bool = False
-    """True where ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
-    etag_wording_is_proved: bool = False
-    """True where a PUT on condition of an ETag has succeeded in that wording."""
-    warned: bool = False
-
-    def if_match(self, generation: Generation) -> str:
-        """Return the header's value of ``If-Match`` for a write."""
-        return generation.token.strip('"') if self.etag_unquoted else generation.token
-
-
-_facts: dict[tuple[str, str], ServerFacts] = {}
-
-
-def facts_of(client: S3Client) -> ServerFacts:
-    return _facts.setdefault((client.endpoint, client.bucket), ServerFacts())
-
-
-def forget_facts() -> None:
-    """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
-    _facts.clear()
 
 
 def _made_up_etag() -> str:

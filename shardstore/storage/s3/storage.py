@@ -18,17 +18,26 @@ from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.leftovers import Leftover
-from shardstore.storage.requests.answer_bodies import check_most, cut, cut_unannounced, exactly
 from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.pinned_ranges import Part, PartOutcome, past_the_end
-from shardstore.storage.requests.ranges import checked_part, most_of, range_header
-from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, translated
+from shardstore.storage.requests.ranged_reads import (
+    Part,
+    PartOutcome,
+    check_most,
+    checked_part,
+    cut,
+    cut_unannounced,
+    exactly,
+    most_of,
+    past_the_end,
+    range_header,
+)
+from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
-from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
+from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
 from shardstore.storage.s3.unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
 from shardstore.storage.s3.upload import put, put_large
 

@@ -14,8 +14,8 @@ from shardstore.model.generation import Condition, Generation, IfAbsent, IfGener
 from shardstore.storage.requests.body import Body, groups, joined, parts
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
-from shardstore.storage.s3.client import S3Client, generation_of, member_of, translated
-from shardstore.storage.s3.probe import facts_of, probe_multipart
+from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, translated
+from shardstore.storage.s3.probe import probe_multipart
 
 logger = logging.getLogger(__name__)
 

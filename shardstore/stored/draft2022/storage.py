@@ -55,7 +55,7 @@ from shardstore.storage.base import (
 )
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import check_deletion
-from shardstore.storage.wrappers.base import StorageWrapper
+from shardstore.storage.wrappers import StorageWrapper
 from shardstore.stored.draft2022.documents import (
     IMPLICIT,
     IMPLICIT_DOCUMENT,

@@ -1,4 +1,7 @@
-"""Checks of what the engine relies on, whatever the storage below it does.
+"""Storages that forward everything to another one: the base of all such, one that checks answers, and one that counts requests.
+
+The engine puts ``CheckedStorage`` and ``CountingStorage`` around the storage that it is given. Other wrappers, such as those in
+``shardstore.testing``, derive from ``StorageWrapper``.
 
 Three things that a storage, or a client library, a proxy or a server behind it, can do wrong would otherwise become wrong data:
 
@@ -12,14 +15,16 @@ Three things that a storage, or a client library, a proxy or a server behind it,
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
+from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRange, BytesLike, Segment, resolve
+from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, Segment, resolve
 from shardstore.storage.base import Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
-from shardstore.storage.wrappers.base import StorageWrapper
 
 T = TypeVar("T")
 
@@ -27,6 +32,45 @@ Sleep = Callable[[float], Awaitable[object]]
 
 _TRIES = 5
 _FIRST_WAIT_SECONDS = 0.005
+
+KEYS_A_REQUEST = 1000  # that a listing returns, or a multiple delete takes, for one request; as on S3
+
+
+def innermost(storage: Storage) -> Storage:
+    """Return the storage inside all wrappers."""
+    while (inner := getattr(storage, "inner", None)) is not None:
+        storage = inner
+    return storage
+
+
+class StorageWrapper:
+    """The same place as ``inner``, with the same abilities; subclasses act on the operations."""
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def kind(self) -> str:
+        return self.inner.kind
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    async def probe(self) -> Capabilities:
+        return await self.inner.probe()
+
+    async def cut_links(self, prefix: str) -> None:
+        """Remove links, as ``LocalStorage`` does before it erases; do nothing elsewhere."""
+        if (cut := getattr(self.inner, "cut_links", None)) is not None:
+            await cut(prefix)
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 class CheckedStorage(StorageWrapper):
@@ -134,3 +178,124 @@ def _first_changing(reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> i
         if isinstance(outcome, Changed) and read.generation is None:
             return i
     return None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counted since the engine was made, or since ``reset``; ``requests`` as an object store would count them. From any thread."""
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    chunks_read: int = 0
+    chunks_written: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    """Commits that were planned again because another writer had replaced the shard first."""
+    retried_reads: int = 0
+    """Reads that were repeated because the shard changed in between."""
+    index_hits: int = 0
+    index_misses: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[Counters], tuple[int, ...]]:
+        return type(self), tuple(self.as_dict().values())  # a lock does not travel
+
+    def add(
+        self,
+        *,
+        requests: int = 0,
+        bytes_read: int = 0,
+        bytes_written: int = 0,
+        chunks_read: int = 0,
+        chunks_written: int = 0,
+        commits: int = 0,
+        conflicts: int = 0,
+        retried_reads: int = 0,
+        index_hits: int = 0,
+        index_misses: int = 0,
+    ) -> None:
+        """Count so many more of each."""
+        with self._lock:
+            self.requests += requests
+            self.bytes_read += bytes_read
+            self.bytes_written += bytes_written
+            self.chunks_read += chunks_read
+            self.chunks_written += chunks_written
+            self.commits += commits
+            self.conflicts += conflicts
+            self.retried_reads += retried_reads
+            self.index_hits += index_hits
+            self.index_misses += index_misses
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _NAMES}
+
+    def reset(self) -> None:
+        with self._lock:
+            for name in _NAMES:
+                setattr(self, name, 0)
+
+
+_NAMES = tuple(each.name for each in fields(Counters) if not each.name.startswith("_"))
+
+
+class CountingStorage(StorageWrapper):
+    """Forwards to ``inner``; a range of a read counts as one request, as it does on an object store."""
+
+    def __init__(self, inner: Storage, counters: Counters) -> None:
+        super().__init__(inner)
+        self._counters = counters
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        self._counters.add(requests=sum(max(1, len(read.ranges)) for read in reads))
+        outcomes = await self.inner.read(reads)
+        self._counters.add(bytes_read=sum(len(b) for o in outcomes if isinstance(o, Found) for b in o.buffers))
+        return outcomes
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        self._counters.add(requests=1)
+        generation = await self.inner.write(key, body, nbytes, condition)
+        self._counters.add(bytes_written=nbytes)
+        return generation
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        self._counters.add(requests=1)
+        generation = await self.inner.compose(key, source, segments, condition)
+        self._counters.add(bytes_written=sum(s.nbytes for s in segments if not isinstance(s, CopiedRange)))
+        return generation
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        self._counters.add(requests=1)
+        return await self.inner.copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        renamed = await self.inner.rename_prefix(source, target)
+        self._counters.add(requests=renamed)  # a kind that cannot asks nobody
+        return renamed
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        self._counters.add(requests=1)
+        return await self.inner.delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        self._counters.add(requests=-(-len(keys) // KEYS_A_REQUEST))
+        await self.inner.delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        self._counters.add(requests=1)
+        return await self.inner.stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        listed = 0
+        async for found in self.inner.list(prefix):
+            if listed % KEYS_A_REQUEST == 0:
+                self._counters.add(requests=1)
+            listed += 1
+            yield found
+        if not listed:
+            self._counters.add(requests=1)
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        self._counters.add(requests=1)
+        return await self.inner.list_dir(prefix)

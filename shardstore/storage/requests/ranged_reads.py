@@ -1,0 +1,262 @@
+"""Read byte ranges of one version of an object, where each request fetches one range and its answer shows the version.
+
+``read_all`` serves the reads of a storage; a kind of storage gives it a ``RangeSource``. The rest checks a server's answers (RFC 9110,
+section 14), so that no more is read of what a server sends than was asked for. An answer says beforehand which bytes it holds
+(``Content-Range``) and how long it is (``Content-Length``). Where that differs from the request, nothing of the body is read. Where it
+does not say so, the body is read up to the first byte too many. A server that does not know ranges answers with the whole object: only
+the wanted part is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardstore.errors import ShardStoreError, StorageError
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, Read, ReadOutcome, ServerTimes
+
+REFUSAL_NBYTES = 1 << 20
+"""The most bytes that are read of the text of a refusal, where it is read at all."""
+
+
+class TooMuch(StorageError):
+    """An answer announces, or holds, more than was asked for, or something else."""
+
+
+def too_long(nbytes: int, most_nbytes: int, what: str) -> TooMuch:
+    """Return the error for an object that is to be read whole, and is longer than allowed. ``what`` begins the message."""
+    return TooMuch(f"{what}: it has {nbytes} bytes, and what belongs there has at most {most_nbytes}: it was not read")
+
+
+def check_most(nbytes: int, most_nbytes: int | None, what: str) -> None:
+    """Raise that error where the object is longer than allowed."""
+    if most_nbytes is not None and nbytes > most_nbytes:
+        raise too_long(nbytes, most_nbytes, what)
+
+
+async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes:
+    """Return a body of ``nbytes``, or the part that came where it ends before. Raises ``TooMuch`` at the first byte behind it."""
+    body = bytearray()
+    async for block in blocks:
+        body += block
+        if len(body) > nbytes:
+            raise TooMuch(f"{what}: the server goes on sending behind the {nbytes} bytes that it was asked for: it cannot be trusted")
+    return bytes(body)
+
+
+async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbytes: int, what: str) -> tuple[memoryview, ...]:
+    """Return the wanted ranges of a body of ``nbytes``, without ever holding the rest of it; bytes after them are not waited for.
+
+    Raises ``StorageError`` where the body ends before.
+    """
+    ranges = [resolve(request, nbytes) for request in wanted]
+    kept = [bytearray() for _ in ranges]
+    end = max((r.end for r in ranges), default=0)
+    position = 0
+    async for block in blocks:
+        for r, buffer in zip(ranges, kept, strict=True):
+            if position < r.end and r.start < position + len(block):
+                buffer += memoryview(block)[max(0, r.start - position) : r.end - position]
+        position += len(block)
+        if end <= position < nbytes:
+            break
+    if position < end:
+        raise StorageError(f"{what}: the server announced {nbytes} bytes and sent {position}")
+    return tuple(memoryview(buffer).toreadonly() for buffer in kept)
+
+
+async def cut_unannounced(
+    blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], most_nbytes: int | None, what: str
+) -> tuple[tuple[memoryview, ...], int]:
+    """Return the wanted ranges of a body whose length is not known before it ends, and that length; the rest of it is not held.
+
+    Raises ``TooMuch`` once there are more than ``most_nbytes``.
+    """
+    kept = [bytearray() for _ in wanted]
+    position = 0
+    async for block in blocks:
+        for request, buffer in zip(wanted, kept, strict=True):
+            match request:
+                case ByteRange(start, end):
+                    buffer += memoryview(block)[max(0, start - position) : max(0, end - position)]
+                case ByteOffset(start):
+                    buffer += memoryview(block)[max(0, start - position) :]
+                case ByteSuffix(nbytes):
+                    buffer += block
+                    if len(buffer) >= 2 * nbytes:
+                        del buffer[: len(buffer) - nbytes]
+        position += len(block)
+        check_most(position, most_nbytes, what)
+    for request, buffer in zip(wanted, kept, strict=True):
+        if isinstance(request, ByteSuffix) and len(buffer) > request.nbytes:
+            del buffer[: len(buffer) - request.nbytes]
+    return tuple(memoryview(buffer).toreadonly() for buffer in kept), position
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_SENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
+
+
+def is_empty(request: ByteRequest) -> bool:
+    """Return whether ``request`` asks for nothing, which HTTP cannot express."""
+    match request:
+        case ByteRange(start, end):
+            return start == end
+        case ByteSuffix(nbytes):
+            return nbytes == 0
+        case ByteOffset():
+            return False
+
+
+def range_header(request: ByteRequest) -> str | None:
+    """Return the header's value of ``Range``; ``None`` for a whole object, so that an empty one is not refused."""
+    match request:
+        case ByteRange(start, end):
+            return f"bytes={start}-{end - 1}"
+        case ByteOffset(0):
+            return None
+        case ByteOffset(start):
+            return f"bytes={start}-"
+        case ByteSuffix(nbytes):
+            return f"bytes=-{nbytes}"
+
+
+def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
+    """Return the most bytes that the body of an answer with a range (206) has, if it is an answer to ``request``.
+
+    Raises ``TooMuch`` where it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
+    then nothing of it need be read.
+    """
+    sent = _SENT_RANGE.fullmatch((content_range or "").strip())
+    announced = int(sent[2]) + 1 - int(sent[1]) if sent else None
+    most = 0
+    match request:
+        case ByteRange(start, end):
+            most = end - start
+        case ByteSuffix(nbytes):
+            most = nbytes
+        case ByteOffset() if announced is not None:
+            most = max(0, announced)
+            check_most(most, most_nbytes, f"reading {key!r}")
+        case ByteOffset() if content_length != 0:
+            raise TooMuch(f"reading {key!r}: the server answered 206, Content-Range {content_range!r}, to {range_header(request)!r}")
+    for length, name in ((announced, f"Content-Range {content_range!r}"), (content_length, f"Content-Length {content_length}")):
+        if length is not None and length > most:
+            raise TooMuch(f"reading {key!r}: the server announces more than it was asked for: {name} to {range_header(request)!r}")
+    return most
+
+
+def checked_part(request: ByteRequest, status: int, content_range: str | None, data: bytes, key: str) -> tuple[memoryview, int]:
+    """Return the bytes of ``request`` and the size of the object, from an answer to it.
+
+    Raises ``StorageError`` where the answer is for another range, or shorter than it says.
+    """
+    if status == 200:  # the whole object: asked for, or the server does not know ranges
+        wanted = resolve(request, len(data))
+        view = memoryview(data)
+        if wanted.end - wanted.start < len(data):
+            view = memoryview(bytes(view[wanted.start : wanted.end]))  # lets go of the rest
+        return view, len(data)
+    matched = _CONTENT_RANGE.fullmatch((content_range or "").strip())
+    if status != 206 or matched is None:
+        raise StorageError(f"reading {key!r}: the server answered {status}, Content-Range {content_range!r}, to {range_header(request)!r}")
+    start, last, nbytes = (int(group) for group in matched.groups())
+    if start > last or resolve(request, nbytes) != ByteRange(start, last + 1):
+        raise StorageError(f"reading {key!r}: the server answered with {content_range!r} to {range_header(request)!r}")
+    if len(data) != last + 1 - start:
+        raise StorageError(f"reading {key!r}: the server announced {content_range!r} but sent {len(data)} bytes")
+    return memoryview(data), nbytes
+
+
+_ATTEMPTS = 3
+
+NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One range of one version of an object, which is ``nbytes`` long."""
+
+    generation: Generation
+    nbytes: int
+    data: memoryview
+    times: ServerTimes | None = None
+
+
+PartOutcome = Part | Absent | Changed
+
+
+class RangeSource(Protocol):
+    """Requests whose answers each show their version. With a ``generation`` they are of that version, or ``Changed``."""
+
+    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
+        """Read one range, which is not empty. Raises ``TooMuch`` where it is the whole of an object of more than ``most_nbytes``."""
+        ...
+
+    async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
+        """Return version and size, without bytes."""
+        ...
+
+
+async def read_all(source: RangeSource, reads: Sequence[Read]) -> list[ReadOutcome]:
+    """Read as ``Storage.read`` promises."""
+    return await asyncio.gather(*(_read_one(source, read) for read in reads))
+
+
+async def _read_one(source: RangeSource, read: Read) -> ReadOutcome:
+    try:
+        for _ in range(_ATTEMPTS):
+            outcome = await _read_version(source, read)
+            if not isinstance(outcome, Changed) or read.generation is not None:
+                break
+    except ShardStoreError as exc:
+        return Failed(exc)
+    return outcome
+
+
+async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
+    """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
+    asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
+    buffers = [NOTHING] * len(read.ranges)
+    if not asked:
+        part = await source.look_up(read.key, read.generation)
+        return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
+    generation = read.generation
+    parts: list[PartOutcome] = []
+    if generation is None:
+        first = await source.get(read.key, read.ranges[asked[0]], None, read.most_nbytes)
+        if not isinstance(first, Part):
+            return first
+        generation = first.generation
+        parts.append(first)
+    rest = asked[len(parts) :]
+    parts += await asyncio.gather(*(source.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in rest))
+    nbytes, times = 0, None
+    for i, part in zip(asked, parts, strict=True):
+        if not isinstance(part, Part):
+            return part if read.generation is not None else CHANGED
+        buffers[i] = part.data
+        nbytes, times = part.nbytes, times or part.times
+    return Found(generation, nbytes, tuple(buffers), times)
+
+
+async def past_the_end(source: RangeSource, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+    """Return the outcome where the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for
+    which version that is true.
+
+    Raises ``StorageError`` where the server contradicts itself.
+    """
+    part = await source.look_up(key, generation)
+    if not isinstance(part, Part):
+        return part
+    wanted = resolve(request, part.nbytes)
+    if wanted.start == wanted.end:
+        return part
+    if generation is None:  # did it grow in between? Of the version just seen the answer is a range, or a contradiction
+        return await source.get(key, request, part.generation)
+    raise StorageError(f"reading {key!r}: the server says that {request!r} is past the end, of {part.nbytes} bytes")

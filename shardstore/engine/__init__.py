@@ -1,5 +1,5 @@
 """The engine of one store carries plans out over a storage, as coroutines on fsspec's IO loop.
 
-The faces and ``maintenance`` import ``engine.engine``, ``options``, ``actions`` and ``keys``, and few other modules. Begin with
+The faces and ``maintenance`` import ``engine``, ``options``, ``actions`` and ``keyed_store``, and few other modules. Begin with
 ``engine.py``, then follow one read into ``reading`` and one write into ``writing``.
 """

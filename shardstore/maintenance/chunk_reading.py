@@ -72,7 +72,7 @@ def read_chunks(storage: Storage, chunks: Sequence[StoredChunk]) -> list[memoryv
     """Return the bytes of chunks, in one round of requests.
 
     Raises:
-        Moved: an object was replaced or erased since its chunks were found.
+        ObjectChanged: an object was replaced or erased since its chunks were found.
         StorageError: a request failed.
     """
     by_key: dict[str, list[int]] = {}

@@ -2,10 +2,17 @@
 
 ::
 
-    listing ──► tables of objects        what is there: listed once, a few numbers per object
-    translation ──► documents            or the reasons why there is none
-    plan ──► units                       whole shards, or groups of chunks; what each is made from
+    pack                                 the public functions; a run is driven by run
+    places                               source, target and record, opened, and known to be apart
+    listing ──► object_table             what is there: listed once, a few numbers per object
+    translation ──► documents            or the reasons why there is none (ome: metadata of OME-Zarr)
+    collisions, estimate                 refuse before anything is written: keys that collide, room that is not there
+    units                                whole shards, or groups of chunks; what each is made from
+    finished, record, made               which units are done, of what, and what they made
+    announced, overwriting, leaving      objects of the target: about to be written, to be replaced, to be removed
     streams, writing                     one unit: its chunks in order, through bounded memory, into one object
-    record                               which units are done, and of what
-    packing                              drives it all: begins, continues, and makes the result visible at the end
+    report                               the result
+
+The faces and the command line import ``pack`` and ``report``. Begin with ``run.py``, then ``units.py`` and ``writing.py``; how a second
+run finds what is done is in ``finished.py``.
 """

@@ -254,7 +254,7 @@ def _differing(task: CompareTask, objects: Sequence[ChunkCoords], found: dict[Ch
     """Note the chunks in these objects that differ from the copy; return how many bytes were read here.
 
     Raises:
-        Moved: an object was replaced meanwhile.
+        ObjectChanged: an object was replaced meanwhile.
         StorageError: a request failed.
     """
     try:

@@ -74,7 +74,7 @@ def look_into(storage: Storage, key: str, generation: Generation, chunks: Sequen
     """Return the faults of these chunks of one version of an object, and how many bytes were read.
 
     Raises:
-        Moved: the object was replaced or erased meanwhile.
+        ObjectChanged: the object was replaced or erased meanwhile.
         StorageError: a request failed.
     """
     faults: list[Fault] = []

@@ -277,7 +277,8 @@ def compact(
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:
-        InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array. Nothing was changed.
+        InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array, or one outside of the array's shape
+            that is not stored. Nothing was changed.
         NotFound: there is nothing at ``path``.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
@@ -292,7 +293,7 @@ def compact(
     engine = Engine(place.storage)
     if not dry_run:
         run_sync(check_can_swap(engine.storage, exclusive))
-    run_sync(held.check(engine))
+    held = run_sync(held.resolved(engine))
     run = _Run(engine, place, bound, held, order, execution, progress)
     run.look(path)
     if dry_run:

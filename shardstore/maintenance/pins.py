@@ -5,24 +5,31 @@ The caller gives all pins to every operation that rewrites shards; an empty set 
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import floordiv, lt
 
 from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput
-from shardstore.format.store_keys import check_key
-from shardstore.maintenance.survey.nodes import SurveyedNodes
+from shardstore.format.store_keys import check_key, join
+from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
+from shardstore.model.chunks import ChunkCoords
+from shardstore.storage.base import Storage
 from shardstore.storage.local.versions import may_be_same_bytes
 
 _NAMED = 5  # pins, in one error
+_KEYS_AT_ONCE = 10_000
+_REQUESTS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
     """One held object: ``key`` from the root of the store, and the token of the held version, or ``None`` for any version.
 
-    A slash in front of the key is removed.
+    A slash in front of the key is removed. Where nothing is stored under the key and an array has such a chunk, the pin is one of the
+    shard that the chunk lies in.
 
     Raises:
         InvalidInput: ``key`` cannot be the key of an object.
@@ -51,29 +58,115 @@ class Pins:
             found.setdefault(pin.key, set()).add(pin.generation)
         return cls({key: frozenset(tokens) for key, tokens in found.items()})
 
-    async def check(self, engine: Engine) -> None:
-        """Check that each pin can hold something: a key that no array has would silently hold nothing.
+    async def resolved(self, engine: Engine) -> Pins:
+        """Return the pins by the keys of stored objects. A key that no array has would silently hold nothing, and is refused.
+
+        Pins with a generation cost no requests, but for those outside of their array's shape. One without costs one, where its key may be
+        that of a chunk in another shard.
 
         Raises:
-            InvalidInput: pins name no chunk and no shard of any array.
+            InvalidInput: pins name no chunk and no shard of any array, or one that lies outside of the array's shape and is not stored.
             StorageError: a request failed.
         """
         nodes = SurveyedNodes(engine)
+        arrays: dict[str, _Array] = {}
+        held: dict[str, frozenset[str | None]] = {}
+        refused: list[str] = []
+
+        def hold(key: str, tokens: frozenset[str | None]) -> None:
+            held[key] = held[key] | tokens if key in held else tokens
+
         keys = sorted(self.generations)
-        unknown = []
-        for key, (record, coords) in zip(keys, await nodes.owners(keys), strict=True):
-            if coords is None and (record is None or record.grid is not None):
-                unknown.append(key)
-        if unknown:
-            shown = ", ".join(map(repr, unknown[:_NAMED])) + (f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else "")
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            some = keys[start : start + _KEYS_AT_ONCE]
+            unsure: list[tuple[str, _Array, ChunkCoords]] = []
+            for key, (record, coords) in zip(some, await nodes.owners(some), strict=True):
+                tokens = self.generations[key]
+                if record is None or (coords is None and record.grid is not None):
+                    refused.append(repr(key))
+                    continue
+                if coords is not None:
+                    array = arrays.get(record.node.path) or arrays.setdefault(record.node.path, _Array(record))
+                    if not array.is_surely_object(coords, may_be_chunk=None in tokens):
+                        unsure.append((key, array, coords))
+                        continue
+                hold(key, tokens)
+            stored = await _stored(engine.storage, [key for key, _, _ in unsure])
+            for key, array, coords in unsure:
+                meant = [key] if key in stored else array.meant_instead(coords)
+                if not meant:
+                    refused.append(array.refusal(key))
+                for one in meant:
+                    hold(one, self.generations[key])
+        if refused:
+            shown = ", ".join(refused[:_NAMED]) + (f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else "")
             raise InvalidInput(
-                f"{len(unknown):,} of {len(keys):,} pins hold nothing: {shown}: no array in {engine.storage.url} has a chunk or shard of"
+                f"{len(refused):,} of {len(keys):,} pins hold nothing: {shown}: no array in {engine.storage.url} has a chunk or shard of"
                 " such a key. Keys are those of stored objects, from the root of the store, such as 'ct/c/0/1'"
             )
+        return Pins(held)
 
     def at(self, key: str) -> frozenset[str | None]:
         """Return the held tokens of one object, to travel with a task."""
         return self.generations.get(key, frozenset())
+
+
+class _Array:
+    """The grids of an array, and the keys in them. Objects are shards, or chunks where the array is not sharded."""
+
+    def __init__(self, record: NodeRecord) -> None:
+        of_array = record.node.layout or record.node.plain
+        assert of_array is not None  # otherwise its keys have no coordinates
+        assert record.grid is not None
+        self._path = record.node.path
+        self._encoding = of_array.key_encoding
+        self._is_sharded = record.node.layout is not None
+        self._chunks_per_object = (1,) * of_array.ndim if record.node.layout is None else record.node.layout.grid.chunks_per_shard
+        self._chunk_grid = record.grid
+        self._object_grid = tuple(-(-g // n) for g, n in zip(record.grid, self._chunks_per_object, strict=True))
+
+    def is_surely_object(self, coords: ChunkCoords, *, may_be_chunk: bool) -> bool:
+        """Return whether the key of these coordinates is an object's, whatever is stored: none outside of the shape is, nor one that may be
+        the key of a chunk in another object.
+        """
+        return _lies_in(coords, self._object_grid) and not (may_be_chunk and self._object_of(coords) != coords)
+
+    def meant_instead(self, coords: ChunkCoords) -> list[str]:
+        """Return the keys of the objects that are meant, where none is stored at these coordinates: the one that holds the chunk there.
+
+        Inside of the shape an object may be meant that is not there any more, and holding that as well costs nothing.
+        """
+        meant = [coords] if _lies_in(coords, self._object_grid) else []
+        meant += [self._object_of(coords)] if _lies_in(coords, self._chunk_grid) else []
+        return [self._key(one) for one in meant]
+
+    def refusal(self, key: str) -> str:
+        """Return in words what the array has instead of ``key``."""
+        if not all(self._chunk_grid):
+            return f"{key!r} (array {self._path!r} has no chunks)"
+        last = tuple(n - 1 for n in self._chunk_grid)
+        shards = f"shards up to {self._key(self._object_of(last))!r} and " if self._is_sharded else ""
+        return f"{key!r} (array {self._path!r} has {shards}chunks up to {self._key(last)!r})"
+
+    def _object_of(self, chunk_coords: ChunkCoords) -> ChunkCoords:
+        return tuple(map(floordiv, chunk_coords, self._chunks_per_object))
+
+    def _key(self, coords: ChunkCoords) -> str:
+        return join(self._path, self._encoding.encode(coords))
+
+
+def _lies_in(coords: ChunkCoords, grid: tuple[int, ...]) -> bool:
+    return all(map(lt, coords, grid))
+
+
+async def _stored(storage: Storage, keys: Sequence[str]) -> set[str]:
+    """Return those of the keys that an object is stored under."""
+    found: set[str] = set()
+    for start in range(0, len(keys), _REQUESTS_AT_ONCE):
+        some = keys[start : start + _REQUESTS_AT_ONCE]
+        infos = await asyncio.gather(*map(storage.stat, some))
+        found.update(key for key, info in zip(some, infos, strict=True) if info is not None)
+    return found
 
 
 def is_held(tokens: frozenset[str | None], generation: str) -> bool:

@@ -225,7 +225,7 @@ def test_pinned_shards_are_left_alone_and_reported(storage: Any) -> None:
     objects = StorageObjects(storage)
     fill(objects)
     before = snapshot(objects)
-    pins = [Pin("/" + LOOSE), Pin("a/c/5", "another version"), Pin(EMPTIED), Pin("a/c/77")]
+    pins = [Pin("/" + LOOSE), Pin("a/c/5", "another version"), Pin(EMPTIED)]
     for dry_run in (True, False):
         report = compact(storage, pins=pins, dry_run=dry_run)
         assert sorted(report.pinned.first) == [LOOSE, EMPTIED]
@@ -263,6 +263,80 @@ def test_pins_that_hold_nothing_are_refused(storage: Any, dry_run: bool) -> None
     with pytest.raises(InvalidInput, match=r"3 of 4 pins hold nothing: 'a', 'a/c', 'nothing/c/0'"):
         compact(storage, pins=[Pin("a"), Pin("a/c"), Pin("nothing/c/0"), Pin(LOOSE)], dry_run=dry_run)
     assert snapshot(objects) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "held"),
+    [
+        ("a/c/3", (LOOSE,)),  # no shard has that place: a chunk of the first one
+        ("a/c/23", (EMPTIED,)),  # the last chunk
+        ("a/c/5", ("a/c/5",)),  # the shard that is stored there, outside of the array's shape; not the chunk
+        (EMPTIED, (EMPTIED,)),  # the shard; as a chunk it would lie in the first one
+    ],
+)
+def test_a_pin_of_a_chunk_holds_its_shard_where_no_shard_has_that_key(storage: Any, key: str, held: tuple[str, ...]) -> None:
+    objects = StorageObjects(storage)
+    fill(objects)
+    before = snapshot(objects)
+    report = compact(storage, pins=[Pin(key)])
+    assert report.pinned.first == held
+    after = snapshot(objects)
+    assert {key for key in before if key != TIGHT and after.get(key) == before[key]} == {*held, "a/zarr.json"}
+
+
+def test_where_the_shard_of_a_pin_is_not_stored_the_chunk_of_that_key_is_held() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    fill(objects)
+    objects.delete(TIGHT)
+    assert compact(storage, pins=[Pin(TIGHT)], dry_run=True).pinned.first == (LOOSE,)
+    assert compact(storage, pins=[Pin(TIGHT, "a version that was stored there")], dry_run=True).pinned.first == ()
+
+
+def test_pins_outside_of_the_shape_of_their_array_are_refused(storage: Any) -> None:
+    objects = StorageObjects(storage)
+    fill(objects)
+    put_array(objects, "g/none", array_document(shape=(0,)))
+    before = snapshot(objects)
+    pins = [Pin("a/c/24"), Pin("a/c/123456", "a version"), Pin("g/none/c/0"), Pin(LOOSE)]
+    has = r"array 'a' has shards up to 'a/c/2' and chunks up to 'a/c/23'"
+    message = rf"3 of 4 pins hold nothing: 'a/c/123456' \({has}\), 'a/c/24' \({has}\), 'g/none/c/0' \(array 'g/none' has no chunks\):"
+    with pytest.raises(InvalidInput, match=message):
+        compact(storage, pins=pins)
+    assert snapshot(objects) == before
+
+
+def test_pins_of_chunks_that_are_no_shards() -> None:
+    """Nothing rewrites these; they may be among the pins of a set of references."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    fill(objects)
+    plain = array_document(shape=(12,))
+    plain["codecs"], plain["chunk_grid"]["configuration"]["chunk_shape"] = [{"name": "bytes"}], [4]
+    objects.put("g/plain/zarr.json", json.dumps(plain).encode())
+    assert compact(storage, pins=[Pin("g/plain/c/2"), Pin("g/plain/c/0", "a version")], dry_run=True).pinned.count == 0
+    with pytest.raises(InvalidInput, match=r"'g/plain/c/3' \(array 'g/plain' has chunks up to 'g/plain/c/2'\)"):
+        compact(storage, pins=[Pin("g/plain/c/3")], dry_run=True)
+    objects.put("g/plain/c/3", b"from before it was resized")
+    assert compact(storage, pins=[Pin("g/plain/c/3")], dry_run=True).pinned.count == 0
+
+
+def test_pins_with_a_generation_cost_no_requests_of_their_own() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    fill(objects)
+    put_array(objects, "g/b", array_document(shape=(40_000,)))
+    pins = [Pin(f"g/b/c/{n}", f"version {n}") for n in range(1250)]
+    traced = TraceStorage(storage)
+    requests = []
+    for some in (pins[:1], pins):
+        with traced.count() as block:
+            compact(traced, pins=some, dry_run=True)
+        requests.append(len(block.events))
+    assert requests[0] == requests[1]
+    with traced.count() as block:
+        compact(traced, pins=[*pins, Pin("g/b/c/7"), Pin("g/b/c/1300", "outside")], dry_run=True)
+    assert len(block.events) == requests[0] + 2
 
 
 def test_a_pin_of_a_version_holds_it_under_another_name_and_mode(tmp_path: Path) -> None:

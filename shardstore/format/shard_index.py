@@ -182,6 +182,13 @@ def _fit(entries: npt.NDArray[np.uint64], limit: np.uint64 | npt.NDArray[np.uint
     return fit
 
 
+def _on(entries: npt.NDArray[np.uint64], limit: np.uint64, start: np.uint64, end: np.uint64) -> npt.NDArray[np.bool_]:
+    """Return ``(n,)``: true for the ``(n, 2)`` entries that fit below ``limit`` and name bytes from ``start`` to ``end``."""
+    offsets, nbytes = entries[:, 0], entries[:, 1]
+    on: npt.NDArray[np.bool_] = _fit(entries, limit, None) & (nbytes > 0) & (offsets < end) & (offsets + nbytes > start)
+    return on
+
+
 def _may_be_kept(data: memoryview) -> bool:
     """Return whether a long index may stay in the memory that it came in: nobody writes to that memory, and it holds little else."""
     owner = data.obj
@@ -238,6 +245,15 @@ class IndexFormat:
     def request_from(self, offset: int) -> ByteRequest:
         """Return the range that holds the index and everything from ``offset`` on."""
         return ByteOffset(0 if self.location == "start" else offset)
+
+    def chunks_end(self, object_nbytes: int) -> int:
+        """Return where the bytes of chunks end at the latest: at an index at the end, or with the object."""
+        return object_nbytes if self.location == "start" else object_nbytes - self.nbytes
+
+    def on_index(self, index: ShardIndex, object_nbytes: int) -> npt.NDArray[np.bool_]:
+        """Return ``(nslots,)``: true for entries that fit an object of this size, and name bytes of its index."""
+        limit, start = np.uint64(object_nbytes), 0 if self.location == "start" else max(object_nbytes - self.nbytes, 0)
+        return _by_blocks(index.flat, lambda entries: _on(entries, limit, np.uint64(start), np.uint64(start + self.nbytes)))
 
     def slice_from(self, data: memoryview, object_nbytes: int) -> memoryview:
         """Return the index's bytes, from ``data`` that reaches to its end of the object.

@@ -73,7 +73,8 @@ def test_lost_chunks_are_told_by_the_exit_code(local: Place, tmp_path: Path) -> 
     assert outcome.code == 5
     (finding,) = outcome.json["findings"]["shards"]
     assert (finding["remedy"], finding["kept"], finding["lost"]) == ("dropped", 5, {"count": 1, "chunks": ["ct/c/1/1"]})
-    assert (finding["reverted"], finding["uncertain"]) == ({"count": 0, "chunks": []}, {"count": 0, "chunks": []})
+    rest = ["ct/c/0/0", "ct/c/0/1", "ct/c/0/2", "ct/c/1/0", "ct/c/1/2"]  # the shard was longer; where its bytes are missing is not known
+    assert (finding["reverted"], finding["uncertain"]) == ({"count": 0, "chunks": []}, {"count": 5, "chunks": rest})
     kept = tmp_path / "kept" / finding["quarantined"]
     assert kept.is_file()
     assert kept.with_name(kept.name + ".json").is_file()

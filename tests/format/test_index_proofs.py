@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 
 from shardstore.format.repair import index_proofs
-from shardstore.format.repair.index_proofs import agreeing, claims, contiguous, continues, corrected, is_sound, only, without_checksum
+from shardstore.format.repair.index_proofs import (
+    agreeing,
+    claims,
+    contiguous,
+    continues,
+    corrected,
+    erases_only,
+    is_sound,
+    last_chunk_end,
+    names_missing_bytes,
+    of_their_own_length,
+    only,
+    without_checksum,
+)
 from shardstore.format.shard_index import EMPTY, IndexFormat, ShardIndex
 
 FORMAT = IndexFormat((4,))
@@ -108,3 +121,58 @@ def test_parts_of_an_index() -> None:
     assert entries_of(agreeing(index_of((0, 10), (10, 5), GONE, (9, 9)), SOUND)) == [(0, 10), (10, 5), GONE, GONE]
     assert entries_of(only(SOUND, np.array([False, True, True, False]))) == [GONE, (10, 5), GONE, GONE]
     assert entries_of(without_checksum(FORMAT, FORMAT.encode(SOUND)[:-4] + b"nope")) == entries_of(SOUND)
+
+
+# -- where chunks lie ------------------------------------------------------------------------------------------------------
+
+
+def test_entries_on_the_index() -> None:
+    index = index_of((0, 10), (25, 5), (29, 2), (30, 0))
+    assert FORMAT.on_index(index, NBYTES).tolist() == [False, False, True, False]
+    assert FORMAT.on_index(index_of((0, NBYTES), (NBYTES - 1, 1), (NBYTES, 1), GONE), NBYTES).tolist() == [True, True, False, False]
+    at = START.nbytes
+    assert START.on_index(index_of((at, 10), (at - 1, 1), (0, 2**63), (2**64 - 3, 9)), NBYTES).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("index_format", "begin"), [(FORMAT, 0), (START, START.nbytes)], ids=["end", "start"])
+def test_an_entry_behind_the_last_byte_says_that_bytes_are_missing(index_format: IndexFormat, begin: int) -> None:
+    def names_missing(*entry: int) -> bool:
+        return names_missing_bytes(index_format, index_of((begin, 10), (entry[0], entry[1]), GONE, GONE), NBYTES)
+
+    assert not names_missing(begin + 10, 20)
+    assert names_missing(begin + 10, 21)
+    assert names_missing(10**9, 0)
+    for nonsense in [(EMPTY, 3), (3, EMPTY), (2**64 - 8, 16)]:  # which no object has ever had
+        assert not names_missing(*nonsense)
+
+
+def test_where_the_last_chunk_ends() -> None:
+    assert last_chunk_end(FORMAT, SOUND) == 20
+    assert (last_chunk_end(FORMAT, index_of(GONE)), last_chunk_end(START, index_of(GONE))) == (0, START.nbytes)
+
+
+def test_what_only_erases_takes_no_entry_from_elsewhere() -> None:
+    assert erases_only(index_of((0, 10), GONE, GONE, GONE), SOUND)
+    assert not erases_only(SOUND, SOUND)
+    assert not erases_only(index_of((0, 10), (10, 5), (15, 5), (20, 0)), SOUND)
+    assert not erases_only(index_of((0, 9), GONE, GONE, GONE), SOUND)
+
+
+def own(index_format: IndexFormat, *entries: tuple[int, int]) -> list[bool]:
+    return [bool(is_own) for is_own in of_their_own_length(index_format, index_of(*entries))]
+
+
+def test_chunks_of_their_own_length_in_a_shard_without_gaps() -> None:
+    at = START.nbytes
+    assert own(FORMAT, (0, 10), (10, 5), GONE, (15, 10)) == [False, True, False, False]
+    assert own(START, (at + 5, 10), (at, 5), GONE, (at + 15, 2**40)) == [True, True, False, True]
+    assert own(FORMAT, (0, 10), (0, 10), (10, 5), GONE) == [True, True, True, False]  # two slots with the same bytes
+    for entries in [
+        ((1, 10), (11, 5)),  # something is before them
+        ((0, 10), (11, 5)),  # or between them
+        ((0, 10), (9, 5)),  # they overlap
+        ((0, 10), (10, EMPTY)),  # one entry is nonsense: what lies where is not known
+        ((0, 10), (10, 2**64 - 5)),
+    ]:
+        assert own(FORMAT, *entries, GONE, GONE) == [False] * 4
+    assert own(FORMAT, GONE, GONE, GONE, GONE) == [False] * 4

@@ -88,6 +88,10 @@ class History:
     values: dict[int, bytes]
     """The latest acknowledged ones, by slot."""
 
+    def places(self) -> list[tuple[int, int]]:
+        """Offset and length of each chunk, in the order of their bytes."""
+        return sorted((int(offset), int(nbytes)) for offset, nbytes in self.index.flat[self.index.present()] if nbytes)
+
 
 def history(kind: Kind, rng: random.Random) -> History:
     index_format = kind.index_format()
@@ -203,7 +207,7 @@ def permuted(data: bytes, index_at: int, rng: random.Random) -> bytes:
 
 
 def stale(data: bytes, index_at: int, rng: random.Random) -> bytes:
-    """Part of the index, or some of its entries, as an older index in the same shard has it; often the checksum is wrong, too."""
+    """All of the index, part of it, or some of its entries, as an older index in the same shard has it; often some bytes are wrong, too."""
     nbytes = 16 * CHUNKS + 4
     if index_at + nbytes != len(data):
         return wrong_low_bytes(data, index_at, rng)  # the index is at the start, or has no checksum: nothing was appended
@@ -211,6 +215,9 @@ def stale(data: bytes, index_at: int, rng: random.Random) -> bytes:
     if not older:
         return wrong_low_bytes(data, index_at, rng)
     changed, at = bytearray(data), rng.choice(older)
+    if rng.random() < 0.3:
+        changed[index_at:] = data[at : at + nbytes]
+        return _wrong_bytes(bytes(changed), index_at, len(data), rng.choice([1, 2, 5]), rng)
     first = rng.randrange(nbytes)
     entries = [(16 * slot, 16 * slot + 16) for slot in rng.sample(range(CHUNKS), rng.randint(1, 6))]
     for begin, end in rng.choice([entries, [(first, rng.randrange(first, nbytes))]]):
@@ -243,6 +250,69 @@ DAMAGES: list[Damage] = [
 ]
 
 
+# -- damages by whole chunks -----------------------------------------------------------------------------------------------
+
+DamageOfChunks = Callable[[History, random.Random], bytes]
+
+
+def chunks_lost(made: History, rng: random.Random) -> bytes:
+    """The bytes of one chunk are missing, or as many as some chunks that follow each other have."""
+    places = made.places()
+    first = rng.randrange(len(places))
+    some = places[first : first + rng.choice([1, 1, 2, 5, CHUNKS])]
+    return _cut_out(made.data, some[0][0], sum(nbytes for _, nbytes in some))
+
+
+def a_length_lost(made: History, rng: random.Random) -> bytes:
+    """As many bytes as a chunk has, or several, are missing anywhere."""
+    places = made.places()
+    at = rng.choice([rng.choice(places)[0], rng.randrange(len(made.data))])
+    return _cut_out(made.data, at, rng.choice(places)[1] * rng.choice([1, 1, 2, 3]))
+
+
+def chunks_repeated(made: History, rng: random.Random) -> bytes:
+    """The bytes of one chunk, or some, are there twice; or they are in front of another one, and the end of the shard is missing."""
+    places = made.places()
+    first = rng.randrange(len(places))
+    some = places[first : first + rng.choice([1, 1, 2, 5])]
+    copy = b"".join(made.data[offset : offset + nbytes] for offset, nbytes in some)
+    at = rng.choice(places)[0]
+    longer = made.data[:at] + copy + made.data[at:]
+    return longer if rng.random() < 0.5 else longer[: -len(copy) - rng.choice([0, 1, rng.choice(places)[1]])]
+
+
+def chunks_swapped(made: History, rng: random.Random) -> bytes:
+    """Two chunks of one length are at each other's place; often the bytes of another one are missing, too."""
+    places = made.places()
+    pairs = [(one, other) for one in places for other in places if one < other and one[1] == other[1]]
+    if not pairs:
+        return chunks_lost(made, rng)
+    (one, nbytes), (other, _) = rng.choice(pairs)
+    changed = bytearray(made.data)
+    changed[one : one + nbytes], changed[other : other + nbytes] = made.data[other : other + nbytes], made.data[one : one + nbytes]
+    return bytes(changed) if rng.random() < 0.3 else _cut_out(bytes(changed), *rng.choice(places))
+
+
+def _cut_out(data: bytes, at: int, nbytes: int) -> bytes:
+    return data[:at] + data[at + nbytes :]
+
+
+DAMAGES_OF_CHUNKS: list[DamageOfChunks] = [chunks_lost, a_length_lost, chunks_repeated, chunks_swapped]
+
+
+def damaged_once(kind: Kind, made: History, rng: random.Random) -> bytes:
+    index_nbytes = kind.index_format().nbytes
+    if rng.random() < 0.7:
+        index_at = 0 if kind.index_location == "start" else len(made.data) - index_nbytes
+        return rng.choice(DAMAGES)(made.data, index_at, rng)
+    damaged = rng.choice(DAMAGES_OF_CHUNKS)(made, rng)
+    shows = index_nbytes < len(damaged) != len(made.data)  # nothing else shows that a whole chunk is not in its place
+    if rng.random() < 0.7 or not shows:
+        return damaged
+    index_at = 0 if kind.index_location == "start" else len(damaged) - index_nbytes
+    return _wrong_bytes(damaged, index_at, index_at + index_nbytes, rng.choice([1, 1, 2, 8]), rng)
+
+
 # -- what comes of them ----------------------------------------------------------------------------------------------------
 
 
@@ -261,9 +331,7 @@ def repaired(count: int, seed: int) -> tuple[Counter[str], list[str]]:
         before: dict[str, tuple[History, bytes]] = {}
         for number in range(min(shards_a_store, count - counts["damages"])):
             made = history(kind, rng)
-            index_at = 0 if kind.index_location == "start" else len(made.data) - kind.index_format().nbytes
-            damage = rng.choice(DAMAGES)
-            damaged = damage(made.data, index_at, rng)
+            damaged = damaged_once(kind, made, rng)
             before[f"a/c/{number}/0"] = made, damaged
             objects.put(f"a/c/{number}/0", damaged)
             counts["damages"] += 1
@@ -300,7 +368,8 @@ def _wrong(kind: Kind, made: History, damaged: bytes, finding: Finding, view: An
             continue
         if given is not None and slot in made.values:
             offset, nbytes = (int(v) for v in made.index.flat[slot])
-            if given == damaged[offset : offset + nbytes] and not kind.has_chunk_checksums:
+            is_in_place = len(damaged) == len(made.data)  # else it may be another chunk that lies there now
+            if given == damaged[offset : offset + nbytes] and is_in_place and not kind.has_chunk_checksums:
                 continue  # the right bytes, damaged themselves: nothing can tell
         if given is not None and kind.has_chunk_checksums and given != with_checksum(given[:-4]):
             continue  # an error for whoever decodes it

@@ -240,7 +240,8 @@ def test_a_shard_whose_tail_is_missing_keeps_what_is_before() -> None:
 def test_when_no_entry_is_left_the_shard_goes() -> None:
     place = Damaged()
     finding = place.mended(encode_index(place.layout, [(10**9, 5), *[(MISSING, MISSING)] * 7]))
-    assert (finding.remedy, finding.lost, place.get()) == ("deleted", ("a/c/0",), None)
+    everything = tuple(f"a/c/{n}" for n in range(8))  # an index that does not fit its object may be that of another version
+    assert (finding.remedy, finding.lost, place.get()) == ("deleted", everything, None)
 
 
 def test_without_a_checksum_most_entries_have_to_make_sense() -> None:

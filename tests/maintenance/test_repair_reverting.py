@@ -18,9 +18,9 @@ from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_under_way
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import fresh_memory
-from tests.maintenance.laid_out import ANY_LENGTH, appended, array_document, laid_out, put_array
+from tests.maintenance.laid_out import ANY_LENGTH, DEAD, appended, array_document, laid_out, put_array
 from tests.maintenance.shard_damages import repaired, with_checksum
-from tests.shards import encode_index, index_entries
+from tests.shards import MISSING, encode_index, index_entries
 from tests.stored import StorageObjects
 
 INDEX_NBYTES = 16 * 16 + 4
@@ -220,6 +220,168 @@ def test_exchanged_entries_are_told_by_the_checksum_of_the_index_or_named() -> N
     (finding,) = report.findings.first
     assert (finding.remedy, finding.kept, finding.lost, finding.uncertain) == ("rebuilt", 8, (), tuple(chunks))
     assert report.uncertain_count == finding.uncertain_count == 8
+
+
+@pytest.mark.parametrize(("index_location", "strategy"), [("start", "rewrite"), ("end", "rewrite"), ("end", "append")])
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("first", [0, 3])
+def test_where_bytes_of_chunks_are_missing_no_chunk_of_their_length_is_vouched_for(
+    index_location: Any, strategy: Any, has_checksums: bool, count: int, first: int, tmp_path: Path
+) -> None:
+    """All behind them lie at the places of others, which an index that its checksum proves does not show."""
+    store = shardstore.open(str(tmp_path / "x"), chunks_per_shard=(8,), index_location=index_location, strategy=strategy, fsync=False)
+    codecs = [Crc32cCodec()] if has_checksums else None
+    array = zarr.create_array(store, name="a", shape=(32,), chunks=(4,), dtype="u2", compressors=codecs, fill_value=0)
+    for begin in (11, 1):
+        array[...] = np.repeat(np.arange(begin, begin + 8), 4)
+    file = tmp_path / "x" / SHARD
+    shard, nbytes = file.read_bytes(), 12 if has_checksums else 8
+    at = shard.rindex(np.full(4, 1, dtype="<u2").tobytes()) + nbytes * first
+    spoil(file, shard[:at] + shard[at + nbytes * count :])
+    finding = mend(tmp_path / "x", allow_reverting=True)
+    named = {*finding.lost, *finding.reverted, *finding.uncertain}
+    now = values(tmp_path / "x") if file.exists() else [0] * 8
+    assert {f"a/c/{slot}" for slot in range(8) if now[slot] != slot + 1} <= named
+    assert (finding.remedy, finding.uncertain_count + finding.lost_count) == ("dropped", 8)
+
+
+def shard_of_own_lengths(index_location: str) -> tuple[Any, StorageObjects, list[bytes], bytes]:
+    """Seven chunks with checksums, each of another length, and none in slot 5; they fill the shard."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[*ANY_LENGTH, {"name": "crc32c"}], index_location=index_location))
+    chunks = [with_checksum(bytes([n]) * (20 + n)) for n in range(8)]
+    return storage, objects, chunks, laid_out(layout, [(n, data) for n, data in enumerate(chunks) if n != 5])
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+@pytest.mark.parametrize("lost", [0, 3, 7])
+def test_a_chunk_of_a_length_of_its_own_is_proved_or_refuted_at_its_place(index_location: str, lost: int) -> None:
+    storage, objects, chunks, sound = shard_of_own_lengths(index_location)
+    objects.put(SHARD, sound.replace(chunks[lost], b""))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    gone = [n for n in range(lost, 8) if n != 5]
+    if lost:
+        assert (finding.remedy, finding.uncertain, finding.lost) == ("dropped", ("a/c/5",), tuple(f"a/c/{n}" for n in gone))
+    else:
+        assert (finding.remedy, finding.lost_count) == ("deleted", 8)
+    view = shardstore.get_mapper(storage)
+    assert [view.get(f"a/c/{n}") for n in range(8)] == [None if n in (*gone, 5) else chunks[n] for n in range(8)]
+
+
+def test_beside_bytes_that_no_entry_names_a_length_of_its_own_proves_nothing() -> None:
+    """They may be an older chunk of this length, and have come to the place of the newer one."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[*ANY_LENGTH, {"name": "crc32c"}], index_location="start"))
+    old, new, other = (with_checksum(data) for data in (b"old" * 5, b"new" * 5, b"another one"))
+    sound = laid_out(layout, [(0, new), (DEAD, old), (1, other)])
+    objects.put(SHARD, sound.replace(new, b""))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert shardstore.get_mapper(storage)["a/c/0"] == old
+    assert (finding.remedy, finding.lost, "a/c/0" in finding.uncertain) == ("dropped", ("a/c/1",), True)
+
+
+def test_entries_that_name_bytes_of_the_index_are_damage_for_repair_as_they_are_for_verification() -> None:
+    storage, objects, chunks, sound = shard_of_own_lengths("end")
+    objects.put(SHARD, sound.replace(chunks[7], chunks[7][:-1]))  # the index is one byte early: no entry ends past the object
+    assert "entry-in-index" in [finding.kind for finding in shardstore.verify(storage).findings]
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.lost, finding.uncertain) == ("dropped", ("a/c/7",), ("a/c/5",))
+    assert shardstore.verify(storage).errors == 0
+
+
+def test_where_an_index_does_not_fit_its_object_slots_that_it_says_are_empty_are_named_too() -> None:
+    """The beginning of an older, longer version lies over the newest one, which is shorter and has another chunk."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(codecs=[*ANY_LENGTH, {"name": "crc32c"}], index_location="start"))
+    older = laid_out(layout, [(n, with_checksum(bytes([n]) * 30)) for n in range(4)])
+    newest = laid_out(layout, [(n, with_checksum(bytes([n]) * 20)) for n in (0, 1, 7)])
+    objects.put(SHARD, older[: layout.index_nbytes] + newest[layout.index_nbytes :])
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert {*finding.lost, *finding.uncertain} == {f"a/c/{n}" for n in range(8)}
+
+
+def test_half_an_entry_does_not_say_that_bytes_are_missing() -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    layout = put_array(objects, "a", array_document(index_location="start"))
+    sound = laid_out(layout, [(n, bytes([n]) * 9) for n in range(8)])
+    entries = index_entries(layout, sound)
+    entries[2] = (entries[2][0], MISSING)
+    objects.put(SHARD, encode_index(layout, entries) + sound[layout.index_nbytes :])
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert (finding.remedy, finding.lost, finding.uncertain) == ("dropped", ("a/c/2",), ())
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_under_a_corrected_index_no_place_is_certain_where_bytes_came_between_chunks(
+    index_location: str, has_checksums: bool, wrong: int
+) -> None:
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    codecs = [{"name": "bytes"}, {"name": "crc32c"}] if has_checksums else [{"name": "bytes"}]
+    layout = put_array(objects, "a", array_document(codecs=codecs, index_location=index_location))
+    chunks = [with_checksum(bytes([n]) * 4) if has_checksums else bytes([n]) * 4 for n in range(1, 9)]
+    longer = bytearray(laid_out(layout, list(enumerate(chunks))).replace(chunks[3], chunks[3] * 2))
+    index_at = 0 if index_location == "start" else len(longer) - layout.index_nbytes
+    for slot in range(wrong):
+        longer[index_at + 16 * slot + 2] ^= 0x40
+    objects.put(SHARD, bytes(longer))
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    assert shardstore.get_mapper(storage)["a/c/4"] == chunks[3]
+    assert (finding.remedy, finding.uncertain) == ("corrected", tuple(f"a/c/{n}" for n in range(8)))
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 5])
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("has_one_length", [True, False])
+def test_an_older_index_that_lies_over_the_newest_with_wrong_bytes_is_not_corrected(
+    wrong: int, has_checksums: bool, has_one_length: bool
+) -> None:
+    """Its own checksum proves it; but newer chunks lie behind those that it names."""
+    storage = fresh_memory()
+    objects = StorageObjects(storage)
+    codecs: list[Any] = [{"name": "bytes"}] if has_one_length else list(ANY_LENGTH)
+    layout = put_array(objects, "a", array_document(codecs=[*codecs, {"name": "crc32c"}] if has_checksums else codecs))
+
+    def chunk(number: int) -> bytes:
+        data = bytes([number]) * (4 if has_one_length else 20 + number)
+        return with_checksum(data) if has_checksums else data
+
+    first = laid_out(layout, [(n, chunk(n)) for n in range(8)])
+    second = appended(layout, first, index_entries(layout, first), {n: chunk(90 + n) for n in (0, 1)})
+    index = bytearray(first[-layout.index_nbytes :])
+    for number in range(wrong):
+        index[16 * number + 3] ^= 0x21
+    damaged = second[: -len(index)] + bytes(index)
+    objects.put(SHARD, damaged)
+    (finding,) = shardstore.repair(storage, yes=True, quarantine=fresh_memory()).findings.first
+    if finding.remedy == "left":
+        assert (finding.reverted_count, objects.get(SHARD)) == (8, damaged)
+    else:
+        assert (finding.remedy, finding.lost_count + finding.uncertain_count) == ("rebuilt", 8)
+
+
+@pytest.mark.parametrize("wrong", [1, 4])
+def test_an_index_of_appends_that_only_erase_is_the_newest(wrong: int, tmp_path: Path) -> None:
+    """They leave no chunk behind the index before."""
+    file = store_of(tmp_path / "x", 3)
+    array = zarr.open_array(shardstore.open(str(tmp_path / "x"), strategy="append", fsync=False), path="a")
+    lengths = [file.stat().st_size]
+    for slot in (1, 15, 0):
+        array[4 * slot : 4 * slot + 4] = 0
+        lengths.append(file.stat().st_size)
+    assert len(set(np.diff(lengths))) == 1  # an index, and padding
+    sound = file.read_bytes()
+    spoil(file, wrong_bytes(sound, wrong, seed=3))
+    finding = mend(tmp_path / "x")
+    assert (finding.remedy, finding.lost, finding.reverted, finding.uncertain) == ("corrected", (), (), ())
+    assert file.read_bytes() == sound
 
 
 def test_places_that_only_the_order_tells_are_uncertain() -> None:

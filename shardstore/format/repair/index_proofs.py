@@ -8,6 +8,13 @@ Each function gives an index or ``None``; none of them guesses:
 - ``contiguous``: all chunks are there, of one known size, so only their order is open, and the rest of the index shows that.
 - ``agreeing``: entries that are also in an older index of the same object, whose checksum is right.
 - ``claims``: entries that name bytes that no other entry names; the chunk's own checksum has to prove that they are a chunk.
+
+A proved index does not prove that chunks lie where it says: bytes in front of them may have gone missing, or come. The rest says that:
+
+- ``names_missing_bytes``: the object has not all bytes that the index names.
+- ``last_chunk_end``: where the last chunk ends. That is where the bytes of chunks end, in all shards that hold no dead bytes there.
+- ``erases_only``: the index may be that of a commit that only erased chunks, and so left no bytes behind the index before it.
+- ``of_their_own_length``: chunks that nothing else in the shard can be taken for, where their own checksum is right.
 """
 
 from __future__ import annotations
@@ -195,13 +202,55 @@ def continues(damaged: ShardIndex, older: ShardIndex, older_end: int, index_star
 def claims(index_format: IndexFormat, damaged: ShardIndex, object_nbytes: int) -> ShardIndex:
     """Return an index with the entries that name bytes of the object outside the index that no other entry names; the others are empty."""
     present = damaged.present() & ~damaged.invalid(object_nbytes)
-    offsets, lengths = damaged.flat[:, 0].astype(np.int64), damaged.flat[:, 1].astype(np.int64)
-    at = 0 if index_format.location == "start" else object_nbytes - index_format.nbytes
-    present &= (offsets + lengths <= at) | (offsets >= at + index_format.nbytes)
+    present &= ~index_format.on_index(damaged, object_nbytes)
     _, first, counts = np.unique(damaged.flat, axis=0, return_index=True, return_counts=True)
     alone = np.zeros(len(present), dtype=np.bool_)
     alone[first[counts == 1]] = True
     return only(damaged, present & alone)
+
+
+def names_missing_bytes(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> bool:
+    """Return whether an entry ends behind the last byte that can be a chunk's: the object was longer, and where is not known."""
+    offsets, lengths = index.flat[:, 0], index.flat[:, 1]
+    limit = np.uint64(index_format.chunks_end(object_nbytes))
+    return bool((_is_range(index) & ((offsets > limit) | (lengths > limit - np.minimum(offsets, limit)))).any())
+
+
+def last_chunk_end(index_format: IndexFormat, index: ShardIndex) -> int:
+    """Return where the last chunk of a sound index ends; where the first one would begin, if there is none."""
+    return int(_ranges(index)[1].max(initial=index_format.nbytes if index_format.location == "start" else 0))
+
+
+def erases_only(index: ShardIndex, older: ShardIndex) -> bool:
+    """Return whether ``index`` has the same entries as ``older``, but for some that are empty."""
+    same = (index.flat == older.flat).all(axis=1)
+    return bool((same | ~index.present()).all() and not same.all())
+
+
+def of_their_own_length(index_format: IndexFormat, index: ShardIndex) -> npt.NDArray[np.bool_]:
+    """Return ``(nslots,)``: true for chunks whose length no other chunk has, in a shard that its chunks fill without gaps.
+
+    Such bytes at the place of such a chunk, with a right checksum of their own, are that chunk, wherever bytes have gone missing or come:
+    nothing else of this length was in the shard. Where there are gaps, older chunks may lie in them.
+    """
+    nothing = np.zeros(len(index.flat), dtype=np.bool_)
+    present = index.present()
+    if not present.any() or not _is_range(index)[present].all():
+        return nothing
+    places, of_slot = np.unique(index.flat[present], axis=0, return_inverse=True)  # in the order of their bytes
+    starts, ends = places[:, 0], places[:, 0] + places[:, 1]
+    if int(starts[0]) != (index_format.nbytes if index_format.location == "start" else 0) or (starts[1:] != ends[:-1]).any():
+        return nothing
+    _, of_place, counts = np.unique(places[:, 1], return_inverse=True, return_counts=True)
+    nothing[present] = (counts[of_place] == 1)[of_slot.reshape(-1)]
+    return nothing
+
+
+def _is_range(index: ShardIndex) -> npt.NDArray[np.bool_]:
+    """Return ``(nslots,)``: true for entries that are neither empty nor half empty, and do not wrap."""
+    offsets, lengths = index.flat[:, 0], index.flat[:, 1]
+    is_range: npt.NDArray[np.bool_] = (offsets != EMPTY) & (lengths != EMPTY) & (lengths <= np.uint64(EMPTY) - offsets)
+    return is_range
 
 
 def only(index: ShardIndex, slots: npt.NDArray[np.bool_]) -> ShardIndex:

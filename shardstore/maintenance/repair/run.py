@@ -25,12 +25,13 @@ from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.codecs import codec_name
 from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.presentation import present_array
+from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.object_tasks import halved
 from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
-from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
+from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy, wrong_entries
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
@@ -140,8 +141,12 @@ def look(task: LookTask) -> tuple[StoredShard, ...]:
     return tuple(
         shard
         for shard, one in zip(task.shards, seen, strict=True)
-        if one is not None and (isinstance(one.index, Corruption) or one.index.invalid(one.nbytes).any() or not one.index.present().any())
+        if one is not None and (isinstance(one.index, Corruption) or _is_wrong_or_empty(shard, one.index, one.nbytes))
     )
+
+
+def _is_wrong_or_empty(shard: StoredShard, index: ShardIndex, object_nbytes: int) -> bool:
+    return bool(wrong_entries(shard.layout.index_format, index, object_nbytes).any() or not index.present().any())
 
 
 def mend(task: MendTask) -> Finding | None:

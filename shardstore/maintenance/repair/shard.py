@@ -23,7 +23,11 @@ from shardstore.format.repair.index_proofs import (
     contiguous,
     continues,
     corrected,
+    erases_only,
     is_sound,
+    last_chunk_end,
+    names_missing_bytes,
+    of_their_own_length,
     only,
     restored,
     without_checksum,
@@ -40,6 +44,7 @@ from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
 _AHEAD_BYTES = 2**22  # that are read at once where chunks are looked for one behind the other
 _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then in four times as many; it takes 15 times the memory
 _LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
+_RESTORED = "the wrong bytes of its index are put right: it has the checksum that the index had"
 
 Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
 """The remedy for a shard:
@@ -47,7 +52,8 @@ Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied",
 - ``cut``: the bytes behind its last valid index are removed. Its chunks are those of that index: reverted, unless the newest index is
   the same. Only where that was allowed.
 - ``corrected``: the wrong bytes of its index are corrected, as the checksum of the index proves.
-- ``dropped``: entries that cannot be right are removed from its index.
+- ``dropped``: entries that cannot be right are removed from its index. Where they name bytes that are missing, other chunks may not be in
+  their places either, and those whose own checksums are wrong are removed, too.
 - ``rebuilt``: a new index of the chunks that can be proved; the rest is left out.
 - ``deleted``: nothing can be proved, so the shard is removed.
 - ``emptied``: it holds no chunk, and is removed.
@@ -96,11 +102,17 @@ class _Chain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Restored:
-    """A proved index, and how many bytes of the object belong to its chunks."""
+class _Proved:
+    """An index that its own checksum proves, and how many bytes of the object belong to its chunks."""
 
     index: ShardIndex
     body_nbytes: int
+    how: str
+
+
+def wrong_entries(index_format: IndexFormat, index: ShardIndex, object_nbytes: int) -> npt.NDArray[np.bool_]:
+    """Return ``(nslots,)``: true for entries that cannot be right, those included that name bytes of the index itself."""
+    return index.invalid(object_nbytes) | index_format.on_index(index, object_nbytes)
 
 
 class Diagnosing:
@@ -135,7 +147,7 @@ class Diagnosing:
         index = self._seen.index
         if isinstance(index, Corruption):
             return self._without_index(str(index))
-        present, wrong = index.present(), index.invalid(self._nbytes)
+        present, wrong = index.present(), wrong_entries(self._format, index, self._nbytes)
         if not present.any() and not self._format.codecs.checksum and self._nbytes > self._format.nbytes:
             return self._without_index("it names no chunk of an object that has more bytes, and no checksum says that it is an index")
         if not present.any():
@@ -145,6 +157,12 @@ class Diagnosing:
         what = f"{int(wrong.sum())} of the {int(present.sum())} entries of its index cannot be right"
         rest = only(index, ~wrong)
         how = "these entries are taken out of the index"
+        if self._format.codecs.checksum and names_missing_bytes(self._format, index, self._nbytes):
+            what += ", and bytes are missing, perhaps in front of other chunks"
+            rest, certain = self._in_place(index, rest)
+            if self._codecs.ends_with_checksum:
+                how = "these entries, and those of chunks whose own checksums are wrong, are taken out of the index"
+            return self._with_index(what, "dropped", how, rest, index, certain)
         if self._format.codecs.checksum:
             return self._with_index(what, "dropped", how, rest, index, self._everything())
         # Where no checksum says that the index is one, most of it has to make sense, and to name bytes that no other entry names.
@@ -158,20 +176,19 @@ class Diagnosing:
         what = f"its index is damaged: {what}"
         encoded = self._encoded()
         damaged = without_checksum(self._format, encoded) if len(encoded) == self._format.nbytes else None
+        found, last = None, None
         if damaged is not None and (right := corrected(self._format, encoded, self._nbytes)) is not None:
             how = "the one wrong byte of its index is put right, as the checksum tells it"
-            return self._with_index(what, "corrected", how, right, right, self._everything())
-        last = self._last_index()
-        if (found := self._restored(last)) is not None:
-            how = "the wrong bytes of its index are put right: it has the checksum that the index had"
-            plan = self._planned(found.index, found.body_nbytes)
-            doubtful = self._nothing()
-            if plan.nbytes > self._nbytes:
-                how += ", of which the end is missing: that nothing followed on it is not proved"
-                doubtful = self._inside | found.index.present()
-            return Diagnosis(what, "corrected", how, plan, int(found.index.present().sum()), uncertain=_slots(doubtful))
-        if last is not None:
-            return self._behind(what, damaged, *last)
+            found = _Proved(right, self._nbytes - self._format.nbytes, how)
+        is_newest = found is not None and self._is_newest(found)
+        if not is_newest:
+            last = self._last_index()
+        if found is None and (found := self._restored(last)) is not None:
+            is_newest = self._is_newest(found)
+        if found is not None and (is_newest or last is None):
+            return self._corrected(what, found, is_newest)
+        if last is not None:  # an index that is proved and not the newest one is an older one, over it
+            return self._behind(what, damaged if found is None else None, *last)
         if damaged is not None and self._codecs.ends_with_checksum and (proved := self._proved(damaged)).present().any():
             return self._with_index(what, "rebuilt", "chunks whose own checksums are right stay", proved, damaged, self._nothing())
         if (full := self._contiguous()) is not None:
@@ -179,6 +196,57 @@ class Diagnosing:
         how = "nothing of it can be proved, so it is removed"
         said = self._nothing() if damaged is None else damaged.present() & ~damaged.invalid(self._nbytes)
         return Diagnosis(what, "deleted", how, DeleteShard(), 0, lost=_slots(said | self._inside))
+
+    def _corrected(self, what: str, found: _Proved, is_newest: bool) -> Diagnosis:
+        """Return the diagnosis for an index that its checksum proves: it is the newest one, or there is no other one in the object."""
+        how, index, certain = found.how, found.index, self._everything()
+        if found.body_nbytes + self._format.nbytes > self._nbytes:
+            how += ", of which the end is missing: that nothing followed on it is not proved"
+            certain = self._nothing()
+        elif not is_newest:
+            how += "; but bytes lie behind the last chunk: some may have come in front of others, or be of chunks of a newer index"
+            index, certain = self._in_place(found.index, found.index)[0], self._nothing()
+        return self._with_index(what, "corrected", how, index, found.index, certain, found.body_nbytes)
+
+    def _is_newest(self, found: _Proved) -> bool:
+        """Return whether an index that its checksum proves is the newest one, and its chunks are where it says.
+
+        If so, the last chunk ends where the bytes of chunks end. Bytes that went missing or came would have moved that end, and the bytes
+        of newer chunks would lie behind. A commit to a local file that only erases chunks leaves nothing behind the index before, either.
+        """
+        index, end = found.index, found.body_nbytes + (self._format.nbytes if self._format.location == "start" else 0)
+        while not self._ends_with_a_chunk(index, end):
+            before = self._index_before(end)
+            if before is None or not erases_only(index, before[1]):
+                return False
+            end, index = before
+        return True
+
+    def _ends_with_a_chunk(self, index: ShardIndex, end: int) -> bool:
+        """Return whether the last chunk ends there; in a local file with an older index perhaps with a page, and one more byte follows."""
+        chunk_end = last_chunk_end(self._format, index)
+        return chunk_end == end or (chunk_end == end - 1 and not chunk_end % PAGE_BYTES and self._last_index() is not None)
+
+    def _index_before(self, end: int) -> tuple[int, ShardIndex] | None:
+        """Return the valid index that ends there, or there in front of the padding of an append, and its offset."""
+        if self._format.location != "end" or self._codecs.is_sharded:
+            return None
+        for index_end in (end, end - APPEND_PADDING_NBYTES):
+            start = index_end - self._format.nbytes
+            if start >= 0 and (found := last_index(self._format, self._bytes(start, index_end), start)) is not None:
+                return found
+        return None
+
+    def _in_place(self, index: ShardIndex, rest: ShardIndex) -> tuple[ShardIndex, npt.NDArray[np.bool_]]:
+        """Return ``rest``, entries of an index that does not fit its object, without those that are refuted, and ``(nslots,)`` the chunks
+        whose places are proved.
+
+        A chunk's checksum refutes a place. It proves one where nothing else in the shard could have come there.
+        """
+        if not self._codecs.ends_with_checksum:
+            return rest, self._nothing()
+        rest = self._with_right_checksums(rest)
+        return rest, rest.present() & of_their_own_length(self._format, index)
 
     def _behind(self, what: str, damaged: ShardIndex | None, last_at: int, last: ShardIndex) -> Diagnosis:
         """Diagnose a shard with a valid index before its end: a finished append that is damaged, or an unfinished one.
@@ -231,14 +299,14 @@ class Diagnosing:
             end = start + self._format.nbytes - 1
         return None
 
-    def _restored(self, last: tuple[int, ShardIndex] | None) -> _Restored | None:
-        """Return the newest index, where the places of its chunks can be found and its own checksum proves it."""
+    def _restored(self, last: tuple[int, ShardIndex] | None) -> _Proved | None:
+        """Return the index in its place, where the places of its chunks can be found and its own checksum proves it."""
         if not self._format.codecs.checksum or self._codecs.is_sharded:
             return None
         if self._format.location == "start":
             left, places = self._encoded(), self._chunks_from(self._format.nbytes, is_in_place=False)
             index = restored(self._format, left, places.ranges, None, self._orders())
-            return None if index is None else _Restored(index, self._nbytes - self._format.nbytes)
+            return None if index is None else _Proved(index, self._nbytes - self._format.nbytes, _RESTORED)
         at, older = (0, None) if last is None else (last[0] + self._format.nbytes, last[1])
         orders = self._orders() if older is None else self._orders()[:1]
         starts = [(at, False)] if older is None else [(at, False), (at + APPEND_PADDING_NBYTES, True)]
@@ -250,7 +318,7 @@ class Diagnosing:
                 left = self._bytes(end, min(end + self._format.nbytes, self._nbytes))
                 index = restored(self._format, left, places.ranges, older, orders)
                 if index is not None and not index.invalid(end).any():
-                    return _Restored(index, end)
+                    return _Proved(index, end, _RESTORED)
         return None
 
     def _chunks_from(self, start: int, *, is_in_place: bool) -> _Chain:
@@ -300,14 +368,17 @@ class Diagnosing:
 
     def _proved(self, damaged: ShardIndex) -> ShardIndex:
         """Return an index with the entries of a damaged one whose bytes are a chunk, as its own checksum proves."""
-        claimed = claims(self._format, damaged, self._nbytes)
-        slots = np.zeros(len(claimed.flat), dtype=np.bool_)
-        for some in in_windows(_slots(claimed.present()), lambda slot: int(claimed.flat[slot, 1]), self.window_bytes):
-            ranges = [ByteRange(int(o), int(o) + int(n)) for o, n in (claimed.flat[slot].tolist() for slot in some)]
+        return self._with_right_checksums(claims(self._format, damaged, self._nbytes))
+
+    def _with_right_checksums(self, index: ShardIndex) -> ShardIndex:
+        """Return an index with the entries of this one whose bytes, which are in the object, are a chunk, as its own checksum says."""
+        slots = np.zeros(len(index.flat), dtype=np.bool_)
+        for some in in_windows(_slots(index.present()), lambda slot: int(index.flat[slot, 1]), self.window_bytes):
+            ranges = [ByteRange(int(o), int(o) + int(n)) for o, n in (index.flat[slot].tolist() for slot in some)]
             found = run_sync(self._plans.read_pinned(self._key, ranges, self._seen.generation))
             for slot, data in zip(some, found, strict=True):
                 slots[slot] = self._is_chunk(data)
-        return only(damaged, slots)
+        return only(index, slots)
 
     def _is_chunk(self, data: memoryview) -> bool:
         expected = self._layout.encoded_chunk_nbytes
@@ -338,16 +409,23 @@ class Diagnosing:
     # -- what takes its place ------------------------------------------------------------------------------------------
 
     def _with_index(
-        self, what: str, remedy: Remedy, how: str, index: ShardIndex, said: ShardIndex, certain: npt.NDArray[np.bool_]
+        self,
+        what: str,
+        remedy: Remedy,
+        how: str,
+        index: ShardIndex,
+        said: ShardIndex,
+        certain: npt.NDArray[np.bool_],
+        body_nbytes: int | None = None,
     ) -> Diagnosis:
-        """Return the diagnosis that keeps the object except for its index; ``said`` is the content of the old index, ``certain`` the
-        proved slots, ``(nslots,)``.
+        """Return the diagnosis that keeps the object except for its index, or ``body_nbytes`` of it; ``said`` is the content of the old
+        index, ``certain`` the proved slots, ``(nslots,)``.
         """
         is_lost = said.present() & ~index.present()
         if not index.present().any():
             is_lost |= self._inside & ~certain
             return Diagnosis(what, "deleted", f"{how}, and none is left, so it is removed", DeleteShard(), 0, lost=_slots(is_lost))
-        plan = self._planned(index, self._nbytes - self._format.nbytes)
+        plan = self._planned(index, self._nbytes - self._format.nbytes if body_nbytes is None else body_nbytes)
         uncertain = (self._inside | index.present()) & ~is_lost & ~certain
         return Diagnosis(what, remedy, how, plan, int(index.present().sum()), lost=_slots(is_lost), uncertain=_slots(uncertain))
 

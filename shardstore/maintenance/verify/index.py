@@ -32,7 +32,7 @@ def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, in
     ends = offsets + lengths
     index_start = 0 if layout.index_format.location == "start" else object_nbytes - layout.index_format.nbytes
     index_end = index_start + layout.index_format.nbytes
-    in_index = used & (lengths > 0) & (offsets < index_end) & (ends > index_start)
+    in_index = layout.index_format.on_index(index, object_nbytes)
     odd_size = used & index.invalid(object_nbytes)
 
     faults: list[Fault] = []

@@ -74,8 +74,7 @@ def open_places(
     _check_apart(inner, written, kept, overwrite)
     settled = run_sync(DetectedStorage(_checked(with_versions(inner, is_new=isinstance(source, str))), lost_transformers or {}).settled())
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
-    target_url = None if record is None else redacted(written.url)
-    made = Record(_checked(kept), prefix, target=target_url)
+    made = Record(_checked(kept), prefix, target=redacted(written.url))
     return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
 
 

@@ -121,8 +121,9 @@ class PackingRun:
         kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
         self._target = translate(self._nodes, self._wanted, kept)
         self._found_others = sorted(self._included_others())
+        kind = innermost(self._places.stored_target)
         names = Names(
-            as_files=isinstance(innermost(self._places.stored_target), LocalStorage),
+            root=kind.root if isinstance(kind, LocalStorage) else None,
             as_draft=self._wanted.as_draft,
             inside=self._places.record_inside,
         )

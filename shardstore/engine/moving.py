@@ -25,7 +25,7 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.writer import uninterrupted
-from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
@@ -155,6 +155,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
         InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
             of them lies among the chunk keys of a sharded array, or a transaction is open.
         NotFound: there is nothing at the source.
+        StorageError: links in the source lead to what is not there.
         Conflict: there is something at the target, and it is not to be overwritten.
     """
     for place in (source, target):
@@ -171,6 +172,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
                 f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
                 f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
             )
+    await _check_links(source)
     found = await _look(source)
     if not (found.at or found.below):
         raise NotFound(f"there is nothing at {source}")
@@ -186,6 +188,28 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
             )
         return replace(found, overwrites=True)
     return found
+
+
+async def _check_links(source: _Place) -> None:
+    """Raise ``StorageError`` where links in a local source lead to what is not there: a copy without it would show fill values."""
+    if (find := getattr(innermost(source.storage), "dangling_links", None)) is not None:
+        missing = await find("" if is_draft(source.storage) else source.below)
+        if missing:
+            raise _unreachable(source.storage, missing[0])
+
+
+def _unreachable(storage: Storage, key: str) -> StorageError:
+    return StorageError(
+        f"{key!r} in {storage.url} leads to what is not there: make that reachable again, or remove it. A copy without it would show fill "
+        "values"
+    )
+
+
+async def _check_gone(storage: Storage, key: str) -> None:
+    """Raise ``StorageError`` where an object that was just found absent is listed still: a reference to what is not there."""
+    async for found in storage.list(key):
+        if found.key == key:
+            raise _unreachable(storage, key)
 
 
 async def _chunk_owner(place: _Place) -> Node | None:
@@ -273,6 +297,8 @@ class _Copying:
         when all data has come; but for documents and what is in the way, nothing of it goes before the source could be read.
         """
         try:
+            if self._overwrites:
+                await self._read_beginning()
             left = await self._make_way() if self._overwrites else set()
             await self._copy_all(self._data())
             await self._delete(left)
@@ -292,6 +318,23 @@ class _Copying:
             raise
         finally:
             self.target.forget()
+
+    async def _read_beginning(self) -> None:
+        """Read the beginning of the first object that is no document: a source that cannot be read costs the target nothing.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        async for found in self.source.objects():
+            if _is_document(found.key):
+                continue
+            first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
+            (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if isinstance(outcome, Found):
+                return
+            await _check_gone(self.source.storage, found.key)
 
     async def _make_way(self) -> set[str]:
         """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one;
@@ -361,7 +404,11 @@ class _Copying:
             raise first from first.__cause__  # the others are consequences
 
     async def _copy(self, found: ObjectInfo) -> None:
-        """Copy one object; one that is gone by now is left out."""
+        """Copy one object; one that is gone by now is left out.
+
+        Raises:
+            StorageError: it is listed still, and leads to what is not there.
+        """
         key = self.source.key_at(found.key, self.target)
         nbytes: int | None = found.nbytes
         if not self._by_server:
@@ -370,6 +417,7 @@ class _Copying:
         elif await self.target.storage.copy(found.key, key) is None:
             nbytes = None
         if nbytes is None:
+            await _check_gone(self.source.storage, found.key)
             return
         self.copied += 1
         self.nbytes += nbytes

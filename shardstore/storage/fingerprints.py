@@ -195,7 +195,8 @@ async def _version_of(fs: AbstractFileSystem, path: str) -> str | None:
         info = await with_versions(open_storage((fs, parent or "/"))).stat(name)
     except ShardStoreError:  # a server may give what it does not let be looked at
         return None
-    return None if info is None or info.generation is None else f"{info.generation.token}-{info.nbytes}"
+    # One without a digest says nothing about the next look: it was made up for this one, or is of a clock that has not gone on.
+    return None if info is None or info.generation is None or not info.generation.digest else f"{info.generation.token}-{info.nbytes}"
 
 
 def _made_of(*parts: str | bytes) -> Generation:

@@ -314,6 +314,11 @@ class Hierarchy:
         if (node := self._nodes.get(path)) is not None:
             self._nodes[path] = replace(node, validated_at=NEVER)
 
+    def distrust_all(self) -> None:
+        """Read every document again before it is believed, and look again for what was absent."""
+        for path in self._known_below(""):
+            self._ask_again(path)
+
     def export(self) -> list[Node]:
         """Return arrays and their generations, to travel with a pickle; at the other end they count as stale."""
         arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and n.path not in self.deep_arrays)

@@ -135,8 +135,8 @@ class Record:
             settings = job["settings"]
         except (ValueError, KeyError, TypeError) as exc:
             raise Corruption(
-                f"{self._prefix + _JOB!r} at {self.shown} belongs to no record of packing, or is damaged: name another place for the record; "
-                "or, if it is one, remove it, and overwrite the target. Nothing was changed"
+                f"{self._prefix + _JOB!r} at {self.shown} belongs to no record of packing, or is damaged: name another place for the "
+                "record; or, if it is one, remove it, and overwrite the target. Nothing was changed"
             ) from exc
         if not known:
             raise Conflict(

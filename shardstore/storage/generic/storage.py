@@ -21,7 +21,7 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
-from shardstore.storage.base import ABSENT, CHANGED, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic.calls import Info, Look, calls_of, size_in
 from shardstore.storage.generic.errors import ABSENT_ERRORS, contradicts, read_only, translated
@@ -199,9 +199,15 @@ class GenericStorage:
                     continue  # it may be shorter by now than it was
                 if not isinstance(outcome, Changed) or read.generation is not None:
                     break
-        except ABSENT_ERRORS:
+        except ABSENT_ERRORS as exc:
             self._seen.drop(read.key)
-            return ABSENT
+            if not self._is_referred(read.key):
+                return ABSENT
+            absent = StorageError(
+                f"{self.url} refers for {read.key!r} to what is not there: make it reachable again, or mend the reference"
+            )
+            absent.__cause__ = exc
+            return Failed(absent)
         except Exception as exc:  # noqa: BLE001  # filesystems raise what they like; it is handed on as the outcome
             error = translated(exc, "reading", read.key, self.url)
             if error is not exc:
@@ -251,8 +257,13 @@ class GenericStorage:
     async def _listed(self, key: str, entry: Info) -> ObjectInfo | None:
         """Return an object as a listing shows it; where that does not give the size, the object itself is looked at."""
         if size_in(entry) is None or is_one(self.fs, REFERENCES):
-            return await self.stat(key)
+            found = await self.stat(key)
+            return ObjectInfo(key, UNKNOWN_NBYTES) if found is None and self._is_referred(key) else found
         return await self._object_info(key, entry)
+
+    def _is_referred(self, key: str) -> bool:
+        """Return whether this is a set of references that has one for ``key``: nothing at its end is no absent object."""
+        return is_one(self.fs, REFERENCES) and self._full(key) in object.__getattribute__(self.fs, "__dict__").get("references", {})
 
     async def _object_info(self, key: str, info: Info) -> ObjectInfo | None:
         nbytes = size_in(info)

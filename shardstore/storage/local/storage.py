@@ -499,6 +499,10 @@ class LocalStorage:
         """Return the keys of links to directories: their targets do not belong to the store."""
         return await self._read_hop("", "listing", lambda: local_walk.linked_directories(self.root))
 
+    async def dangling_links(self, prefix: str = "") -> list[str]:
+        """Return the keys below ``prefix`` of links to what is not there. Listings leave them out, and reads find nothing."""
+        return await self._read_hop("", "listing", lambda: list(local_walk.dangling_links(self.root, prefix)))
+
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)
         status = None if path is None else await self._read_hop(key, "looking up", lambda: self._rules.status(path))

@@ -69,6 +69,31 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(entry.path, key_prefix + name, "", below)
 
 
+def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Yield the keys below ``prefix`` (``""``, or ending with ``/``) of links to what is not there. Links to directories are followed;
+    ``above`` are the directories that this has been called from through links.
+    """
+    try:
+        with os.scandir(os.path.join(root, prefix)) as found:
+            entries = [entry for entry in found if not is_reserved(entry.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        below = above
+        if entry.is_symlink():
+            try:
+                status = entry.stat()
+            except OSError:  # to nowhere, in a circle, or to where nobody may look
+                yield prefix + entry.name
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                continue
+            below = above | {identity}
+        if entry.is_dir():
+            yield from dangling_links(root, f"{prefix}{entry.name}/", below)
+
+
 def linked_directories(root: str) -> list[str]:
     """Return the keys of links to directories below ``root``, which itself may be a link, in key order. The targets are not searched."""
     found = []

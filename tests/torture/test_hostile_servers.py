@@ -507,7 +507,7 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     server.server.on(mis.drop_reply(), method="POST", target="uploadId=", nth=1)
     storage = case.storage(retries=True)
     assert isinstance(storage, S3Storage)
-    assert not on_io_loop(s3_probe.probe_multipart(storage._client))
+    assert not on_io_loop(s3_probe.probe_multipart(storage.client))
     assert server.objects.keys() == before
 
 

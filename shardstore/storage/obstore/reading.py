@@ -21,13 +21,13 @@ from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Answer, Bucket
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import StorageWrapper
 
@@ -42,7 +42,7 @@ twice.
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
-class ObstoreStorage(StorageWrapper, Generic[Below]):
+class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
@@ -117,9 +117,6 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await read_all(self, reads)
-
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         if (bucket := await self.bucket()) is None:
             return await self.inner.get(key, request, generation, most_nbytes)
@@ -165,10 +162,6 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         return CHANGED if generation is not None and found != generation else Part(found, answer.nbytes, NOTHING)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        part = await self.look_up(key, None)
-        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         return await self.inner.write(key, body, nbytes, condition)

@@ -22,18 +22,7 @@ from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import (
-    Part,
-    PartOutcome,
-    check_most,
-    checked_part,
-    cut,
-    cut_unannounced,
-    exactly,
-    most_of,
-    past_the_end,
-    range_header,
-)
+from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header, received
 from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
@@ -53,24 +42,6 @@ async def _blocks(body: Any) -> AsyncIterator[bytes]:
         yield block
 
 
-async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most_nbytes: int | None, key: str) -> Any:
-    """Return the body of an answer to ``request``; where the whole object came instead of a part, return only that part, and the object's
-    size.
-    """
-    what, nbytes = f"reading {key!r}", response.get("ContentLength")
-    if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
-        most = most_of(request, response.get("ContentRange"), nbytes, most_nbytes, key)
-        return await body.read() if nbytes is not None else await exactly(_blocks(body), most, what)
-    if nbytes is None:
-        (part,), nbytes = await cut_unannounced(_blocks(body), [request], most_nbytes, what)
-        return part, nbytes
-    check_most(nbytes, most_nbytes, what)
-    if range_header(request) is None:
-        return await body.read()
-    (part,) = await cut(_blocks(body), [request], nbytes, what)
-    return part, nbytes
-
-
 class S3Storage(BucketStorage[S3Client]):
     """Objects below ``path`` (``bucket/prefix``) of ``fs``, an ``s3fs.S3FileSystem`` whose loop is fsspec's IO loop.
 
@@ -85,7 +56,7 @@ class S3Storage(BucketStorage[S3Client]):
 
     @property
     def _facts(self) -> ServerFacts:
-        return facts_of(self._client)
+        return facts_of(self.client)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,14 +70,13 @@ class S3Storage(BucketStorage[S3Client]):
         facts = self._facts
         if facts.capabilities is None:
             # Two that ask at once learn the same.
-            facts.capabilities = await probe_server(self._client)
+            facts.capabilities = await probe_server(self.client)
         return self.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """Read one range by one request; of ``generation`` only, where it is given."""
-        parameters: dict[str, str] = {"Key": self._client.full_key(key)}
+        parameters: dict[str, str] = {"Key": self.client.full_key(key)}
         if (header := range_header(request)) is not None:
             parameters["Range"] = header
         if generation is not None and not generation.token.startswith("W/"):  # a weak one never matches: compared below
@@ -119,7 +89,7 @@ class S3Storage(BucketStorage[S3Client]):
             if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
-                return await past_the_end(self, key, request, generation)
+                return await self.past_the_end(key, request, generation)
             raise
         found = generation_of(response, key)
         if generation is not None and found != generation:  # the server ignored If-Match
@@ -132,7 +102,7 @@ class S3Storage(BucketStorage[S3Client]):
             view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
         else:
             view, nbytes = body
-        return Part(found, nbytes, view, self._client.times_of(response))
+        return Part(found, nbytes, view, self.client.times_of(response))
 
     async def _get_body(
         self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
@@ -141,38 +111,40 @@ class S3Storage(BucketStorage[S3Client]):
         the connection breaks within the body, which s3fs's retries do not cover.
         """
         attempt = 0
-        async with self._client.bound.slot():
+        async with self.client.bound.slot():
             while True:
                 attempt += 1
-                response = await self._client.unbounded_call("get_object", "reading", repr(key), **parameters)
+                response = await self.client.unbounded_call("get_object", "reading", repr(key), **parameters)
                 try:
+                    status = response["ResponseMetadata"]["HTTPStatusCode"]
+                    content_range, nbytes = response.get("ContentRange"), response.get("ContentLength")
                     async with response["Body"] as body:
-                        return response, await _taken(response, body, request, most_nbytes, key)
+                        return response, await received(request, status, content_range, nbytes, body.read, _blocks(body), most_nbytes, key)
                 except ShardStoreError:
                     raise
                 except Exception as exc:
                     if attempt == _READ_ATTEMPTS:
-                        raise translated(exc, "reading", repr(key), self._client.bucket) from exc
+                        raise translated(exc, "reading", repr(key), self.client.bucket) from exc
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         store = put if nbytes <= self.part_bytes else put_large
-        return await store(self._client, key, body, nbytes, condition)
+        return await store(self.client, key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
             raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
         try:
-            return await compose(self._client, self, key, source, segments, condition)
+            return await compose(self.client, self, key, source, segments, condition)
         finally:
-            self._client.forget_listing(key)
+            self.client.forget_listing(key)
 
     async def copy(self, source: str, target: str) -> Generation | None:
         try:
-            return await copy_object(self._client, source, target)
+            return await copy_object(self.client, source, target)
         finally:
-            self._client.forget_listing(target)
+            self.client.forget_listing(target)
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
@@ -180,38 +152,38 @@ class S3Storage(BucketStorage[S3Client]):
         if isinstance(condition, IfGeneration) and (await self.probe()).conditional_delete:
             parameters["IfMatch"] = self._facts.if_match(condition.generation)
         # The answer to DELETE is the same whether there was an object or not.
-        head = await self._client.head(key)
+        head = await self.client.head(key)
         if head is None:
             return False
         if isinstance(condition, IfGeneration) and head.generation != condition.generation:
             raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
 
         async def send() -> bool:
-            await self._client.call("delete_object", "deleting", key, **parameters)
+            await self.client.call("delete_object", "deleting", key, **parameters)
             return True
 
         try:
-            return await delete_object(send, self._client.head, key, self.url, condition)
+            return await delete_object(send, self.client.head, key, self.url, condition)
         finally:
-            self._client.forget_listing(key)
+            self.client.forget_listing(key)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         batches = [keys[start : start + _KEYS_A_DELETE] for start in range(0, len(keys), _KEYS_A_DELETE)]
         await asyncio.gather(*(self._delete_batch(batch) for batch in batches))
 
     async def _delete_batch(self, keys: Sequence[str]) -> None:
-        wanted = {"Objects": [{"Key": self._client.full_key(key)} for key in keys], "Quiet": True}
+        wanted = {"Objects": [{"Key": self.client.full_key(key)} for key in keys], "Quiet": True}
         try:
-            response = await self._client.call_bucket("delete_objects", "deleting objects of", Delete=wanted)
+            response = await self.client.call_bucket("delete_objects", "deleting objects of", Delete=wanted)
         finally:
             for key in keys:
-                self._client.forget_listing(key)
+                self.client.forget_listing(key)
         errors = [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
         if errors:
             first = errors[0]
             raise StorageError(
                 f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, the first of them "
-                f"{self._client.own_key(first.get('Key', ''))!r}: {first.get('Code')}: {first.get('Message')}"
+                f"{self.client.own_key(first.get('Key', ''))!r}: {first.get('Code')}: {first.get('Message')}"
             )
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -219,10 +191,10 @@ class S3Storage(BucketStorage[S3Client]):
     async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
         parameters = {"Delimiter": "/"} if directory else {}
         if after is not None:
-            parameters["StartAfter"] = self._client.full_key(after)
+            parameters["StartAfter"] = self.client.full_key(after)
         while True:
-            page = await self._client.call_bucket("list_objects_v2", "listing", Prefix=self._client.full_key(prefix), **parameters)
-            prefixes = [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+            page = await self.client.call_bucket("list_objects_v2", "listing", Prefix=self.client.full_key(prefix), **parameters)
+            prefixes = [self.client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
             yield DirListing(tuple(self._infos(page)), tuple(prefixes))
             if not page.get("IsTruncated"):
                 return
@@ -230,7 +202,7 @@ class S3Storage(BucketStorage[S3Client]):
 
     def _infos(self, page: dict[str, Any]) -> list[ObjectInfo]:
         return [
-            ObjectInfo(self._client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
+            ObjectInfo(self.client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
             for entry in page.get("Contents", ())
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
@@ -239,10 +211,10 @@ class S3Storage(BucketStorage[S3Client]):
 
     def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
         """Yield every unfinished multipart upload to a key that starts with ``prefix``."""
-        return unfinished_uploads(self._client, prefix)
+        return unfinished_uploads(self.client, prefix)
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        await abort_upload(self._client, upload)
+        await abort_upload(self.client, upload)
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
         """Return unfinished multipart uploads below ``prefix``: their writers died, or are at work."""

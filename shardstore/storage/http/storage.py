@@ -18,8 +18,7 @@ from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffi
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
-from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries
-from shardstore.storage.http.facts import ServerFacts, facts_of
+from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries, ServerFacts, facts_of
 from shardstore.storage.http.listing import page
 from shardstore.storage.inferred_versions import agrees
 from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads, TooMuch, checked_part, range_header

@@ -113,7 +113,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
 
         One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """
-        return refusal.status == 404 and refusal.code != "NoSuchBucket" and self._has_found
+        return refusal.is_absent and self._has_found
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
                 async with client.bound.slot():
                     return {"ETag": await obstore_requests.put(bucket, client.full_key(key), data, mode, metadata)}
             except RequestFailed as exc:
-                is_refused = exc.status in (404, 412) and exc.code != "NoSuchBucket" and bool(conditions)
+                is_refused = (exc.is_absent or exc.status == 412) and bool(conditions)
                 if is_refused or exc.is_busy or exc.is_lost:
                     raise
                 self.heed(exc)

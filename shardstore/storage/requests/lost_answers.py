@@ -169,7 +169,7 @@ async def delete_object(send: Callable[[], Awaitable[bool]], look: Look, key: st
             return await send()
         except RequestFailed as exc:
             error = exc
-        is_refused = error.status in (404, 412) and error.code != "NoSuchBucket"
+        is_refused = error.is_absent or error.status == 412
         if not (is_refused or error.is_lost or error.is_busy):
             raise error
         try:

@@ -24,6 +24,11 @@ class RequestFailed(StorageError):
     is_unreachable: bool = False
 
     @property
+    def is_absent(self) -> bool:
+        """True if the server says that there is no such object, or not in the version that the request names."""
+        return self.status == 404 and self.code != "NoSuchBucket"
+
+    @property
     def is_lost(self) -> bool:
         """True where the answer never came, or does not show if the request was carried out."""
         return self.status is None or self.status == 408 or (self.status >= 500 and self.status != 501)

@@ -204,7 +204,7 @@ class S3Client(BucketClient):
         try:
             response = await self.call("head_object", "looking up", key, **conditions)
         except RequestFailed as exc:
-            if exc.status == 404 and exc.code != "NoSuchBucket":
+            if exc.is_absent:
                 return None
             raise
         return head_of(response, key)

@@ -94,7 +94,7 @@ async def _remove(client: S3Client, key: str) -> None:
     try:
         await client.call("delete_object", "removing the probe", key)
     except RequestFailed as exc:
-        if exc.status != 404 or exc.code == "NoSuchBucket":
+        if not exc.is_absent:
             raise
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
@@ -27,7 +28,6 @@ from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, 
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
 from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
-from shardstore.storage.s3.unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
 from shardstore.storage.s3.upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20
@@ -40,6 +40,18 @@ _BLOCK_NBYTES = 1 << 18
 async def _blocks(body: Any) -> AsyncIterator[bytes]:
     while block := await body.read(_BLOCK_NBYTES):
         yield block
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """A multipart upload to ``key`` that was neither completed nor aborted; ``begun`` by the server's clock, aware of its time zone.
+
+    The server keeps the parts of such uploads, and charges for them.
+    """
+
+    key: str
+    upload_id: str
+    begun: datetime
 
 
 class S3Storage(BucketStorage[S3Client]):
@@ -84,7 +96,7 @@ class S3Storage(BucketStorage[S3Client]):
         try:
             response, body = await self._get_body(key, request, parameters, most_nbytes)
         except RequestFailed as exc:
-            if exc.status == 404 and exc.code != "NoSuchBucket":
+            if exc.is_absent:
                 return ABSENT
             if exc.status == 412 and generation is not None:
                 return CHANGED
@@ -178,8 +190,7 @@ class S3Storage(BucketStorage[S3Client]):
         finally:
             for key in keys:
                 self.client.forget_listing(key)
-        errors = [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
-        if errors:
+        if errors := [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]:
             first = errors[0]
             raise StorageError(
                 f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, the first of them "
@@ -209,12 +220,27 @@ class S3Storage(BucketStorage[S3Client]):
 
     # -- what was left -------------------------------------------------------------------------------------------------
 
-    def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        """Yield every unfinished multipart upload to a key that starts with ``prefix``."""
-        return unfinished_uploads(self.client, prefix)
+    async def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Yield every unfinished multipart upload to a key that starts with ``prefix``. Raises ``RequestFailed`` if the server does not
+        list them.
+        """
+        markers: dict[str, str] = {}
+        full = self.client.full_key(prefix) if prefix or self.client.prefix else ""
+        while True:
+            page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
+            for upload in page.get("Uploads", ()):
+                yield UnfinishedUpload(self.client.own_key(upload["Key"]), upload["UploadId"], upload["Initiated"])
+            if not page.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        await abort_upload(self.client, upload)
+        """Abort an upload, and free its parts; one that has ended by now is no error."""
+        try:
+            await self.client.call("abort_multipart_upload", "aborting the upload of", upload.key, UploadId=upload.upload_id)
+        except RequestFailed as exc:
+            if exc.code != "NoSuchUpload":
+                raise
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
         """Return unfinished multipart uploads below ``prefix``: their writers died, or are at work."""

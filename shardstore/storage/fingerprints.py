@@ -78,15 +78,8 @@ class _Fingerprinted(StaticStorage):
 
     inner: Any
 
-    def __reduce__(self) -> tuple[type[_Fingerprinted], tuple[Storage]]:
-        return type(self), (self.inner,)
-
     async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
         raise NotImplementedError
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        outcomes: list[ReadOutcome] = await self.inner.read(reads)
-        return outcomes
 
     async def stat(self, key: str) -> ObjectInfo | None:
         info = await self.inner.stat(key)

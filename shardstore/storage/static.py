@@ -12,11 +12,10 @@ from typing import Any
 
 from fsspec.registry import known_implementations, registry
 
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.fallbacks import ReadsOnly
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
@@ -63,7 +62,7 @@ def as_said(static: bool | None, storage: Storage) -> Storage:
     return StaticLocal(storage) if isinstance(storage, LocalStorage) else StaticStorage(storage)
 
 
-class StaticStorage(StorageWrapper):
+class StaticStorage(ReadsOnly, StorageWrapper):
     """The same place as ``inner``, where nothing changes."""
 
     def __reduce__(self) -> tuple[type[StaticStorage], tuple[Storage]]:
@@ -102,24 +101,8 @@ class StaticStorage(StorageWrapper):
     async def list_dir(self, prefix: str) -> DirListing:
         return await self.inner.list_dir(prefix)
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        raise contradicts("writing", key, self.url)
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise contradicts("writing", key, self.url)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        raise contradicts("copying to", target, self.url)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        raise contradicts("moving to", target, self.url)
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        raise contradicts("deleting", key, self.url)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        if keys:
-            raise contradicts("deleting", keys[0], self.url)
+    def refusal(self, action: str, key: str) -> ReadOnly:
+        return contradicts(action, key, self.url)
 
 
 class StaticLocal(StaticStorage):

@@ -13,10 +13,10 @@ from typing import Any
 
 from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, Segment, resolve
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
-from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
 from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries, ServerFacts, facts_of
 from shardstore.storage.http.listing import page
@@ -33,7 +33,7 @@ _NO_SUFFIX_STATUS = (400, 416, 501)  # what servers answer to a range that count
 _NO_HEAD_STATUS = (400, 401, 403, 405, 501)  # signed addresses, to which some servers redirect, are for one method
 
 
-class HTTPStorage(RangedReads):
+class HTTPStorage(ReadsOnly, RangedReads):
     """Objects below the URL ``root`` through ``fs``, an ``fsspec`` ``HTTPFileSystem`` whose loop is fsspec's IO loop.
 
     A query in ``root`` goes with the request for every object, as tokens for a container need it. A signed URL of a single
@@ -244,30 +244,11 @@ class HTTPStorage(RangedReads):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def _read_only(self, action: str) -> ReadOnly:
+    def refusal(self, action: str, key: str) -> ReadOnly:
         return ReadOnly(
-            f"{action} in {self.url}: HTTP is for reading only. Open the place by the protocol of its storage (s3://, gs://, a path …), "
-            "or write to another"
+            f"{action} {key!r} in {self.url}: HTTP is for reading only. Open the place by the protocol of its storage (s3://, gs://, "
+            "a path …), or write to another"
         )
-
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        raise self._read_only(f"writing {key!r}")
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise self._read_only(f"writing {key!r}")
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        raise self._read_only(f"copying {source!r} to {target!r}")
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        raise self._read_only(f"moving {source!r} to {target!r}")
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        raise self._read_only(f"deleting {key!r}")
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        if keys:
-            raise self._read_only(f"deleting {keys[0]!r}")
 
     # -- looking -------------------------------------------------------------------------------------------------------
 

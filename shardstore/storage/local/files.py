@@ -5,13 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_modes
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, NoSpace, ShardStoreError, StorageError
 from shardstore.storage.room import FULL_ERRNOS
 
 # Without O_NONBLOCK, opening a named pipe that someone put there would wait for ever; regular files ignore it.
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+UPDATE_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+"""How files that exist are opened to be changed in place: no link is followed."""
+
+VIEWS_A_CALL = 1024
+"""The most buffers that one call writes: as many as Linux and macOS take."""
 
 
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
@@ -28,6 +36,17 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     if isinstance(exc, IsADirectoryError):
         return StorageError(f"{action} {key!r}: there is a directory of this name")
     return (NoSpace if exc.errno in FULL_ERRNOS else StorageError)(f"{action} {key!r} failed: {reason}{where}")
+
+
+@contextmanager
+def translating(key: str, action: str) -> Iterator[None]:
+    """Raise the system's errors in a ``with`` block as ``translated`` gives them."""
+    try:
+        yield
+    except ShardStoreError:
+        raise
+    except OSError as exc:
+        raise translated(exc, key, action) from exc
 
 
 def _why_sticky(number: int | None, path: object) -> str:
@@ -61,6 +80,18 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
         pieces.append(data)
         done += len(data)
     return b"".join(pieces)
+
+
+def unwritten(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return the rest of ``views`` after ``nbytes`` of them were written."""
+    done = 0
+    while done < len(views) and nbytes >= len(views[done]):
+        nbytes -= len(views[done])
+        done += 1
+    rest = views[done:]
+    if nbytes:
+        rest[0] = rest[0][nbytes:]
+    return rest
 
 
 def stat_file(path: str) -> os.stat_result | None:

@@ -45,17 +45,13 @@ _REFUSAL_SECONDS = 0.01
 _readable = ReadableFiles()
 
 
-def bears(fd: int, name: str) -> bool:
-    """Return whether the open file ``fd`` is the one called ``name`` now."""
-    return _is_called(os.fstat(fd), name)
-
-
-def _is_called(mine: os.stat_result, name: str) -> bool:
+def is_called(mine: os.stat_result, name: str) -> bool:
+    """Return whether the open file with the status ``mine`` is the one called ``name`` now."""
     try:
         named = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+    return os.path.samestat(named, mine)
 
 
 def raise_if_refused(exc: OSError, name: str) -> None:
@@ -156,7 +152,7 @@ else:
                     wait_for_lock(fd, name, partial(lock_whole, name=name))
                 status = os.fstat(fd)
                 _readable.check(fd, status)
-                if _is_called(status, name):
+                if is_called(status, name):
                     return fd
             except BaseException as exc:
                 if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _NO_LOCKS_AT_ALL:

@@ -132,7 +132,7 @@ if sys.platform == "linux":
         finally:
             with suppress(OSError):
                 os.close(other)
-        return mine.st_nlink > 0 and (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+        return mine.st_nlink > 0 and os.path.samestat(named, mine)
 
     def _let_go(fd: int, name: str, place: tuple[int, int]) -> None:
         """Clear the lock, and close the file. Never fails: nothing was written to a file that is only locked."""

@@ -17,7 +17,7 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, pread, stat_file, translated
-from shardstore.storage.local.versions import same_bytes, version_of, wait_to_settle, was_appended_to
+from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
@@ -53,9 +53,7 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
             if len(data) != nbytes:
                 return CHANGED
             buffers.append(memoryview(data).toreadonly())
-        # Our own writers replace files, or leave the bytes that were there; but others may write in place, and that shows here.
-        after = os.fstat(fd)
-        if not same_bytes(status, after) and not was_appended_to(fd, version, after):
+        if not still_shows(fd, version, status):
             return CHANGED
         return Found(version.generation, version.nbytes, tuple(buffers))
     finally:

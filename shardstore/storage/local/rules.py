@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.files import READ_FLAGS, fresh_status, fsync_directory, stat_file
+from shardstore.storage.local.files import fresh_status, fsync_directory, stat_file
 from shardstore.storage.local.locks import locked
 from shardstore.storage.local.range_locks import give_up, locked_range
 from shardstore.storage.local.sweep import sweep_once
@@ -150,7 +150,7 @@ class WriteRules:
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
     """Return whether the object is this version; the file may have a tail, which is no part of the version."""
-    if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
+    if generation_of(status, path) == generation or generation_at(path, status) == generation:
         return True
     wait_to_settle(generation, status)
     return False

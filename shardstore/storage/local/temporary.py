@@ -14,7 +14,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, fsync_directory, pread, stat_file
+from shardstore.storage.local.files import READ_FLAGS, VIEWS_A_CALL, fsync_directory, pread, stat_file, unwritten
 from shardstore.storage.local.lock_files import NO_HARD_LINKS, close_locked, open_to_lock
 from shardstore.storage.local.locks import lock_whole
 from shardstore.storage.local.names import temporary_path
@@ -23,7 +23,6 @@ from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
 from shardstore.storage.local.versions import generation_of, stamp
 
 _COPY_BUFFER_BYTES = 1 << 20
-_VIEWS_A_CALL = 1024  # as many as Linux and macOS take
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -85,14 +84,7 @@ class TemporaryFile:
     def append(self, views: Iterable[memoryview]) -> None:
         waiting = [view for view in views if view]
         while len(waiting) > 1 and hasattr(os, "writev"):
-            written = os.writev(self._fd, waiting[:_VIEWS_A_CALL])
-            done = 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            del waiting[:done]
-            if written:
-                waiting[0] = waiting[0][written:]
+            waiting = unwritten(waiting, os.writev(self._fd, waiting[:VIEWS_A_CALL]))
         for view in waiting:
             while view:
                 view = view[os.write(self._fd, view) :]

@@ -34,7 +34,7 @@ from time import sleep, time_ns
 
 from shardstore.model.generation import Generation
 from shardstore.storage.local.append_record import APPEND_ATTRIBUTE, RECORD_NBYTES, AppendRecord, decode_record
-from shardstore.storage.local.files import pread
+from shardstore.storage.local.files import READ_FLAGS, pread
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 _MARKED_TOKEN = _TOKEN + "-%x"
@@ -225,10 +225,10 @@ def version_of(fd: int, status: os.stat_result) -> FileVersion:
     return version_before(fd, status) or FileVersion(status.st_size, generation_of(status, fd))
 
 
-def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
+def generation_at(path: str, status: os.stat_result) -> Generation:
     """Return the generation of the object at ``path``, whose status was looked up before; it is that of the file that is there now."""
     with suppress(OSError):
-        fd = os.open(path, flags)
+        fd = os.open(path, READ_FLAGS)
         try:
             return version_of(fd, os.fstat(fd)).generation
         finally:
@@ -236,8 +236,14 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
     return generation_of(status, path)
 
 
-def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
-    """Return whether ``version`` of an open file, whose status is now ``after``, was only appended to since, or is being appended to."""
+def still_shows(fd: int, version: FileVersion, before: os.stat_result) -> bool:
+    """Return whether the bytes of ``version`` are still there in an open file, whose status was ``before``: nobody has written in place.
+
+    Our own writers replace files, or append: to be appended to changes no byte of the version.
+    """
+    after = os.fstat(fd)
+    if same_bytes(before, after):
+        return True
     record = decode_record(pread(fd, RECORD_NBYTES, version.nbytes), version.nbytes)
     return (version_before(fd, after) if record is None else _began_with(record, fd, after)) == version
 

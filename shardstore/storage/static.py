@@ -6,11 +6,8 @@ not read again. Nothing is written to such a place, since that would contradict 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
-
-from fsspec.registry import known_implementations, registry
 
 from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
@@ -21,34 +18,12 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.wrappers import StorageWrapper
 
-OPTION = "static"
-"""The option's name; also among ``storage_options``, so that everything that takes those takes it."""
-
 
 def check_static(static: object) -> bool | None:
     """Raise ``InvalidInput`` where the value is not true, false or ``None``, which leaves it to the kind of storage."""
     if static is None or isinstance(static, bool):
         return static
-    raise InvalidInput(f"{OPTION}={static!r} is neither True nor False: it says whether nothing changes while the place is open")
-
-
-def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool | None:
-    """Return the value that ``options`` have, also under a protocol, or else the ``given`` one; it is removed from ``options``.
-
-    Raises:
-        InvalidInput: they have an invalid value, or another one than was given.
-    """
-    said: set[bool | None] = {given}
-    if OPTION in options:
-        said.add(check_static(options.pop(OPTION)))
-    for name, of_link in list(options.items()):
-        if (name in known_implementations or name in registry) and isinstance(of_link, Mapping) and OPTION in of_link:
-            said.add(check_static(of_link[OPTION]))
-            options[name] = {inner: value for inner, value in of_link.items() if inner != OPTION}
-    said.discard(None)
-    if len(said) > 1:
-        raise InvalidInput(f"{OPTION} is given twice, and differently")
-    return said.pop() if said else None
+    raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")
 
 
 def as_said(static: bool | None, storage: Storage) -> Storage:
@@ -80,7 +55,7 @@ class StaticStorage(ReadsOnly, StorageWrapper):
     @property
     def identity(self) -> str:
         """A text that tells this place from others. Not to be shown."""
-        return f"{OPTION} {getattr(self.inner, 'identity', self.inner.url)}"
+        return f"static {getattr(self.inner, 'identity', self.inner.url)}"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -21,9 +21,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.body import Body, byte_view
-from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
-
-Sleep = Callable[[float], Awaitable[object]]
+from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
 _CHANGING = frozenset({"write", "compose", "copy", "rename_prefix", "delete", "delete_many"})
 

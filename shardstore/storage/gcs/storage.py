@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.errors import StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.gcs.bounded import Allowed, encoding_of
@@ -21,6 +21,7 @@ from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, 
 from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
+from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header
@@ -67,12 +68,8 @@ class GCSStorage(BucketStorage[GCSClient]):
     def capabilities(self) -> Capabilities:
         return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
 
-    async def probe(self) -> Capabilities:
-        facts = self._facts
-        if facts.capabilities is None:
-            # Two that ask at once learn the same.
-            facts.capabilities = await probe_server(self.client)
-        return facts.capabilities
+    async def _ask_server(self) -> Capabilities:
+        return await probe_server(self.client)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -197,14 +194,19 @@ class GCSStorage(BucketStorage[GCSClient]):
             query["rewriteToken"] = rewritten["rewriteToken"]
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        # Where the answer was lost and gcsfs sent the request again, there is none any more: ``False``, although it was ours.
-        match condition:
-            case IfAbsent():
-                raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
-            case IfGeneration(generation):
-                return await self._delete_version(key, generation)
-            case Unconditional():
-                return await self._delete(key)
+        # If the answer was lost and gcsfs sent the request again, there is no object any more: ``False``, although it was ours.
+        check_deletion(key, condition)
+        if not isinstance(condition, IfGeneration):
+            return await self._delete(key)
+        generation = condition.generation
+        if can_match(generation) and (await self.probe()).conditional_delete:
+            return await self._delete(key, {"ifGenerationMatch": generation.token}, condition)
+        head = await self.client.head(key)
+        if head is None:
+            return False
+        if head.generation != generation:
+            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+        return await self._delete(key, None, condition)
 
     async def _delete(self, key: str, query: dict[str, str] | None = None, condition: Condition = UNCONDITIONAL) -> bool:
         async def send() -> bool:
@@ -214,17 +216,6 @@ class GCSStorage(BucketStorage[GCSClient]):
             return await delete_object(send, self.client.head, key, self.url, condition)
         finally:
             self.client.forget_listing(key)
-
-    async def _delete_version(self, key: str, generation: Generation) -> bool:
-        can_condition = can_match(generation) and (await self.probe()).conditional_delete
-        if not can_condition:
-            head = await self.client.head(key)
-            if head is None:
-                return False
-            if head.generation != generation:
-                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-        query = {"ifGenerationMatch": generation.token} if can_condition else None
-        return await self._delete(key, query, IfGeneration(generation))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.

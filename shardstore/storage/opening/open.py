@@ -14,7 +14,7 @@ import fsspec.core
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
-from fsspec.registry import available_protocols, get_filesystem_class, registry
+from fsspec.registry import available_protocols, get_filesystem_class, known_implementations, registry
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
@@ -27,9 +27,9 @@ from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
-from shardstore.storage.opening.transports import Transport, carried_by, check_transport, taken_from
+from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.static import as_said, check_static, static_from
+from shardstore.storage.static import as_said, check_static
 
 _OURS = "sharded"
 """The protocol of views of stores in fsspec; registered by ``adapters.fsspec.filesystem``."""
@@ -63,9 +63,14 @@ def open_storage(
     check_locks(locks)
     _check_encodable(target)
     options = dict(storage_options or {})
-    transport = taken_from(options, check_transport(transport))
-    static = static_from(options, check_static(static))
-    return as_said(static, carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+    other = None if check_transport(transport) == "fsspec" else transport  # the default contradicts nothing
+    carrier: Transport = open_options.own_option(options, "transport", check_transport, other, is_carried) or "fsspec"
+    static = open_options.own_option(options, "static", check_static, check_static(static), _is_protocol)
+    return as_said(static, carried_by(carrier, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+
+
+def _is_protocol(name: str) -> bool:
+    return name in known_implementations or name in registry
 
 
 def _check_encodable(target: object) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.redaction import HARMLESS, redacted
+
+T = TypeVar("T")
 
 _OF_FSSPEC = frozenset({*HARMLESS, "batch_size"}) - {"auto_mkdir"}
 
@@ -38,6 +40,28 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
         given.update(nested)
     found[protocols[0]].update({name: value for name, value in options.items() if name not in found})
     return found
+
+
+def own_option(
+    options: MutableMapping[str, Any], name: str, check: Callable[[object], T | None], given: T | None, is_of: Callable[[str], bool]
+) -> T | None:
+    """Remove an option of this package from ``options``, where everything that takes ``storage_options`` takes it, also under a protocol
+    that it ``is_of``; return its value, or else the ``given`` one.
+
+    Raises:
+        InvalidInput: the value is no value of the option, or another one was given too.
+    """
+    found = {given}
+    if name in options:
+        found.add(check(options.pop(name)))
+    for protocol, of_link in list(options.items()):
+        if is_of(protocol) and isinstance(of_link, Mapping) and name in of_link:
+            found.add(check(of_link[name]))
+            options[protocol] = {inner: value for inner, value in of_link.items() if inner != name}
+    values = [value for value in found if value is not None]
+    if len(values) > 1:
+        raise InvalidInput(f"{name} is given twice, and differently: {' and '.join(sorted(map(repr, values)))}")
+    return values[0] if values else None
 
 
 def refuse(url: str, options: Mapping[str, Any]) -> None:

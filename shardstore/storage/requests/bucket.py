@@ -128,9 +128,20 @@ class BucketStorage(RangedReads, Generic[Client]):
     def _facts(self) -> BucketFacts:
         """Return the facts about the server and bucket."""
 
+    @property
     @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """The known abilities; see ``Storage.capabilities``."""
+
+    @abstractmethod
+    async def _ask_server(self) -> Capabilities:
+        """Find out what the server honours, by requests to it."""
+
     async def probe(self) -> Capabilities:
-        """Find out what the server honours; see ``Storage.probe``."""
+        facts = self._facts
+        if facts.capabilities is None:
+            facts.capabilities = await self._ask_server()  # two that ask at once learn the same
+        return self.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -163,7 +174,8 @@ class BucketStorage(RangedReads, Generic[Client]):
             self._facts.warned = True
             conditions.warn_not_honoured(self.client.endpoint, self.url)
         head = await self.client.head(key)
-        conditions.check(condition, None if head is None else head.generation, key, self.url)
+        if not conditions.holds(condition, None if head is None else head.generation):
+            raise conditions.failed(key, self.url)
         return Unconditional()
 
     async def rename_prefix(self, source: str, target: str) -> bool:

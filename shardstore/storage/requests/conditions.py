@@ -32,12 +32,6 @@ def holds(condition: Condition, found: Generation | None) -> bool:
             return True
 
 
-def check(condition: Condition, found: Generation | None, key: str, url: str) -> None:
-    """Raise ``ConditionFailed`` where ``condition`` does not hold for the version that was ``found``; ``None``: no object."""
-    if not holds(condition, found):
-        raise failed(key, url)
-
-
 def failed(key: str, url: str) -> ConditionFailed:
     """Return the error of a write whose condition does not hold."""
     return ConditionFailed(f"{key!r} in {url} is not what the write's condition asks for")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -13,7 +14,12 @@ WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
 
 PROBE_PREFIX = ".shardstore-probe-"
-"""The prefix of the names of empty objects that find out what a server honours; one is left where its process died meanwhile."""
+"""The prefix of the names of empty objects that find out what a server honours; one is left if its process dies meanwhile."""
+
+
+def probe_key() -> str:
+    """Return a new name of such an object."""
+    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
 
 class RequestFailed(StorageError):

@@ -78,12 +78,8 @@ class S3Storage(BucketStorage[S3Client]):
         conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
         return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
 
-    async def probe(self) -> Capabilities:
-        facts = self._facts
-        if facts.capabilities is None:
-            # Two that ask at once learn the same.
-            facts.capabilities = await probe_server(self.client)
-        return self.capabilities
+    async def _ask_server(self) -> Capabilities:
+        return await probe_server(self.client)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class ReadsAndWrites:
         return False
 
     async def stat(self: Storage, key: str) -> ObjectInfo | None:
-        """Return size and version by reading no bytes of the object, or all of it where that does not show its size."""
+        """Return size and version by reading no bytes of the object, or all of it if that does not show its size."""
         (outcome,) = await self.read([Read(key, ())])
         if isinstance(outcome, Found) and outcome.nbytes == UNKNOWN_NBYTES:
             (outcome,) = await self.read([Read(key, (EVERYTHING,))])
@@ -80,6 +80,6 @@ def direct_children(keys: Iterable[str], prefix: str) -> tuple[list[str], tuple[
 
 
 def check_directory(prefix: str) -> None:
-    """Raise ``InvalidInput`` where a prefix to list directly below is not that of a directory."""
+    """Raise ``InvalidInput`` if a prefix to list directly below is not that of a directory."""
     if prefix and not prefix.endswith("/"):
         raise InvalidInput(f"{prefix!r} names no directory: it has to be empty or end with '/'")

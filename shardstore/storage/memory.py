@@ -146,7 +146,7 @@ class MemoryStorage:
         return outcomes
 
     def _check(self, key: str, condition: Condition) -> None:
-        """Raise ``ConditionFailed`` where ``condition`` does not hold; call with the lock held."""
+        """Raise ``ConditionFailed`` if ``condition`` does not hold; call with the lock held."""
         file = self._files.get(f"{self.path}/{key}")
         if isinstance(condition, IfAbsent) and file is not None:
             raise ConditionFailed(f"{key!r} exists in {self.url}")

@@ -1,6 +1,6 @@
 """Places in which nothing changes as long as they are open, because nothing can or because the user says so.
 
-There, everything seen of an object stays true: filesystems without versions are not asked again for changes, and metadata documents are
+Everything seen of an object stays true there: filesystems without versions are not asked again for changes, and metadata documents are
 not read again. Nothing is written to such a place, since that would contradict the promise.
 """
 
@@ -20,7 +20,7 @@ from shardstore.storage.wrappers import StorageWrapper
 
 
 def check_static(static: object) -> bool | None:
-    """Raise ``InvalidInput`` where the value is not true, false or ``None``, which leaves it to the kind of storage."""
+    """Raise ``InvalidInput`` if the value is not true, false or ``None``, which leaves it to the kind of storage."""
     if static is None or isinstance(static, bool):
         return static
     raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")

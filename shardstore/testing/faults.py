@@ -52,7 +52,7 @@ class Delay:
 class DropReply:
     """The request is carried out, but its caller gets no answer.
 
-    A change ends in ``WriteOutcomeUnknown``, as where a storage could not confirm it by reading back; a query ends in a
+    A change ends in ``WriteOutcomeUnknown``, as if a storage could not confirm it by reading back; a query ends in a
     ``StorageError``.
     """
 
@@ -137,7 +137,7 @@ class Fault:
 
 
 class FaultStorage(StorageWrapper):
-    """Forwards to ``inner``, except requests that ``faults`` strike; where several strike one, the first fault counts.
+    """Forwards to ``inner``, except requests that ``faults`` strike; if several strike one, the first fault counts.
 
     Without faults it only counts: ``requests`` holds all requests, ``struck`` those that were struck. A ``rename_prefix`` counts even
     for kinds that cannot do it, which shows only afterwards. ``sleep`` is called for ``TimeOut`` and ``Delay``. A pickle has the same
@@ -374,7 +374,7 @@ def at_every_request(effect: Effect, attempt: Callable[[Fault], bool], *, every:
     struck.
 
     ``attempt`` starts from the same state each time, runs the operation over a ``FaultStorage`` with the given fault, checks the
-    outcome, and returns whether the fault struck anything: the sweep ends where it did not.
+    outcome, and returns whether the fault struck anything: the sweep ends if it did not.
     """
     for struck, at in enumerate(itertools.count(1, every)):
         if not attempt(Fault(at, effect)):

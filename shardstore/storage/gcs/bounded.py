@@ -18,7 +18,7 @@ _ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
 
 
 def encoding_of(headers: Any) -> str | None:
-    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` where there is none."""
+    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` if there is none."""
     return next((headers[name] for name in _ENCODINGS if headers.get(name, "identity") != "identity"), None)
 
 
@@ -30,7 +30,7 @@ class Allowed:
     most_nbytes: int | None
     key: str
     part: tuple[memoryview, int] | None = None
-    """The wanted part of a whole object that came where less was asked for, and the object's size. The body is empty then."""
+    """The wanted part of a whole object that came although less was asked for, and the object's size. The body is empty then."""
 
 
 class _Answer:

@@ -27,9 +27,9 @@ class ServerFacts:
 
     capabilities: Capabilities | None = None
     resumable_conditions: bool | None = None
-    """True where the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
+    """True if the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
     tells_generation: bool = True
-    """True where an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
+    """True if an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
     warned: bool = False
 
 

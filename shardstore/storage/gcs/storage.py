@@ -38,13 +38,13 @@ class _Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """An answer with bytes; where the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
+    """An answer with bytes; if the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
 
     answer: Answer
     cut: tuple[memoryview, int] | None
 
     def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
-        """Return the bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
+        """Return the bytes of ``request`` and the size of the object. Raises ``StorageError`` if it is an answer to something else."""
         return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
 
 
@@ -104,7 +104,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         return Part(found, nbytes, view)
 
     async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
-        """Read one range; return ``None`` where the object is absent or changed. Raises ``StorageError`` where the object is stored
+        """Read one range; return ``None`` if the object is absent or changed. Raises ``StorageError`` if the object is stored
         compressed, which GCS would undo.
         """
         headers = {"Accept-Encoding": "identity"}  # or aiohttp would ask for compressed bytes, and undo that
@@ -173,7 +173,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         return copied
 
     async def _rewrite(self, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
-        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` where there is
+        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` if there is
         no source.
         """
         client = self.client
@@ -190,7 +190,7 @@ class GCSStorage(BucketStorage[GCSClient]):
             if generation is None:
                 return _Unfinished()
             if not rewritten.get("rewriteToken"):
-                raise StorageError(f"{what}: the server neither ended it nor told how to go on")
+                raise StorageError(f"{what}: the server neither completed the copy nor gave a token to continue it")
             query["rewriteToken"] = rewritten["rewriteToken"]
 
     async def delete(self, key: str, condition: Condition) -> bool:

@@ -72,17 +72,17 @@ class ServerFacts:
     """The observed behaviour of one server; ``None``: not seen yet. An answer that contradicts a fact corrects it."""
 
     ranges: bool | None = None
-    """True where it sends ranges of objects, rather than the whole object instead."""
+    """True if it sends ranges of objects, rather than the whole object instead."""
     suffixes: bool | None = None
-    """True where it understands ranges that count from the end."""
+    """True if it understands ranges that count from the end."""
     head: bool | None = None
-    """True where HEAD shows the size."""
+    """True if HEAD shows the size."""
     if_match: bool = True
-    """True where it matches the ETags that it gives."""
+    """True if it matches the ETags that it gives."""
     warned: bool = False
 
     def ignored_a_range(self, origin: str) -> None:
-        """Note that an answer held the whole object where a range of it was asked for."""
+        """Note that an answer held the whole object, although a range of it was asked for."""
         self.ranges = False
         if not self.warned:
             self.warned = True
@@ -177,7 +177,7 @@ class HTTPClient:
     ) -> T:
         """Make a request, and return what ``take`` makes of the answer, whose status is one of success or one of ``accept``.
 
-        The request is repeated where there was no whole answer, or one that asks for that. ``what`` completes "… failed" in messages.
+        The request is repeated if there was no whole answer, or one that asks for that. ``what`` completes "… failed" in messages.
 
         Raises:
             AccessDenied: status 401, 403 or 407.

@@ -39,7 +39,7 @@ class HTTPStorage(ReadsOnly, RangedReads):
     A query in ``root`` goes with the request for every object, as tokens for a container need it. A signed URL of a single
     object cannot be a root.
 
-    Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` where it is strong.
+    Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` if it is strong.
     ``pinned_reads`` is claimed once answers have been seen, and all of them had a strong ETag: weak ETags and dates of whole seconds
     are compared too, but prove nothing. Listing reads the index pages that some servers make.
     """
@@ -154,7 +154,7 @@ class HTTPStorage(ReadsOnly, RangedReads):
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
     def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
-        """Note what an answer with the whole object says about the server, where less was asked for."""
+        """Note what an answer with the whole object says about the server, if less was asked for."""
         nbytes = answer.nbytes or 0
         if range_header(request) is None or resolve(request, nbytes) == ByteRange(0, nbytes):
             return
@@ -223,7 +223,7 @@ class HTTPStorage(ReadsOnly, RangedReads):
         return Part(found, answer.nbytes, NOTHING)
 
     async def _look(self, key: str) -> Answer:
-        """Return size and version by HEAD, or by the first byte where HEAD shows neither."""
+        """Return size and version by HEAD, or by the first byte if HEAD shows neither."""
         url, what, facts = self._client.url_of(key), f"looking up {key!r}", self._facts
         if facts.head is not False:
             accept = (*ABSENT_STATUS, *_NO_HEAD_STATUS)

@@ -27,7 +27,7 @@ APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
 def append_to(
     path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition, rules: WriteRules
 ) -> Generation | None:
-    """Carry out ``Storage.compose`` by appending to the file at ``path``; return ``None``, with nothing done, where that is not possible.
+    """Carry out ``Storage.compose`` by appending to the file at ``path``; return ``None``, with nothing done, if that is not possible.
 
     Raises:
         ConditionFailed: the file is not the version ``source``, or the condition does not hold. Nothing was done.
@@ -72,7 +72,7 @@ def append_to(
 
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
-    """Return the new bytes, without the padding before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
+    """Return the new bytes, without the padding before them, if ``segments`` only append to ``version``; ``None`` if they do more."""
     if len(segments) < 3 or segments[:2] != [CopiedRange(0, version.nbytes), Padding(APPEND_PADDING_NBYTES)]:
         return None
     rest = segments[2:]
@@ -84,7 +84,7 @@ def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryv
 def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
     """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
 
-    Returns ``False``, with nothing done, where the file system has no extended attributes. An error before the attribute marks the
+    Returns ``False``, with nothing done, if the file system has no extended attributes. An error before the attribute marks the
     append as complete leaves the old version. An error during that step, or after it, leaves either version.
     """
     record = encode_record(old)

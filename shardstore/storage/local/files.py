@@ -23,7 +23,7 @@ VIEWS_A_CALL = 1024
 
 
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where ``action`` on the object at ``key`` failed."""
+    """Return the error to raise, from ``exc``, if ``action`` on the object at ``key`` failed."""
     reason = exc.strerror or str(exc)
     where = f", in {os.path.dirname(exc.filename)}" if isinstance(exc.filename, str) else ""
     if isinstance(exc, PermissionError):
@@ -50,7 +50,7 @@ def translating(key: str, action: str) -> Iterator[None]:
 
 
 def _why_sticky(number: int | None, path: object) -> str:
-    """Return the text to add where a file cannot be replaced or removed because of its directory's sticky bit."""
+    """Return the text to add if a file cannot be replaced or removed because of its directory's sticky bit."""
     if number == errno.EPERM and isinstance(path, str):
         with suppress(OSError):
             directory, file = os.stat(os.path.dirname(path)), os.lstat(path)
@@ -66,7 +66,7 @@ def _why_sticky(number: int | None, path: object) -> str:
 
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
-    """Read exactly ``nbytes``, or fewer where the file ends."""
+    """Read exactly ``nbytes``, or fewer if the file ends before."""
     if not hasattr(os, "pread"):  # Windows; the descriptor is ours alone
         os.lseek(fd, offset, os.SEEK_SET)
         with os.fdopen(os.dup(fd), "rb") as file:

@@ -172,7 +172,7 @@ class LocalStorage:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str | None:
-        """Return the path of the object of ``key``; ``None`` where no object can be: hidden files of this package, and steps out of the
+        """Return the path of the object of ``key``; ``None`` if no object can be: hidden files of this package, and steps out of the
         root.
         """
         # Most keys have nothing that would have to be looked at segment by segment.
@@ -234,8 +234,8 @@ class LocalStorage:
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
     def read_page_cache(self, read: Read) -> Found | None:
-        """Read a short range of one version without a hop into a thread, which takes longer than the read. From any thread. ``None`` where
-        the read might have to wait: it is done only where the file was read a moment ago, and the bytes seem to be in the page cache.
+        """Read a short range of one version without a hop into a thread, which takes longer than the read. From any thread. ``None`` if
+        the read might have to wait: it is done only if the file was read a moment ago, and the bytes seem to be in the page cache.
         """
         if read.generation is None or read.guard is not None or not READS_CACHED or self._rules.is_network:
             return None
@@ -297,7 +297,7 @@ class LocalStorage:
         """Store whole objects of ``source`` one behind the other between ``before`` and ``after``; each is given by key, size and
         ``Generation.digest``.
 
-        This runs in the calling thread; the kernel copies the bytes where it can. Returns ``None``, with nothing stored, where one of
+        This runs in the calling thread; the kernel copies the bytes if it can. Returns ``None``, with nothing stored, if one of
         them is not as it was given. ``look`` is called now and then; an exception from it ends this, with nothing stored.
         """
         path = self._path_to_write(key)
@@ -417,7 +417,7 @@ class LocalStorage:
     async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
         """Make an empty object at ``key``, unless there is one, that is closed to everybody who cannot read the object of ``source``.
 
-        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
+        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` if the object of ``source`` is gone.
         """
         self._path_to_write(key)
 

@@ -97,8 +97,8 @@ def _may_be_left(name: str, is_network: bool) -> bool:
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """Return whether a writer is dead, where there are no such locks: by age, and by the process number
-        where it was on this machine.
+        """Return whether a writer is dead. There are no such locks on this system: the age tells it, and the process number of a writer on
+        this machine.
         """
         writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
@@ -138,7 +138,7 @@ else:
         return True
 
     def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
-        """A descriptor that holds the lock of a file which nobody holds any more."""
+        """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
         try:
             fd = open_lock_file(path)
         except OSError:  # removed meanwhile, or not ours to remove, or no file

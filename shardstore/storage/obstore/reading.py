@@ -70,7 +70,7 @@ class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
         return f"{type(self).__name__}({self.url!r})"
 
     async def bucket(self) -> Bucket | None:
-        """Return the bucket as obstore opens it now; ``None`` where requests have to go another way. Raises no exceptions of obstore."""
+        """Return the bucket as obstore opens it now; ``None`` if requests have to go another way. Raises no exceptions of obstore."""
         raise NotImplementedError
 
     def version_of(self, answer: Answer) -> Generation | None:
@@ -78,11 +78,11 @@ class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
         raise NotImplementedError
 
     def condition_on(self, generation: Generation) -> str | None:
-        """Return the ETag to ask for, where the version has one that can match."""
+        """Return the ETag to ask for, if the version has one that can match."""
         raise NotImplementedError
 
     def is_left_out(self) -> bool:
-        """Return whether obstore is not used: in a forked process, or where it has been given up."""
+        """Return whether obstore is not used: in a forked process, or after it was given up."""
         return self._is_given_up or not obstore_requests.can_run()
 
     def leave_out(self, reason: Exception) -> None:
@@ -109,9 +109,9 @@ class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
             logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
-        """Return whether a refusal says that there is no object, where the server is known to find objects that exist.
+        """Return whether a refusal says that there is no object. It does only if the server is known to find objects that exist.
 
-        One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
+        A server that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """
         return refusal.is_absent and self._has_found
 

@@ -146,16 +146,16 @@ def _without_ours(url: str, options: dict[str, Any]) -> str:
     """Return ``url`` without a ``sharded::`` before it, which means what this package does in any case.
 
     Raises:
-        InvalidInput: a view of a store is elsewhere in the chain, where it would be sharded once more.
+        InvalidInput: a view of a store is elsewhere in the chain, so its chunks would be sharded twice.
     """
     first, separator, rest = url.partition("::")
     if first in (_OURS, f"{_OURS}://") and separator:
         if _OURS in options:
-            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: options of the store itself are arguments of their own")
+            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: pass them to open() as arguments, not in storage_options")
         url = rest
     if _OURS in _protocols(url):
         raise InvalidInput(
-            f"{redacted(url)!r} is, or reads through, a view of a store, which shows chunks: a view of that would shard them once more. "
+            f"{redacted(url)!r} is, or reads through, a shardstore view of a store. Opening it again would shard the chunks twice. "
             f"Leave {_OURS}:: out, or put it at the very front with the path at the end"
         )
     return url
@@ -248,7 +248,7 @@ def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> A
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where a filesystem could not be made."""
+    """Return the error to raise, from ``exc``, if a filesystem could not be made."""
     what = f"{shown!r} cannot be opened"
     if isinstance(exc, TypeError | KeyError | AttributeError):
         given = {name: value for of_link in options.values() for name, value in of_link.items()}
@@ -274,8 +274,8 @@ def _reason(exc: Exception) -> str:
 def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url: str | None = None) -> Storage:
     if is_any(fs, frozenset({_OURS})):
         raise InvalidInput(
-            f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
-            "shard them once more. Give the filesystem below it"
+            f"the filesystem {type(fs).__name__} is, or reads through, a shardstore view of a store. Opening it again would shard the "
+            "chunks twice. Give the filesystem below it"
         )
     if is_any(fs, REFERENCES):
         from shardstore.storage.references.opening import check_made_by_user  # seldom needed
@@ -294,7 +294,7 @@ _first_seen_in: WeakKeyDictionary[AbstractFileSystem, int] = WeakKeyDictionary()
 
 
 def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """Return ``fs``, or one with the same options where ``fs`` belongs to another loop, or to the process that this one was forked from."""
+    """Return ``fs``, or one with the same options if ``fs`` belongs to another loop, or to the process that this one was forked from."""
     if isinstance(fs, MemoryFileSystem):  # what it holds came with the fork, and cannot be made again
         return fs
     is_async = isinstance(fs, AsyncFileSystem)

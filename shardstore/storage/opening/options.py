@@ -45,8 +45,9 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
 def own_option(
     options: MutableMapping[str, Any], name: str, check: Callable[[object], T | None], given: T | None, is_of: Callable[[str], bool]
 ) -> T | None:
-    """Remove an option of this package from ``options``, where everything that takes ``storage_options`` takes it, also under a protocol
-    that it ``is_of``; return its value, or else the ``given`` one.
+    """Remove an option of this package from ``options``, and return its value, or else the ``given`` one.
+
+    It may be among ``storage_options``, so that everything that takes those takes it, and under the name of a protocol that it ``is_of``.
 
     Raises:
         InvalidInput: the value is no value of the option, or another one was given too.
@@ -71,7 +72,7 @@ def refuse(url: str, options: Mapping[str, Any]) -> None:
 
 
 def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn where that is only likely."""
+    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn if that is only likely."""
     kind = kind_of_protocol(protocol)
     if kind is not None and kind.has_endpoint:
         _check_endpoint(url, options)
@@ -81,7 +82,7 @@ def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mappi
     if kind is not None:
         named |= kind.passed_on
     unknown = sorted(set(options) - named - _OF_FSSPEC)
-    if not unknown or not takes_any:  # where it takes no others, the filesystem says so itself
+    if not unknown or not takes_any:  # if it takes no others, the filesystem says so itself
         return
     name = unknown[0]
     one = len(unknown) == 1

@@ -14,7 +14,7 @@ Transport = Literal["fsspec", "obstore"]
 
 
 def check_transport(transport: object) -> Transport:
-    """Return the transport. Raises ``InvalidInput`` where there is no such transport."""
+    """Return the transport. Raises ``InvalidInput`` if there is no such transport."""
     if transport not in get_args(Transport):
         raise InvalidInput(f"transport={transport!r} is not one of {', '.join(map(repr, get_args(Transport)))}")
     return cast("Transport", transport)
@@ -45,7 +45,9 @@ def carried_by(transport: Transport, storage: Storage) -> Storage:
             if getattr(layer, "transport", None) == transport:
                 return storage
             layer = getattr(layer, "inner", None)
-        raise Unsupported(f"transport='obstore' cannot be put beneath a {type(storage).__name__}: open what it wraps with it")
+        raise Unsupported(
+            f"transport='obstore' cannot be added to a {type(storage).__name__}. Open the storage inside it with transport='obstore'"
+        )
     try:
         return kind.on_obstore(storage)
     except ModuleNotFoundError as exc:

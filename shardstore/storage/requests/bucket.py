@@ -59,7 +59,7 @@ class BucketClient(ABC):
 
     @abstractmethod
     async def head(self, key: str) -> Head | None:
-        """Return version and size of the object, ``None`` where there is none."""
+        """Return version and size of the object, ``None`` if there is none."""
 
     def full_key(self, key: str) -> str:
         """Return the name of the object of ``key`` in the bucket."""
@@ -188,7 +188,7 @@ class BucketStorage(RangedReads, Generic[Client]):
         """Yield the pages of a listing of what lies below ``prefix``; with ``directory``, of what lies directly below it."""
 
     async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
-        """List as the protocol says; only keys behind ``after``, where that is given and the server can."""
+        """List as the protocol says; only keys behind ``after``, if that is given and the server can."""
         async for page in self._pages(prefix, directory=False, after=after):
             for info in page.objects:
                 yield info

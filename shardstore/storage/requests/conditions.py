@@ -1,4 +1,4 @@
-"""Conditions of writes: which of them a storage honours, and the fallback where it does not."""
+"""Conditions of writes: which of them a storage honours, and the fallback if it does not."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def warn_not_honoured(endpoint: str, url: str) -> None:
 
 
 def check_deletion(key: str, condition: Condition) -> None:
-    """Raise ``InvalidInput`` where something is to be deleted on the condition that it does not exist."""
+    """Raise ``InvalidInput`` if something is to be deleted on the condition that it does not exist."""
     if isinstance(condition, IfAbsent):
         raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")

@@ -36,12 +36,12 @@ class RequestFailed(StorageError):
 
     @property
     def is_lost(self) -> bool:
-        """True where the answer never came, or does not show if the request was carried out."""
+        """True if the answer never came, or does not show if the request was carried out."""
         return self.status is None or self.status == 408 or (self.status >= 500 and self.status != 501)
 
     @property
     def is_busy(self) -> bool:
-        """True where the server did nothing, and asks to try again: another request was running, or there were too many."""
+        """True if the server did nothing, and asks to try again: another request was running, or there were too many."""
         return self.status in (409, 429)
 
 
@@ -55,7 +55,7 @@ class Head:
 
 
 def server_times(last_modified: str | None, date: str | None) -> ServerTimes | None:
-    """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` where they have none."""
+    """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` if they have none."""
     try:
         return ServerTimes(parsedate_to_datetime(last_modified or "").timestamp(), parsedate_to_datetime(date or "").timestamp())
     except ValueError:

@@ -21,7 +21,7 @@ from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuff
 from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 
 REFUSAL_NBYTES = 1 << 20
-"""The most bytes that are read of the text of a refusal, where it is read at all."""
+"""The most bytes that are read of the text of a refusal, if it is read at all."""
 
 
 class TooMuch(StorageError):
@@ -34,13 +34,13 @@ def too_long(nbytes: int, most_nbytes: int, what: str) -> TooMuch:
 
 
 def check_most(nbytes: int, most_nbytes: int | None, what: str) -> None:
-    """Raise that error where the object is longer than allowed."""
+    """Raise ``TooMuch`` if the object is longer than allowed."""
     if most_nbytes is not None and nbytes > most_nbytes:
         raise too_long(nbytes, most_nbytes, what)
 
 
 async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes:
-    """Return a body of ``nbytes``, or the part that came where it ends before. Raises ``TooMuch`` at the first byte behind it."""
+    """Return a body of ``nbytes``, or the part that came if it ends before. Raises ``TooMuch`` at the first byte behind it."""
     body = bytearray()
     async for block in blocks:
         body += block
@@ -52,7 +52,7 @@ async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes
 async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbytes: int, what: str) -> tuple[memoryview, ...]:
     """Return the wanted ranges of a body of ``nbytes``, without ever holding the rest of it; bytes after them are not waited for.
 
-    Raises ``StorageError`` where the body ends before.
+    Raises ``StorageError`` if the body ends before.
     """
     ranges = [resolve(request, nbytes) for request in wanted]
     kept = [bytearray() for _ in ranges]
@@ -129,7 +129,7 @@ def range_header(request: ByteRequest) -> str | None:
 def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
     """Return the most bytes that the body of an answer with a range (206) has, if it is an answer to ``request``.
 
-    Raises ``TooMuch`` where it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
+    Raises ``TooMuch`` if it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
     then nothing of it need be read.
     """
     sent = _SENT_RANGE.fullmatch((content_range or "").strip())
@@ -184,7 +184,7 @@ async def received(
 def checked_part(request: ByteRequest, status: int, content_range: str | None, data: bytes, key: str) -> tuple[memoryview, int]:
     """Return the bytes of ``request`` and the size of the object, from an answer to it.
 
-    Raises ``StorageError`` where the answer is for another range, or shorter than it says.
+    Raises ``StorageError`` if the answer is for another range, or shorter than it says.
     """
     if status == 200:  # the whole object: asked for, or the server does not know ranges
         wanted = resolve(request, len(data))

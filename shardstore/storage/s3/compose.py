@@ -158,7 +158,7 @@ class _Upload:
         return etag
 
     async def _check_refusal(self, refusal: RequestFailed) -> None:
-        """Raise ``Unsupported`` where the server refuses to copy the version that is there, and not for the first time."""
+        """Raise ``Unsupported`` if the server refuses to copy the version that is there, and not for the first time."""
         head = await self._client.head(self._key)
         if head is None or head.generation != self._source:
             return

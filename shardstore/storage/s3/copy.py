@@ -28,7 +28,7 @@ _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "Conte
 
 
 async def copy_object(client: S3Client, source: str, target: str) -> Generation | None:
-    """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` where there is no source.
+    """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` if there is no source.
 
     The copy keeps the user metadata, with the id of the write that made the source. That cannot confirm a wrong write: an id is drawn
     for one write, and looked for only at the key of that write, while its answer is missing.
@@ -99,7 +99,7 @@ async def _copy_large(client: S3Client, source: str, target: str) -> Generation 
 
 
 async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
-    """Copy the version of ``head``, in parts; return ``None``, with nothing stored, where it has been replaced."""
+    """Copy the version of ``head``, in parts; return ``None``, with nothing stored, if it has been replaced."""
     old, write_id = head_of(head, source), uuid.uuid4().hex
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
@@ -115,7 +115,7 @@ async def _copy_version(client: S3Client, source: str, target: str, head: Mappin
 async def _copy_parts(
     client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
 ) -> list[dict[str, Any]] | None:
-    """Copy the parts; return the list that completes the upload, or ``None`` where the source is another version now."""
+    """Copy the parts; return the list that completes the upload, or ``None`` if the source is another version now."""
     part_bytes = max(client.min_copied_part_bytes, -(-nbytes // MAX_PARTS))
     free = asyncio.Semaphore(_PARTS_AT_ONCE)
 

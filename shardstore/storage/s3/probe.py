@@ -28,7 +28,7 @@ def _made_up_etag() -> str:
 
 
 async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:
-    """Return whether the server refuses a request that it should; ``None`` where it does not know such requests."""
+    """Return whether the server refuses a request that it should; ``None`` if it does not know such requests."""
     try:
         await client.call(method, "probing conditional writes with", key, **parameters)
     except RequestFailed as exc:

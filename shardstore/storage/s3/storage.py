@@ -74,7 +74,7 @@ class S3Storage(BucketStorage[S3Client]):
     def capabilities(self) -> Capabilities:
         facts = self._facts
         known = facts.capabilities or CLAIMED_WITHOUT_PROBE
-        # What is conditional elsewhere has to be so when parts are put together; where nothing is, they always can be.
+        # What is conditional elsewhere has to be so when parts are put together; if nothing is, they always can be.
         conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
         return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
 
@@ -104,7 +104,8 @@ class S3Storage(BucketStorage[S3Client]):
             return CHANGED
         if (encoding := response.get("ContentEncoding") or "identity") not in ("identity", "aws-chunked"):
             raise StorageError(
-                f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
+                f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
+                f"{encoding}"
             )
         if isinstance(body, bytes):
             view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
@@ -115,7 +116,7 @@ class S3Storage(BucketStorage[S3Client]):
     async def _get_body(
         self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
     ) -> tuple[dict[str, Any], bytes | tuple[memoryview, int]]:
-        """Return the answer and its body, or, where the whole object came instead, the wanted part of it and its size. Asks again where
+        """Return the answer and its body, or, if the whole object came instead, the wanted part of it and its size. Asks again if
         the connection breaks within the body, which s3fs's retries do not cover.
         """
         attempt = 0

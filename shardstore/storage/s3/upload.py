@@ -58,7 +58,7 @@ class S3Write(ObjectWrite):
                 return {}
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
-        """Return the version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
+        """Return the version that this write made, from the answer to it; Ceph leaves the ETag out when an upload is completed.
 
         Raises:
             RequestFailed: neither the answer nor the object shows the version: as if the answer had been lost.
@@ -118,7 +118,7 @@ async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Co
 
 
 async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a large body in bounded memory: in parts, or through a local file where parts cannot be made conditional."""
+    """Store a large body in bounded memory: in parts, or through a local file if parts cannot be made conditional."""
     if not isinstance(condition, Unconditional):
         facts = facts_of(client)
         if facts.multipart_conditions is None:

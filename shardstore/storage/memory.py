@@ -30,7 +30,7 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
 )
-from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.fallbacks import check_directory, direct_children
 from shardstore.storage.requests.body import byte_view, joined
 from shardstore.storage.requests.conditions import check_deletion
 
@@ -148,7 +148,7 @@ class MemoryStorage:
         return outcomes
 
     def _check(self, key: str, condition: Condition) -> None:
-        """Raise ``ConditionFailed`` where ``condition`` does not hold; call with the lock held."""
+        """Raise ``ConditionFailed`` if ``condition`` does not hold; call with the lock held."""
         file = self._files.get(f"{self.path}/{key}")
         if isinstance(condition, IfAbsent) and file is not None:
             raise ConditionFailed(f"{key!r} exists in {self.url}")
@@ -242,17 +242,9 @@ class MemoryStorage:
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        objects: list[ObjectInfo] = []
-        prefixes: dict[str, None] = {}
-        for key in self._keys(prefix):
-            name, slash, _ = key[len(prefix) :].partition("/")
-            if slash:
-                prefixes[prefix + name + slash] = None
-            elif name:
-                info = await self.stat(key)
-                if info is not None:
-                    objects.append(info)
-        return DirListing(tuple(objects), tuple(prefixes))
+        keys, prefixes = direct_children(self._keys(prefix), prefix)
+        infos = [await self.stat(key) for key in keys]
+        return DirListing(tuple(info for info in infos if info is not None), prefixes)
 
     async def close(self) -> None:
         """Do nothing: no resources are held."""

@@ -83,7 +83,7 @@ class CheckedStorage(StorageWrapper):
         self._sleep = sleep
 
     async def _asked(self, what: str, key: str, request: Awaitable[T], error: type[ShardStoreError] = StorageError) -> T:
-        """Return the answer to a request; raise ``error`` where it was cancelled by nobody here."""
+        """Return the answer to a request; raise ``error`` if it was cancelled by nobody here."""
         try:
             return await request
         except asyncio.CancelledError as exc:
@@ -122,7 +122,7 @@ class CheckedStorage(StorageWrapper):
         return [self._whole(read, outcome) for read, outcome in zip(reads, outcomes, strict=True)]
 
     def _whole(self, read: Read, outcome: ReadOutcome) -> ReadOutcome:
-        """Return the outcome, or a failure where it was cut short."""
+        """Return the outcome, or a failure if it was cut short."""
         if not isinstance(outcome, Found):
             return outcome
         for request, buffer in zip(read.ranges, outcome.buffers, strict=True):

@@ -17,8 +17,8 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.presented.view import View
 from shardstore.storage.base import Storage
-from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of

@@ -91,7 +91,7 @@ async def take_head(response: Any) -> Answer:
 async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
     """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
-    Raises ``TooMuch`` where the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
+    Raises ``TooMuch`` if the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
     """
     headers = response.headers
     if response.status == 206:

@@ -134,7 +134,7 @@ def list_directory(root: str, prefix: str) -> DirListing:
 
 
 def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
-    """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, where that takes more than a rename.
+    """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, if that takes more than a rename.
 
     The locks of single objects are not taken. A writer at work below ``source`` finds its temporary file gone and fails, with nothing
     stored. Its hidden files move along, and disturb nobody.
@@ -174,7 +174,7 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
 
 
 def _remove_empty(directory: str, rules: WriteRules) -> bool:
-    """Remove a directory that holds nothing but such directories; return whether that is so."""
+    """Remove a directory if it holds nothing but empty directories; return whether it was removed."""
     if os.path.islink(directory):
         return False
     try:

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -23,7 +23,7 @@ from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
-from shardstore.engine.metadata.levels import LevelledStorage
+from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
 from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
@@ -73,13 +73,6 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     return DetectedStorage(
         storage, options.lost_transformers, draft=shows_draft or options.stored == "transformer", with_stored=shows_draft
     )
-
-
-def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
-    """Return whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts
-    have.
-    """
-    return not options.present.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
 
 
 def _lacking(storage: Storage, options: EngineOptions) -> str | None:
@@ -142,14 +135,9 @@ class Engine(KeyedStore):
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
-        ttl = self.options.metadata_ttl
-        shown = self.storage
-        if below is not None and _may_have_levels(self.storage, self.options):
-            shown = LevelledStorage(self.storage, self.options.present_level, _Above(self.options, below, weakref.ref(self)))
-            self.hierarchy = Hierarchy(shown, ttl, clock, shown.deep_arrays)
-        else:
-            self.hierarchy = Hierarchy(shown, ttl, clock)
+        shown, deep_arrays = self._without_levels(below)
         self._levelled = shown
+        self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
         self._documents = Documents(shown, self.hierarchy, self._indices, self.options, contention)
@@ -170,6 +158,16 @@ class Engine(KeyedStore):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage.url!r})"
+
+    def _without_levels(self, below: Callable[[Engine], Storage] | None) -> tuple[Storage, Mapping[str, object]]:
+        """Return the storage with all levels of sharding taken off but one, and the arrays of which some were taken off."""
+        level = self.options.present_level
+        if below is None or self.options.present.shows_draft or (level == 1 and not isinstance(self.storage, DetectedStorage)):
+            return self.storage, {}
+        levelled = LevelledStorage(self.storage, level, _Above(self.options, below, weakref.ref(self)))
+        if level == 1 and isinstance(self.storage, DetectedStorage) and not self.storage.is_draft:
+            return LevelledDraft(self.storage, levelled), levelled.deep_arrays
+        return levelled, levelled.deep_arrays
 
     # -- values ----------------------------------------------------------------------------------------------------
 

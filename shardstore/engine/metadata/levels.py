@@ -31,8 +31,8 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRang
 from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
-from shardstore.storage.wrappers import StorageWrapper
-from shardstore.stored.detect import DetectedStorage, is_draft
+from shardstore.storage.wrappers import SettledStorage, StorageWrapper
+from shardstore.stored.detect import DetectedStorage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,16 +54,10 @@ class LevelledStorage(StorageWrapper):
         self.deep_arrays: dict[str, int] = {}
         """The levels below arrays whose shards are no stored objects, by path, as their documents were last seen."""
 
-    def _is_active(self) -> bool:
-        """Return whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
-        return self._wanted != 1 or is_draft(self.inner)
-
     @property
     def capabilities(self) -> Capabilities:
         """Those that the storage of every array has: an engine is no better than what it works upon."""
         below = self.inner.capabilities
-        if not self._is_active():
-            return below
         atomic = below.atomic_commits
         conditional_delete = atomic and below.conditional_delete
         return replace(below, create_if_absent=atomic, compare_and_swap=atomic, conditional_delete=conditional_delete, guarded_reads=False)
@@ -116,9 +110,6 @@ class LevelledStorage(StorageWrapper):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        if not self._is_active():
-            outcomes = await self.inner.read(reads)
-            return outcomes if not self._is_active() else await self.read(reads)  # what is stored has just been found out
         paths = [metadata_path(read.key) for read in reads]
         asked = [read if path is None else document_read(read.key) for read, path in zip(reads, paths, strict=True)]
         places = [self.inner if path is not None else self._storage_of(read.key) for read, path in zip(reads, paths, strict=True)]
@@ -130,7 +121,7 @@ class LevelledStorage(StorageWrapper):
         ]
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        if not self._is_active() or metadata_path(key) is None:
+        if metadata_path(key) is None:
             return await self._storage_of(key).stat(key)
         (outcome,) = await self.read([document_read(key)])
         if isinstance(outcome, Failed):
@@ -143,8 +134,6 @@ class LevelledStorage(StorageWrapper):
         path = metadata_path(key)
         if path is None:
             return await self._storage_of(key).write(key, body, nbytes, condition)
-        if not self._is_active():
-            return await self.inner.write(key, body, nbytes, condition)
         data = await joined(body, nbytes, key)
         document = parse_object(data)
         if path in self.deep_arrays:
@@ -245,11 +234,6 @@ class LevelledStorage(StorageWrapper):
 
     # -- listing -------------------------------------------------------------------------------------------------------
 
-    async def _settle(self) -> None:
-        """Find out what is stored, which listing finds out in any case."""
-        if isinstance(self.inner, DetectedStorage):
-            await self.inner.settled()
-
     async def _within(self, prefix: str) -> Storage:
         """Return where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
         paths = [path for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
@@ -257,13 +241,11 @@ class LevelledStorage(StorageWrapper):
         return next((self._storage_at(self.deep_arrays[path]) for path in paths if path in self.deep_arrays), self.inner)
 
     async def list_dir(self, prefix: str) -> DirListing:
-        await self._settle()
-        return await (await self._within(prefix) if self._is_active() else self.inner).list_dir(prefix)
+        return await (await self._within(prefix)).list_dir(prefix)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        await self._settle()
-        storage = await self._within(prefix) if self._is_active() else self.inner
-        if storage is not self.inner or not self._is_active():
+        storage = await self._within(prefix)
+        if storage is not self.inner:
             async for info in storage.list(prefix):
                 yield info
             return
@@ -311,6 +293,35 @@ class LevelledStorage(StorageWrapper):
                 document = parse_object(outcome.buffers[0]) if isinstance(outcome, Found) else None
                 array = parse_shown(document) if document is not None and is_array(document) else None
                 seen[path] = array if isinstance(array, PlainArray) else None
+
+
+class LevelledDraft(SettledStorage):
+    """``detected``, or, if a draft hierarchy is stored there, ``levelled``, which takes the levels of ``detected`` off.
+
+    By default only storage transformers are taken off, and only drafts have any.
+    """
+
+    def __init__(self, detected: DetectedStorage, levelled: LevelledStorage) -> None:
+        super().__init__(detected)
+        self._detected = detected
+        self._levelled = levelled
+
+    async def settled(self) -> Storage:
+        stored = await self._detected.settled()
+        return self._settle() or stored
+
+    def _settle(self) -> Storage | None:
+        """Take over what ``detected`` has found out."""
+        self.found = self._levelled if self._detected.is_draft else self._detected.found
+        return self.found
+
+    async def first_read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        found = self._settle()
+        if found is None:
+            outcomes = await self._detected.read(reads)
+            if (found := self._settle()) is not self._levelled:
+                return outcomes
+        return await found.read(reads)
 
 
 def _unknown_owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:

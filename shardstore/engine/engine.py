@@ -24,12 +24,12 @@ from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
 from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
-from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
+from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
-from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
+from shardstore.engine.reading.chunk_parts import ChunkParts, PartReads, ReadsInThreads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
-from shardstore.engine.reading.page_cache_read import page_cache_read
+from shardstore.engine.reading.page_cache_read import PageCacheReader, ReadsPageCache
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
@@ -56,7 +56,7 @@ from shardstore.format.store_keys import (
     metadata_path,
 )
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
@@ -146,8 +146,12 @@ class Engine(KeyedStore):
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
-        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._indices, self.counters)
-        self._part_reads = part_reads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
+        self._page_cache_read: PageCacheReader | None = None
+        if isinstance(storage, ReadsPageCache):
+            self._page_cache_read = PageCacheReader(storage, self.hierarchy, self._indices, self.counters)
+        self._part_reads: PartReads | None = None
+        if isinstance(storage, ReadsInThreads):
+            self._part_reads = PartReads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -216,8 +220,7 @@ class Engine(KeyedStore):
             if not overlay.decides(check_key(key)):
                 below.append(i)
             elif (held := overlay.get(key)) is not None:
-                inside = resolve(request, len(held))
-                values[i] = memoryview(held)[inside.start : inside.end]
+                values[i] = cut(memoryview(held), request)
         for i, value in zip(below, await self._values.get_many([requests[i] for i in below]), strict=True):
             values[i] = value
         return values
@@ -419,7 +422,7 @@ class Engine(KeyedStore):
 
     async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
         """Move everything at or below the path ``source`` as it is stored; see ``moving.move_between``. May be cancelled."""
-        return await move_nodes(self, source, target, overwrite=overwrite)
+        return await move_between(self, source, self, target, overwrite=overwrite)
 
     async def stale_consolidated(self, path: str) -> Sequence[str]:
         """The groups above ``path`` whose consolidated metadata does not say what is there now; ask after it was copied or moved."""

@@ -457,13 +457,6 @@ async def copy_nodes(
 # -- moving ------------------------------------------------------------------------------------------------------------
 
 
-async def move_nodes(
-    engine: HasNodes, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
-) -> int:
-    """Move everything at or below a path to another one of the same store, as ``move_between`` does."""
-    return await move_between(engine, source_path, engine, target_path, overwrite=overwrite, progress=progress)
-
-
 async def move_between(
     source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:

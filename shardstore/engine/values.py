@@ -217,16 +217,13 @@ class Values:
         """Return the array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
         if self._hierarchy.never_checks:
             return None
-        for path, rest in possible_owners(key):
-            node = self._hierarchy.known(path)
-            if node is not None and node.coords_of(rest) is not None:
-                return None if node.layout is not None or self._hierarchy.is_pending(path) else node
-        return None
+        owner = self._hierarchy.owner(possible_owners(key))
+        return None if owner is None or owner[0].layout is not None or self._hierarchy.is_pending(owner[0].path) else owner[0]
 
     def may_be_shard(self, key: str) -> bool:
+        """Return whether the key looks like a chunk, and no array is known that has it."""
         owners = possible_owners(key)
-        known = [(self._hierarchy.known(path), rest) for path, rest in owners]
-        return bool(owners) and not any(node is not None and node.coords_of(rest) is not None for node, rest in known)
+        return bool(owners) and self._hierarchy.owner(owners) is None
 
     def _show_documents(
         self,
@@ -272,7 +269,8 @@ class Values:
                     raise StaleLayout
                 case ChunkTarget():
                     (shard,) = group_by_shard([(0, target, EVERYTHING)])
-                    return await self._reader.chunk_nbytes(shard)
+                    place = await self._reader.chunk_place(shard)
+                    return None if place is None else place[1].nbytes
 
         return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
 

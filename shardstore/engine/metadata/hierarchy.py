@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
-from shardstore.format.store_keys import metadata_key, metadata_path, possible_owners
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
@@ -155,8 +155,7 @@ Target = ChunkTarget | MetadataTarget | PlainTarget | GoneTarget
 
 
 def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
-    encoded = layout.key_encoding.encode(shard_coords)
-    return f"{path}/{encoded}" if path else encoded
+    return join(path, layout.key_encoding.encode(shard_coords))
 
 
 def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | None:
@@ -164,7 +163,7 @@ def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | No
     node, layout = first.node, first.layout
     if layout.key_encoding.name != "default":
         return None
-    before = metadata_key(node.path).removesuffix(METADATA_NAME)
+    before = join(node.path, "")
     if not all(key.startswith(before) for key in keys):
         return None
     coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
@@ -275,7 +274,7 @@ class Hierarchy:
                 other._ask_again(known)
 
     def _known_below(self, path: str) -> list[str]:
-        inside = path + "/" if path else ""
+        inside = join(path, "")
         return [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]
 
     # -- others in this process ------------------------------------------------------------------------------------
@@ -437,7 +436,7 @@ class Hierarchy:
             to_load: dict[str, None] = {}
             waiting: list[tuple[int, list[tuple[str, str]]]] = []
             for i, owners in undecided:
-                owner = self._owner(owners)
+                owner = self.owner(owners)
                 if owner is not None and (self._may_trust(owner[0], for_write) or owner[0].path in loaded):
                     node, coords = owner
                     targets[i] = PlainTarget(keys[i]) if node.layout is None else ChunkTarget.of(keys[i], node, node.layout, coords)
@@ -464,7 +463,7 @@ class Hierarchy:
         """
         if self._pending or metadata_path(key) is not None:
             return None
-        owner = self._owner(possible_owners(key))
+        owner = self.owner(possible_owners(key))
         if owner is None:
             return None
         node, coords = owner
@@ -495,12 +494,14 @@ class Hierarchy:
         """
         return self.is_fresh(node) or (not for_write and node.layout is not None)
 
-    def _owner(self, owners: list[tuple[str, str]]) -> tuple[Node, ChunkCoords] | None:
-        """Return the outermost known array that has such a chunk."""
+    def owner(self, owners: list[tuple[str, str]], *, fresh: bool = False) -> tuple[Node, ChunkCoords] | None:
+        """Return the outermost known array that has such a chunk, and the chunk; ``owners`` are the ``possible_owners`` of its key.
+
+        With ``fresh``, arrays whose documents have to be read again do not count.
+        """
         for path, rest in owners:
             node = self.known(path)
-            coords = node.coords_of(rest) if node is not None else None
-            if node is not None and coords is not None:
+            if node is not None and (coords := node.coords_of(rest)) is not None and (not fresh or self.is_fresh(node)):
                 return node, coords
         return None
 

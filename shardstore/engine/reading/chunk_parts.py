@@ -22,7 +22,7 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import Places, places_in
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.reads import ReadLimits, coalesce_all
-from shardstore.storage.base import Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
 
 Ints = npt.NDArray[np.int64]
@@ -235,10 +235,3 @@ def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
     return kept
-
-
-def part_reads(
-    storage: Storage, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
-) -> PartReads | None:
-    """The batches of a storage that reads in any thread; ``None`` where it cannot."""
-    return PartReads(storage, hierarchy, indices, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None

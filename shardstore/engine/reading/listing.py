@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
@@ -117,23 +117,16 @@ class Listing:
                     yield _batch([found])
         plain: list[ObjectInfo] = []
         async for found, shard in self.stored(stored_prefix):
-            if shard is None:
-                if found.key.startswith(prefix):
-                    plain.append(found)
-                    if len(plain) >= at_once:
-                        yield _batch(plain)
-                        plain = []
-                        at_once = min(4 * at_once, _INDICES_AT_ONCE)
-                continue
-            shards.append(shard)
-            if len(shards) >= at_once:
-                for batch in await self._expand(shards, prefix, leading):
+            if shard is not None:
+                shards.append(shard)
+            elif found.key.startswith(prefix):
+                plain.append(found)
+            if max(len(plain), len(shards)) >= at_once:
+                for batch in await self._expand(plain, shards, prefix, leading):
                     yield batch
-                shards = []
+                plain, shards = [], []
                 at_once = min(4 * at_once, _INDICES_AT_ONCE)
-        if plain:
-            yield _batch(plain)
-        for batch in await self._expand(shards, prefix, leading):
+        for batch in await self._expand(plain, shards, prefix, leading):
             yield batch
 
     async def stored(self, prefix: str) -> AsyncIterator[tuple[ObjectInfo, ShardRead | None]]:
@@ -146,30 +139,25 @@ class Listing:
         owners = possible_owners(found.key)
         if not owners or metadata_path(found.key) is not None:
             return None
-        for path, rest in owners:
-            node = self._hierarchy.known(path)
-            coords = node.coords_of(rest) if node is not None and self._hierarchy.is_fresh(node) else None
-            if node is not None and coords is not None:
-                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
-        unknown = [p for p, _ in owners if (n := self._hierarchy.known(p)) is None or not self._hierarchy.is_fresh(n)]
-        nodes = await self._hierarchy.load(p for p in unknown if not self._hierarchy.recently_absent(p))
-        for path, rest in owners:
-            node = nodes.get(path) or self._hierarchy.known(path)
-            coords = node.coords_of(rest) if node is not None else None
-            if node is not None and coords is not None:
-                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
-        return None
+        owner = self._hierarchy.owner(owners, fresh=True)
+        if owner is None:
+            unknown = [p for p, _ in owners if (n := self._hierarchy.known(p)) is None or not self._hierarchy.is_fresh(n)]
+            await self._hierarchy.load(p for p in unknown if not self._hierarchy.recently_absent(p))
+            owner = self._hierarchy.owner(owners)
+        if owner is None:
+            return None
+        node, coords = owner
+        return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
 
-    async def _expand(self, shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
-        if not shards:
-            return iter(())
+    async def _expand(self, plain: list[ObjectInfo], shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
+        """Return the objects as they are, and the chunks of each shard."""
         current: list[tuple[ShardRead, CachedIndex]] = []
-        for shard, index in await self._current_indices(shards):
+        for shard, index in await self._current_indices(shards) if shards else ():
             if isinstance(index, ShardStoreError):
                 raise index
             if index is not None:
                 current.append((shard, index))
-        return (self._chunks(shard, index, prefix, leading) for shard, index in current)
+        return chain([_batch(plain)] if plain else [], (self._chunks(shard, index, prefix, leading) for shard, index in current))
 
     async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
         """Each shard with its index; shards of arrays that have become something else meanwhile are left out."""

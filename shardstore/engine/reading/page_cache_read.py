@@ -14,7 +14,7 @@ from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
-from shardstore.storage.base import Found, Read, Storage
+from shardstore.storage.base import Found, Read
 from shardstore.storage.wrappers import Counters
 
 
@@ -59,8 +59,3 @@ class PageCacheReader:
         (data,) = found.buffers
         self._counters.add(requests=1, bytes_read=len(data), chunks_read=1, index_hits=1)
         return data
-
-
-def page_cache_read(storage: Storage, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> PageCacheReader | None:
-    """The reads of a storage that can answer some at once; ``None`` where it cannot."""
-    return PageCacheReader(storage, hierarchy, indices, counters) if isinstance(storage, ReadsPageCache) else None

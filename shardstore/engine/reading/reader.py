@@ -29,7 +29,7 @@ from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
-from shardstore.format.store_keys import metadata_key
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
@@ -176,11 +176,6 @@ class Reader:
         """Return whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""
         return index.is_verified or self._hierarchy.never_checks
 
-    async def chunk_nbytes(self, shard: ShardRead) -> int | None:
-        """The encoded size of the one chunk that is wanted of a shard; ``None``: there is none. Raises as ``chunk_place``."""
-        found = await self.chunk_place(shard)
-        return None if found is None else found[1].nbytes
-
     async def chunk_place(self, shard: ShardRead, *, surely: bool = False) -> tuple[Generation, ChunkLocation] | None:
         """Return where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
 
@@ -267,7 +262,7 @@ class Reader:
         for (path, before), outcome in zip(expected.items(), outcomes, strict=True):
             now = self._hierarchy.learn(path, outcome)
             if now is None or now.layout is None or not same_shards(now.layout, before.layout):
-                self._indices.drop_prefix(path + "/" if path else "")
+                self._indices.drop_prefix(join(path, ""))
                 changed = True
         if changed:
             raise StaleLayout

@@ -208,7 +208,10 @@ class Committer:
             except Corruption as exc:
                 self._indices.drop(key)
                 if not from_cache:
-                    raise self._damaged(shard, exc) from exc
+                    raise Corruption(
+                        f"shard {key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
+                        f"{exc}. Write or erase that chunk first, or in the same batch"
+                    ) from exc
             from_cache = False
 
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
@@ -385,12 +388,6 @@ class Committer:
         if shard.node.is_uncommitted:
             self._created[shard.key] = shard, generation
         return index
-
-    def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
-        return Corruption(
-            f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
-            f"{cause}. Write or erase that chunk first, or in the same batch"
-        )
 
 
 def _not_alone(shard: Shard) -> Conflict:

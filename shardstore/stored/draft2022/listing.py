@@ -25,7 +25,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_key,
 )
 from shardstore.format.json_text import JsonObject
-from shardstore.format.store_keys import groups_above
+from shardstore.format.store_keys import groups_above, metadata_key
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
 from shardstore.storage.fallbacks import check_directory
@@ -255,7 +255,7 @@ class _Directory:
 
 
 def _implicit(path: str) -> ObjectInfo:
-    return ObjectInfo(f"{path}/{_NAME}" if path else _NAME, len(IMPLICIT_DOCUMENT), IMPLICIT)
+    return ObjectInfo(metadata_key(path), len(IMPLICIT_DOCUMENT), IMPLICIT)
 
 
 def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tuple[str, str] | None) -> list[ObjectInfo]:

@@ -1,7 +1,7 @@
-"""Detect which flavour of hierarchy is stored at a place, by the first request there.
+"""Detects which format of hierarchy is stored at a place, by the first request there.
 
-A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. Where it is found, everything
-goes through ``DraftStorage`` from then on; anything else is what is stored as it is shown.
+A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. If it is found, everything
+goes through ``DraftStorage`` from then on. Anything else is shown as it is stored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ROOT = document_read(ENTRY_POINT_KEY)
 
 
 class DetectedStorage(SettledStorage):
-    """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
+    """``inner``, or, if a draft hierarchy is stored there, that hierarchy with the keys of final Zarr v3.
 
-    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
-    is no round of its own where the first read is of no document. With ``draft`` it is the draft's hierarchy, or an error where something
+    To find out costs no request if the first read finds a node of final Zarr v3, or asks for the root's document. Otherwise it costs one
+    request. If the first read is of data, both are sent together. With ``draft`` it is the draft's hierarchy, or an error if something
     else is stored; for ``with_stored`` see ``DraftStorage``.
     """
 
@@ -34,7 +34,7 @@ class DetectedStorage(SettledStorage):
         self._draft = draft
         self._with_stored = with_stored
         self.is_draft = draft
-        """True where a draft hierarchy has been found, or asked for."""
+        """True if a draft hierarchy has been found, or asked for."""
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
         return partial(DetectedStorage, draft=self._draft, with_stored=self._with_stored), (self.inner, self.override)
@@ -43,7 +43,7 @@ class DetectedStorage(SettledStorage):
         return f"DetectedStorage({self.inner!r})"
 
     async def settled(self) -> Storage:
-        """Return the storage that everything goes to; ``inner`` for now where it could not be found out.
+        """Return the storage that everything goes to; ``inner`` for now if it could not be found out.
 
         Raises:
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
@@ -59,7 +59,7 @@ class DetectedStorage(SettledStorage):
         return self.found or self.inner
 
     def _settle(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
-        """Conclude from reads of ``inner`` what is stored, where they tell."""
+        """Conclude from reads of ``inner`` what is stored, if they show it."""
         is_v3 = False
         for read, outcome in zip(reads, outcomes, strict=True):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
@@ -94,8 +94,8 @@ def is_draft(storage: Storage) -> bool:
 
 
 def restored_arrays(storage: Storage) -> Collection[str]:
-    """Return the paths of arrays whose storage transformers were lost, and are given by whoever opened the storage.
+    """Return the paths of arrays whose storage transformers were lost, and were given again when the storage was opened.
 
-    More than one may have been lost: then what the last one's shards hold is not the chunks of the document's codecs.
+    More than one may have been lost: then the last one's shards do not hold the chunks of the document's codecs, but shards.
     """
     return storage.override if isinstance(storage, DetectedStorage | DraftStorage) else ()

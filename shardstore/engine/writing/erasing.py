@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action
+from shardstore.engine.fresh_layout import with_fresh_layout
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
@@ -122,7 +122,7 @@ class Erasing:
             self._hierarchy.forget_below(prefix.rstrip("/"))
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
-        """Remove the stored objects below ``prefix``; documents are not, but noted, the deepest first."""
+        """Remove the stored objects below ``prefix``. If ``documents`` is given, documents are added to it instead, the deepest first."""
 
         async def to_delete() -> AsyncIterator[str]:
             async for found in self._storage.list(prefix):
@@ -164,7 +164,7 @@ class Erasing:
                 raise outcome
 
     async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
-        """Erase the objects below the prefix that are no shards: they are stored as they are presented."""
+        """Erase the objects below the prefix that are not shards, the documents last."""
         others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
         if keep_documents:
             others = [key for key in others if metadata_path(key) is None]

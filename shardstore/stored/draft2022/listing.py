@@ -1,8 +1,8 @@
 """Listings of a stored 2022-draft hierarchy by canonical keys.
 
-A stored key tells its canonical one by itself, but for two things that take a look at documents: the object ``c0`` is ``c/0``, or
-``c`` of a 0-d array; and a group may have no document. Stored directories are ambiguous as well: ``data/root/x/c0/`` holds rows
-of chunks of ``x`` (``x/c/0/``), or is that of a node ``x/c0``, or both.
+A stored key gives its canonical key, except in two cases, where documents have to be read: the object ``c0`` is ``c/0``, or ``c`` of
+a 0-d array; and a group may have no document. Stored directories are ambiguous as well: ``data/root/x/c0/`` holds rows of chunks of
+``x`` (``x/c/0/``), or is the directory of a node ``x/c0``, or both.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class DraftListing:
     # -- what lies directly below a prefix -----------------------------------------------------------------------------
 
     async def directory(self, prefix: str) -> DirListing:
-        """Return the direct children of ``prefix``. Exact, but for three things that would take more than a look into directories:
+        """Return the direct children of ``prefix``. Exact, except for three things that would take more than listings of directories:
 
         - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` beside ``data/root/x/c0/1``, belongs to ``x/c0/``,
           which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there (and

@@ -82,7 +82,7 @@ class V2Flavour(PresentedFlavour):
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
                 gone = view.hierarchy.vanished(path)
-                was = None if gone is None else gone.layout or gone.plain
+                was = None if gone is None else gone.array
                 if was is not None and canonical_chunk_key(rest, was.key_encoding, was.ndim) is not None:
                     return Nothing(
                         f"array {path!r} has been deleted or moved by another client: create it again, or open what is there now"

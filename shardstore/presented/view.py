@@ -171,13 +171,13 @@ class View(KeyedStore):
                 continue
             node = hierarchy.known(path)
             if node is not None and (hierarchy.is_fresh(node) or not for_write):
-                if (array := (node.layout or node.plain)) is not None:
-                    arrays[path] = array
+                if node.array is not None:
+                    arrays[path] = node.array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
         for path, node in (await self._nodes(unknown) if unknown else {}).items():
-            if node is not None and (array := (node.layout or node.plain)) is not None:
-                arrays[path] = array
+            if node is not None and node.array is not None:
+                arrays[path] = node.array
         return arrays
 
     async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:

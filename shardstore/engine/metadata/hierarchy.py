@@ -57,13 +57,15 @@ class Node:
     metadata_server_time: float = NEVER
     """The time, by the server's clock, when it last answered with this version of the document; ``NEVER`` if it gives no time."""
 
+    @property
+    def array(self) -> ArrayLayout | PlainArray | None:
+        """The array, sharded or not, if its chunk keys are known."""
+        return self.layout or self.plain
+
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
         """Return the chunk that a key relative to this node names, or ``None`` if this node has no such chunk."""
-        if self.layout is not None:
-            return self.layout.key_encoding.decode(relative_key, self.layout.ndim)
-        if self.plain is not None:
-            return self.plain.key_encoding.decode(relative_key, len(self.plain.shape))
-        return None
+        array = self.layout or self.plain
+        return None if array is None else array.key_encoding.decode(relative_key, array.ndim)
 
     def predates_metadata_check(self, outcome: ReadOutcome) -> bool:
         """Return whether an object that was read had been there for a while when this document was seen.

@@ -205,8 +205,7 @@ class Translation:
 
     async def _refuse_while_chunks_exist(self, node: Node, change: str) -> None:
         """Refuse to change the meaning of an array that still has chunks; remove its shards without chunks."""
-        array = node.layout or node.plain
-        objects = None if array is None else await self.chunk_objects(node.path, array)
+        objects = None if node.array is None else await self.chunk_objects(node.path, node.array)
         if objects is not None and (objects.with_chunks is not None or not await self.clear_away(objects)):
             raise InvalidInput(
                 f"the metadata of array {node.path!r} cannot change while it has chunks: the new document {change}. "

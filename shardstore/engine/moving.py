@@ -1,4 +1,4 @@
-"""Copying and moving whole nodes as they are stored: bytes, shards and all. Nothing is decoded, the sharding stays.
+"""Copies and moves whole nodes as they are stored. Nothing is decoded, and the sharding stays.
 
 A *node* here is everything at or below a presented path: an array, a group with all that is in it, or a single object; ``""`` is the root.
 
@@ -127,8 +127,8 @@ class _Place:
         return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
 
     def forget_moved(self, arrays: Iterable[Node]) -> None:
-        """Treat the moved arrays as if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes
-        no stray objects.
+        """Treat the moved arrays as if another client had deleted them: whoever still writes to one gets ``NotFound``, and no stray object
+        is made.
         """
         self.forget()
         for node in arrays:
@@ -141,7 +141,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The contents of a source: an object of this very key, objects below it, or both; and whether there is something at the target."""
+    """The contents of a source: an object at its path, objects below it, or both; and whether the target is overwritten."""
 
     at: bool
     below: bool
@@ -149,11 +149,11 @@ class _Found:
 
 
 async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
-    """Refuse what cannot be done, before anything is changed.
+    """Return what is at the source. Refuse what cannot be done, before anything is changed.
 
     Raises:
-        InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
-            of them lies among the chunk keys of a sharded array, or a transaction is open.
+        InvalidInput: a path is not valid; the places overlap, or something is to be overwritten and it is not known whether they do; one
+            of them lies among the chunk keys of a sharded array; or a transaction is open.
         NotFound: there is nothing at the source.
         StorageError: links in the source lead to what is not there.
         Conflict: there is something at the target, and it is not to be overwritten.
@@ -213,7 +213,7 @@ async def _check_gone(storage: Storage, key: str) -> None:
 
 
 async def _chunk_owner(place: _Place) -> Node | None:
-    """Return the sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
+    """Return the sharded array that has a chunk key at ``place``, or several below it."""
     cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
     nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
     for path, rest in cuts:
@@ -228,7 +228,7 @@ async def _chunk_owner(place: _Place) -> Node | None:
 
 
 async def _look(source: _Place) -> _Found:
-    """Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
+    """Return what is at the source. Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
     at = bool(source.path) and await source.storage.stat(source.path) is not None
     if source.nodes.hierarchy.known(source.path) is not None:
         return _Found(at, below=True)
@@ -251,7 +251,7 @@ async def _clear(target: _Place, found: _Found) -> None:
 
 
 class _Objects:
-    """A number of objects, their bytes, and what tells whether they are still the same versions; the order is nothing to it."""
+    """The number of some objects, their bytes, and a digest of their versions that does not depend on the order."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -293,8 +293,10 @@ class _Copying:
         self._documents: list[ObjectInfo] = []
 
     async def run(self) -> None:
-        """Copy all objects, each of them of one version. What was at the target goes object by object, as it is replaced, and the rest
-        when all data has come; but for documents and what is in the way, nothing of it goes before the source could be read.
+        """Copy all objects, each of them of one version.
+
+        Objects at the target go when they are replaced, and the rest when all data has been copied. Only documents, and objects that are
+        in the way, go before that.
         """
         try:
             if self._overwrites:
@@ -337,8 +339,9 @@ class _Copying:
             await _check_gone(self.source.storage, found.key)
 
     async def _make_way(self) -> set[str]:
-        """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one;
-        links to directories too, themselves. The other keys there that nothing will be copied to.
+        """Remove documents from the target, because new data would be misread by them, and objects and links that are in the way.
+
+        Return the other keys there that nothing will be copied to.
         """
         storage = self.target.storage
         if (cut := getattr(storage, "cut_links", None)) is not None:
@@ -358,7 +361,7 @@ class _Copying:
             await self.target.storage.delete_many(some[start : start + _DELETED_AT_ONCE])
 
     async def check(self) -> None:
-        """Is everything at the target, and is the source still what was copied? Then it may go.
+        """Check, before the source is erased, that everything is at the target, and that the source is still what was copied.
 
         Raises:
             Conflict: it is not; source and target stay as they are.
@@ -404,7 +407,7 @@ class _Copying:
             raise first from first.__cause__  # the others are consequences
 
     async def _copy(self, found: ObjectInfo) -> None:
-        """Copy one object; one that is gone by now is left out.
+        """Copy one object, unless it is gone by now.
 
         Raises:
             StorageError: it is listed still, and leads to what is not there.
@@ -425,7 +428,7 @@ class _Copying:
             self._progress(self.copied, self.nbytes)
 
     async def _carry(self, found: ObjectInfo, key: str) -> int | None:
-        """Read one version of an object from the source and write it to the target; its size, or ``None`` where it is gone."""
+        """Read one version of an object from the source and write it to the target; return its size, or ``None`` if it is gone."""
         first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
         for _ in range(_TRIES):
             (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
@@ -448,7 +451,7 @@ class _Copying:
         raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
 
     def _translated(self, found: Found) -> bytes | None:
-        """Return an array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
+        """Return an array's document if it has to name the other means of sharding at the target; ``None`` if it stays as it is."""
         document = parse_object(found.buffers[0])
         if document is None or not is_array(document):
             return None
@@ -484,11 +487,11 @@ async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
 async def copy_nodes(
     source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
-    """Copy everything at or below a path to another one, of the same store or another; the number of stored objects.
+    """Copy everything at or below a path to another one, of the same store or another; return the number of stored objects.
 
-    Each object is copied as one version of it. Within one storage the storage does it (``Storage.copy``), between two the bytes pass
-    through here, in bounded memory. What is at the target is replaced with ``overwrite``, object by object, and the rest of it goes when
-    all data has come. May be cancelled at any time, which leaves what any failure leaves: see above.
+    Each object is copied as one version of it. Within one storage the storage copies it (``Storage.copy``); between two storages the bytes
+    pass through here, in bounded memory. With ``overwrite``, the target is replaced object by object, and the rest of it goes when
+    all data has been copied. May be cancelled at any time, which leaves the same as a failure: see the head of this module.
 
     Raises:
         InvalidInput: the paths overlap, name a document or chunks of a sharded array, or a transaction is open. Nothing was changed.
@@ -505,21 +508,14 @@ async def copy_nodes(
 # -- moving ------------------------------------------------------------------------------------------------------------
 
 
-async def move_nodes(
-    engine: HasNodes, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
-) -> int:
-    """Move everything at or below a path to another one of the same store, as ``move_between`` does."""
-    return await move_between(engine, source_path, engine, target_path, overwrite=overwrite, progress=progress)
-
-
 async def move_between(
     source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
-    """Move everything at or below a path; how many objects were copied for it, or 1 where one rename did it.
+    """Move everything at or below a path; return how many objects were copied for it, or 1 if one rename did it.
 
-    Renamed in one step where the storage can, however much it is. Otherwise copied, looked at, and then erased at the source: a
-    failure or cancellation before that leaves the source as it was, one after it the target whole. The erasure is carried out
-    even when it is cancelled, since a source that has lost some of its shards and kept its metadata shows fill values.
+    It is renamed in one step if the storage can do that. Otherwise it is copied, checked, and then erased at the source: a
+    failure or cancellation before the erasure leaves the source as it was, one after it leaves the target whole. The erasure is carried
+    out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
         Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy.

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
+from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.info import no_v3
 from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, progress_bar, shape, show, size
 from shardstore.cli.target import resolve
@@ -31,6 +31,7 @@ _GAP = 2  # blanks between columns
 
 
 def advise(
+    *,
     url: Annotated[
         str | None, typer.Argument(metavar="[URL]", help="An array, or a store with one array or --array.", show_default=False)
     ] = None,
@@ -50,9 +51,7 @@ def advise(
     fast: Annotated[bool, typer.Option("--fast", help="Take chunks for uncompressed, instead of looking at those that exist.")] = False,
     most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Compare shard shapes by the requests and bytes that an access costs, and recommend one.
 
@@ -78,7 +77,7 @@ def advise(
     else:
         if array_shape or chunks or dtype:
             raise InvalidInput("--shape, --chunks and --dtype are for advice without URL: an array that exists has its own")
-        target = resolve(url, storage_options(options_json, options))
+        target = resolve(url, storage.parsed())
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
             found = run_sync(survey(target.engine.canonical, path, indices=not fast, progress=bar, shown=target.shown(path)))

@@ -1,9 +1,13 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options that several commands take. A group of options is a dataclass, and a command takes it as one parameter."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -41,6 +45,61 @@ AgainstOptionsJson = Annotated[
     str | None,
     typer.Option("--against-options", metavar="JSON", help="Options of the filesystem of the other copy, where they differ."),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """The options of the filesystem of a URL."""
+
+    options_json: OptionsJson = None
+    options: OptionPairs = None
+
+    def parsed(self) -> dict[str, Any]:
+        """Return the options by name. Raises ``InvalidInput`` as ``storage_options`` does."""
+        return storage_options(self.options_json, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions(StorageOptions):
+    """The options of the filesystems of a source and a target."""
+
+    target_options_json: TargetOptionsJson = None
+
+    def parsed_target(self) -> dict[str, Any] | None:
+        """Return the options that are for the target alone; ``None`` if it has those of the source."""
+        return other_options(self.target_options_json, "--target-options")
+
+
+def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        parameters += [_option(field.name, field.default, types[field.name]) for field in fields(groups[name])]
+    parameters.append(_option("debug", False, Debug))
+
+    @wraps(command)
+    def run(*, debug: bool, **given: Any) -> None:
+        made = {name: group(**{field.name: given.pop(field.name) for field in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer builds the command from
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _option(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def other_options(text: str | None, name: str) -> dict[str, Any] | None:
+    """Return the options of a second filesystem, from a JSON object; ``None`` if none are given. Raises as ``storage_options``."""
+    return None if text is None else storage_options(text, None, name)
 
 
 def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:

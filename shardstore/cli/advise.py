@@ -12,7 +12,8 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.info import no_v3
-from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, shape, show, size
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import resolve
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, Unsupported

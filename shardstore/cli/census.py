@@ -16,8 +16,8 @@ from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import WorkOptions, check_writable
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, count, has_colours, plural, print_json, shape, show, size
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import resolve
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census
@@ -76,7 +76,7 @@ def census(
         check_writable(name, file)
     if work.only_failed is not None and output is not None and output.exists():
         raise InvalidInput(f"--output {output} exists, and would be replaced by a census of what failed alone: give another file")
-    with work.arguments("nothing was stored; --part I/N counts in smaller pieces") as arguments, transfer_bar() as bar:
+    with work.arguments("nothing was stored; --part I/N counts in smaller pieces") as arguments, step_bar() as bar:
         taken = take_census(
             target.engine.canonical,
             target.path,

@@ -10,8 +10,8 @@ import typer
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
-from shardstore.cli.transfer import transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.compact import compact as compact_store
@@ -55,7 +55,7 @@ def compact(
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
     target = resolve(url, given)
-    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, transfer_bar() as bar:
+    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,

@@ -10,7 +10,8 @@ import typer
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, Overwrite, PairOptions
 from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
-from shardstore.cli.output import plural, print_json, progress_bar
+from shardstore.cli.output import plural, print_json
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, pair_options, resolve_pair
 from shardstore.engine.moving import copy_nodes, move_between
 

@@ -19,7 +19,7 @@ import typer
 
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, plural
-from shardstore.cli.transfer import Step
+from shardstore.cli.progress import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY

@@ -19,7 +19,8 @@ from rich.text import Text
 from shardstore._sync import run_sync
 from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import alike, complain, count, plural, print_json, progress_bar, shape, show, show_others, size, wrapped
+from shardstore.cli.output import alike, complain, count, plural, print_json, shape, show, show_others, size, wrapped
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey

@@ -6,13 +6,10 @@ import json
 import re
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 T = TypeVar("T")
@@ -130,48 +127,6 @@ def shape(sizes: tuple[int, ...] | None) -> str:
     if sizes is None:
         return "?"
     return " × ".join(map(str, sizes)) if sizes else "0-d"
-
-
-class ProgressBar(Protocol):
-    """A progress bar; may be called from any thread."""
-
-    def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
-
-
-_SILENT_SECONDS = 4.0
-
-
-@contextmanager
-def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Print ``text`` on stderr, where that is a terminal, once the block has taken so long."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
-    """Show a bar on stderr during the block, where stderr is a terminal."""
-    console = stderr_console()
-    if not sys.stderr.isatty():
-        yield lambda done, total=None, nbytes=None: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(action, total=None, said="")
-
-        def update(done: int, total: int | None = None, nbytes: int | None = None) -> None:
-            said = f"{done:,} {noun}" if total is None else f"{done:,} of {total:,} {noun}"
-            progress.update(task, completed=done, total=total, said=said if nbytes is None else f"{said}, {size(nbytes)}")
-
-        yield update
 
 
 def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:

@@ -13,8 +13,8 @@ from rich.table import Table
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
@@ -193,7 +193,7 @@ def _run(
         return "what is done is recorded: run the same command again, and it goes on from there"
 
     try:
-        with interruptible(advice), cluster(given.scheduler) as executor, transfer_bar() as bar:
+        with interruptible(advice), cluster(given.scheduler) as executor, step_bar() as bar:
 
             def progress(found: Progress) -> None:
                 nonlocal phase

@@ -9,8 +9,8 @@ import typer
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.output import complain, plural, print_json
+from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
-from shardstore.cli.transfer import transfer_bar
 from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.maintenance.repair.run import repair as repair_store
 
@@ -60,7 +60,7 @@ def repair(
     """
     given = storage.parsed()
     target = resolve(url, given)
-    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, transfer_bar() as bar:
+    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = repair_store(
             target.handle.recipe.target,
             path=target.path,

@@ -16,7 +16,7 @@ from fsspec.registry import available_protocols
 from shardstore._sync import run_sync
 from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.cli.output import said_if_slow
+from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address

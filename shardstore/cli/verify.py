@@ -16,8 +16,8 @@ from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions,
 from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import alike, complain, count, plural, print_json, show, show_others, size, wrapped
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, resolve
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.detectable import Detectable
@@ -75,7 +75,7 @@ def verify(
         there = resolve(against, pair_options(url, against, given, of_copy)[1])
         copy = Copy(there.engine.canonical, there.path)
     advice = "nothing was changed, and what has been found so far is not told; --part I/N verifies in smaller pieces"
-    with work.arguments(advice) as arguments, transfer_bar() as bar:
+    with work.arguments(advice) as arguments, step_bar() as bar:
         report = verify_engine(
             target.engine.canonical,
             target.path,

@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 from shardstore.cli.execution import cluster, parse_bytes
-from shardstore.cli.transfer import Step, _Lines
+from shardstore.cli.progress import Step, _Lines
 from shardstore.errors import InvalidInput
 from tests.cli.running import PLAIN, run, succeed
 from tests.packing.sources import stored

@@ -27,7 +27,8 @@ from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
 from shardstore.cli.commands import COMMANDS
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.cli.output import count, plural, progress_bar, said_if_slow, size
+from shardstore.cli.output import count, plural, size
+from shardstore.cli.progress import progress_bar, said_if_slow
 from shardstore.errors import (
     AccessDenied,
     Conflict,

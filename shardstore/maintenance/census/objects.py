@@ -13,8 +13,8 @@ from shardstore.errors import Conflict, Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES
 from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike

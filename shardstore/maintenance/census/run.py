@@ -13,9 +13,9 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Census, Unread, bitmap_nbytes
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
 from shardstore.maintenance.execution import Execution, Failure
-from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.object_tasks import Ahead, halved
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.plan.reads import UPKEEP_LIMITS
 
 Progress = Callable[[int, int, int | None], None]

@@ -31,8 +31,7 @@ from shardstore.format.repair.index_proofs import (
 from shardstore.format.repair.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.stored_shards import LookedAt
-from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.maintenance.shard_content import LookedAt, slots_inside
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
 from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import DeleteShard, WriteShard, slot_order

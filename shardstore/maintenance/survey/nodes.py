@@ -17,7 +17,7 @@ from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
 from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
-from shardstore.maintenance.survey.shards import ShardTally
+from shardstore.maintenance.shard_content import ShardTally
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, document_read
 

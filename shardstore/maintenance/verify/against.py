@@ -19,14 +19,14 @@ from shardstore.format.metadata_v3 import is_array
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
-from shardstore.maintenance.copies import Side, checksums, differing_members
 from shardstore.maintenance.execution import Execution, Failure, check_running
-from shardstore.maintenance.object_tasks import gathered, halved, in_windows
+from shardstore.maintenance.object_tasks import halved, in_windows
 from shardstore.maintenance.storages import Place
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES
 from shardstore.maintenance.verify.findings import Finding
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.verify.sides import Side, checksums, differing_members
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 
 _CHUNKS_AT_ONCE = 4096

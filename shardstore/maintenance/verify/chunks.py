@@ -11,8 +11,8 @@ from typing import TypeAlias
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
-from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.object_tasks import in_windows
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange

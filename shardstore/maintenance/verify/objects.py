@@ -21,12 +21,12 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
-from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.object_tasks import in_windows
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
 from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.maintenance.verify.index import check_index

@@ -21,7 +21,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
 from shardstore.maintenance.execution import Execution, Failure
-from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.object_tasks import Ahead, halved
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
@@ -30,7 +30,7 @@ from shardstore.maintenance.verify.detectable import Detectable, VerifyLevel, de
 from shardstore.maintenance.verify.documents import DocumentCheck
 from shardstore.maintenance.verify.findings import ERRORS, Finding
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.leftovers import Leftover, leftovers_of

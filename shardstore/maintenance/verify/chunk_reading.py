@@ -10,7 +10,7 @@ import numpy as np
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange

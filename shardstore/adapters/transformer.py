@@ -11,12 +11,11 @@ from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, raise_failed
+from shardstore.adapters.batch_values import given_bytes, raise_failed, values_of
 from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.options import check_flags
-from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
@@ -67,7 +66,7 @@ class ShardingTransformer(StoreFace):
         """
         wanted = list(key_ranges)
         values = run_sync(self.engine.get_many([(key, _byte_request(given)) for key, given in wanted]))
-        return [None if value is None else _cut(value, given) for value, (_, given) in zip(map(_raise, values), wanted, strict=True)]
+        return [None if value is None else _cut(value, given) for value, (_, given) in zip(values_of(values), wanted, strict=True)]
 
     def set(self, key: str, value: BytesLike) -> None:
         """Store a value; durable on return."""
@@ -151,12 +150,6 @@ def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         end = start + len(value)
     if pieces:
         yield first, b"".join(pieces)
-
-
-def _raise(value: Value) -> memoryview | None:
-    if isinstance(value, Exception):
-        raise value
-    return value
 
 
 def _byte_request(wanted: Range) -> ByteRequest:

@@ -14,7 +14,7 @@ from typing import Any
 from fsspec.registry import available_protocols
 
 from shardstore._sync import run_sync
-from shardstore.adapters.fsspec.roots import root_depth
+from shardstore.adapters.fsspec.root import root_depth
 from shardstore.adapters.handle import Handle
 from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput

@@ -15,7 +15,7 @@ from fsspec.json import FilesystemJSONEncoder
 from fsspec.utils import tokenize
 
 from shardstore._sync import iterate, run_async
-from shardstore.adapters.batch_values import given_bytes, raise_failed
+from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
 from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
 from shardstore.adapters.fsspec.root import Root, without_protocol
@@ -27,6 +27,7 @@ from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
 from shardstore.storage.wrappers import Counters
@@ -228,7 +229,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             else:
                 out.append(bytes(value[part]))
         if on_error != "return":
-            _raise_first(out)
+            raise_first(out)
         return out
 
     async def _cat(
@@ -316,7 +317,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     async def _ls(self, path: str, detail: bool = True, *, with_sizes: bool = True, **kwargs: Any) -> list[Any]:
         """Return what lies directly below a directory, exactly; a file by itself."""
         key = await self._key(path)
-        listed = await run_async(self.engine.list_dir(key + "/" if key else ""))
+        listed = await run_async(self.engine.list_dir(join(key, "")))
         values: Sequence[ListedValue] = listed.values
         if key and not listed.values and not listed.prefixes:
             nbytes = await run_async(self.engine.size(key))
@@ -350,7 +351,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     ) -> Any:
         """All files below a path, by one listing and one index request a shard."""
         key = await self._key(path)
-        start = key + "/" if key else ""
+        start = join(key, "")
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         found: dict[str, Info] = {}
@@ -517,7 +518,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         elif not below:
             raise self._missing(key)
         if below:
-            await run_async(self.engine.erase_prefix(key + "/" if key else ""))
+            await run_async(self.engine.erase_prefix(join(key, "")))
 
     async def _rm_expanded(self, path: Any, recursive: bool, maxdepth: int | None) -> None:
         paths = await self._expand_path(path)
@@ -551,7 +552,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         """Directories go with what is in them; one that is not empty is refused."""
         self.check_writable()
         key = await self._key(path)
-        if await self._has_any(key + "/" if key else ""):
+        if await self._has_any(join(key, "")):
             raise OSError(f"{key!r} of {self.handle.url} is not empty: rm(…, recursive=True) removes it")
 
     def rmdir(self, path: str) -> None:
@@ -583,9 +584,3 @@ def _byte_request(start: int | None, end: int | None) -> tuple[ByteRequest, slic
         return ByteRange(start, max(start, end)), slice(None)
     request: ByteRequest = EVERYTHING if start == 0 else ByteOffset(start) if start > 0 else ByteSuffix(-start)
     return request, slice(None, end)
-
-
-def _raise_first(values: Iterable[object]) -> None:
-    for value in values:
-        if isinstance(value, Exception):
-            raise value

@@ -1,8 +1,13 @@
-"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into."""
+"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into.
+
+The root is found by asking for ``zarr.json`` at the URL and at the directories above it: from the innermost that has one upwards, as
+long as the next has one too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,14 +16,15 @@ from fsspec.utils import stringify_path
 
 from shardstore._sync import run_async
 from shardstore.adapters.fsspec.chain import ChainLink
-from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.errors import StorageError
-from shardstore.format.store_keys import metadata_path
+from shardstore.errors import ShardStoreError, StorageError
+from shardstore.format.store_keys import metadata_key, metadata_path
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
 
 _LINKS = ("sharded::", "sharded://")
+_MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions use eight
 
 
 def without_protocol(path: Any) -> Any:
@@ -123,3 +129,42 @@ class Root:
         self.handle = Handle.make(root, self._below.storage_options, self._options)
         self.path = self.path[: -len(inside) - 1]
         self._moved = True
+
+
+async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
+    """Return how many segments of the address name the root, or ``None`` where there is no node at or above it.
+
+    Raises:
+        StorageError: the server cannot be reached. It was tried for long enough.
+    """
+    last = len(address.segments)
+    # The root directory of a machine is no store, unless it is named.
+    first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
+    storage = open_storage(address.at(first), dict(options) or None)
+    answers = await _are_nodes(storage, address, first)
+    for answer in answers:
+        if isinstance(answer, ShardStoreError) and getattr(answer, "is_unreachable", False):
+            raise answer
+    is_node = dict(zip(range(first, last + 1), (answer is True for answer in answers), strict=True))
+    innermost = next((depth for depth in reversed(is_node) if is_node[depth]), None)
+    if innermost is None:
+        return None
+    depth = innermost
+    while depth > first and is_node[depth - 1]:
+        depth -= 1
+    return depth
+
+
+async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool | ShardStoreError]:
+    """Return whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
+    paths = ["/".join(address.segments[first:depth]) for depth in range(first, len(address.segments) + 1)]
+    return list(await asyncio.gather(*(_is_node(storage, path) for path in paths)))
+
+
+async def _is_node(storage: Storage, path: str) -> bool | ShardStoreError:
+    try:
+        return await storage.stat(metadata_key(path)) is not None
+    except ShardStoreError as exc:
+        # Access may be denied above the store, or a file be where a directory would have to be. What is wrong with the
+        # place itself will show when it is used.
+        return exc

@@ -12,6 +12,7 @@ from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, BytesLike
 
 OnError = Literal["raise", "omit", "return"]
@@ -136,8 +137,7 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
 
     def listdir(self, path: str = "") -> list[str]:
         """The names directly below a path, sorted; ``[]`` where there is nothing."""
-        path = path.strip("/")
-        prefix = path + "/" if path else ""
+        prefix = join(path.strip("/"), "")
         listed = run_sync(self.engine.list_dir(prefix))
         return sorted({key[len(prefix) :].rstrip("/") for key in (*listed.keys, *listed.prefixes)})
 
@@ -153,8 +153,7 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
     def rmdir(self, path: str) -> None:
         """Remove a node, or everything below a path: whole shards unread, metadata last."""
         self._check_writable()
-        path = path.strip("/")
-        run_sync(self.engine.erase_prefix(path + "/" if path else ""))
+        run_sync(self.engine.erase_prefix(join(path.strip("/"), "")))
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

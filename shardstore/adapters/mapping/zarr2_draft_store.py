@@ -11,6 +11,7 @@ from shardstore.adapters.mapping.zarr2_store import Zarr2Map
 from shardstore.adapters.transformer import ShardingTransformer
 from shardstore.engine.moving import move_nodes
 from shardstore.format.draft2022.keys import DATA_ROOT, META_ROOT, array_document_key, group_document_key
+from shardstore.format.store_keys import join
 
 
 class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[misc]  # which is Any where zarr-python 3 is installed
@@ -27,8 +28,8 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
     def rmdir(self, path: str = "") -> None:
         """Remove a node: whole shards unread, documents, and what is below."""
         path = path.strip("/")
-        self.erase_prefix(f"{DATA_ROOT}{path}/" if path else DATA_ROOT)
-        self.erase_prefix(f"{META_ROOT}/{path}/" if path else f"{META_ROOT}/")
+        self.erase_prefix(DATA_ROOT + join(path, ""))
+        self.erase_prefix(join(META_ROOT, join(path, "")))
         self.erase_values([array_document_key(path), group_document_key(path)])
 
     def rename(self, src_path: str, dst_path: str) -> None:

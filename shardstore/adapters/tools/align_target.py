@@ -9,14 +9,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fsspec.core import url_to_fs
 
 from shardstore._sync import run_sync
+from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
-from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
@@ -57,11 +58,11 @@ class Target:
             Unsupported: the chunks of one are not of one shape.
         """
         keys = [join(path, name) for path in paths for name in (METADATA_NAME, ".zarray", ".zattrs")]
-        values = iter(run_sync(self.engine.get_many([(key, EVERYTHING) for key in keys])))
+        values = iter(values_of(run_sync(self.engine.get_many([(key, EVERYTHING) for key in keys]))))
         v3: dict[str, JsonObject] = {}
         found: dict[str, TargetArray] = {}
         for path in paths:
-            document, v2, v2_attributes = (_document(next(values)) for _ in range(3))
+            document, v2, v2_attributes = (None if value is None else loads_object(value) for value in islice(values, 3))
             if document is not None and is_array(document):
                 v3[path] = document
             elif document is None and v2 is not None:
@@ -80,12 +81,6 @@ class Target:
         shard_shape = tuple(c * n for c, n in zip(plain.chunk_shape, per_shard, strict=True))
         names = presented.get("dimension_names")
         return TargetArray(path, plain.shape, shard_shape, tuple(names) if isinstance(names, list) else None)
-
-
-def _document(value: Value) -> JsonObject | None:
-    if isinstance(value, Exception):
-        raise value
-    return None if value is None else loads_object(value)
 
 
 def _of_v2(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:

@@ -18,12 +18,12 @@ from zarr.codecs import ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from shardstore._sync import run_async
+from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.own_shards import note_view
 from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, place_of_all, previous_of_codecs, zarrs_own
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
-from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
@@ -271,7 +271,4 @@ class ShardPipeline(ArrayPipeline):
 
 async def _is_any_there(place: Place, keys: Sequence[str]) -> bool:
     values = await run_async(place.engine.get_many([(place.key(key), _NOTHING) for key in keys]))
-    for value in values:
-        if isinstance(value, ShardStoreError):
-            raise value
-    return any(value is not None for value in values)
+    return any(value is not None for value in values_of(values))

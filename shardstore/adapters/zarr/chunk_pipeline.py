@@ -24,6 +24,7 @@ from zarr.core.config import config
 from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
+from shardstore.adapters.batch_values import raise_first
 from shardstore.adapters.handle import Face, FilesystemFace
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
@@ -270,9 +271,7 @@ class ChunkPipeline(CodecPipeline):
             updates: list[tuple[str, Action]] = [
                 (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
             ]
-            for error in await run_async(place.engine.update_many(updates)):
-                if error is not None:
-                    raise error
+            raise_first(await run_async(place.engine.update_many(updates)))
 
         waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
         await _in_waves(waves, sizes, limits.write_bytes, wave)

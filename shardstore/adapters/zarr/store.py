@@ -9,6 +9,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
+from shardstore.adapters.batch_values import raise_first
 from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
@@ -20,6 +21,7 @@ from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 
 if TYPE_CHECKING:
@@ -222,7 +224,7 @@ class ShardedStore(StoreFace, Store):
     async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
         await self._ensure_writable()
         updates = [(key, SetValue(self._bytes(value))) for key, value in values]
-        _raise_first(await run_async(self.engine.update_many(updates)))
+        raise_first(await run_async(self.engine.update_many(updates)))
 
     async def delete(self, key: str) -> None:
         """Erase a value; nothing happens where there is none. A shard left without chunks is removed."""
@@ -306,12 +308,5 @@ def _buffer(value: Value, prototype: BufferPrototype) -> Buffer | None:
     return None if value is None else prototype.buffer.from_bytes(value)
 
 
-def _raise_first(errors: Iterable[Exception | None]) -> None:
-    for error in errors:
-        if error is not None:
-            raise error
-
-
 def _directory(prefix: str) -> str:
-    prefix = prefix.strip("/")
-    return prefix + "/" if prefix else ""
+    return join(prefix.strip("/"), "")

@@ -10,7 +10,7 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +19,8 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
+from shardstore.adapters.batch_values import raise_failed
+from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
@@ -330,3 +332,18 @@ class StoreFace(Face):
     def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+
+class SynchronousFace(StoreFace):
+    """Base of the stores that are called without an event loop."""
+
+    def list_prefix(self, prefix: str) -> list[str]:
+        """Return all keys that start with ``prefix``, sorted; one request a shard plus the listing."""
+        return run_sync(self._keys(prefix))
+
+    async def _keys(self, prefix: str) -> list[str]:
+        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
+
+    def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
+        self._check_writable()
+        raise_failed(run_sync(self.engine.update_many(updates)))

@@ -5,14 +5,14 @@ Specification: sharding storage transformer 1.0 (draft), "API implementation"; Z
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, raise_failed, values_of
-from shardstore.adapters.handle import Handle, StoreFace
+from shardstore.adapters.batch_values import given_bytes, values_of
+from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.options import check_flags
@@ -31,7 +31,7 @@ A negative start counts from the end (which the draft does not have), and never 
 Keys = list[str]
 
 
-class ShardingTransformer(StoreFace):
+class ShardingTransformer(SynchronousFace):
     """A store of presented keys over shards, synchronous and thread-safe.
 
     Keys are those of a Zarr v3 hierarchy without sharding: ``ct/zarr.json``, ``ct/c/0/3/1``. Takes the same arguments as
@@ -112,13 +112,6 @@ class ShardingTransformer(StoreFace):
         """All keys, sorted."""
         return self.list_prefix("")
 
-    def list_prefix(self, prefix: str) -> Keys:
-        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
-        return run_sync(self._keys(prefix))
-
-    async def _keys(self, prefix: str) -> Keys:
-        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
-
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """``(keys, prefixes)`` directly below ``prefix``, sorted.
 
@@ -130,10 +123,6 @@ class ShardingTransformer(StoreFace):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.list())
-
-    def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
-        self._check_writable()
-        raise_failed(run_sync(self.engine.update_many(updates)))
 
 
 def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.handle import Handle, StoreFace
+from shardstore.adapters.batch_values import given_bytes
+from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
-from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join
@@ -18,7 +18,7 @@ from shardstore.model.ranges import EVERYTHING, BytesLike
 OnError = Literal["raise", "omit", "return"]
 
 
-class ShardedMap(StoreFace, MutableMapping[str, bytes]):
+class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
     """Keys of a store as presented, documents and single chunks, and their bytes.
 
     Single operations are batches of one; ``getitems``, ``setitems`` and ``delitems`` take many: two rounds of requests for
@@ -120,10 +120,6 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
 
     # -- below a prefix --------------------------------------------------------------------------------------------
 
-    def list_prefix(self, prefix: str) -> list[str]:
-        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
-        return run_sync(self._keys(prefix))
-
     def getsize(self, key: str) -> int:
         """The size of a value in bytes, of which only a document is read.
 
@@ -156,13 +152,6 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
         run_sync(self.engine.erase_prefix(join(path.strip("/"), "")))
 
     # -- the rest --------------------------------------------------------------------------------------------------
-
-    async def _keys(self, prefix: str) -> list[str]:
-        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
-
-    def _update(self, updates: list[tuple[str, Action]]) -> None:
-        self._check_writable()
-        raise_failed(run_sync(self.engine.update_many(updates)))
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{key!r} does not exist in {self.url}")

@@ -19,6 +19,7 @@ from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.store_keys import metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.places import Places
+from shardstore.maintenance.packing.report import some_of
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -95,7 +96,7 @@ def check_links(places: Places) -> None:
     kind = innermost(places.stored_target)
     found = run_sync(kind.linked_directories()) if isinstance(kind, LocalStorage) else []
     if found:
-        named = ", ".join(map(repr, found[:_NAMED])) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+        named = some_of([repr(directory) for directory in found], _NAMED)
         raise Conflict(
             f"at {places.shown_target} {named} leads elsewhere: nothing is written or removed through a link to a directory. Name what it "
             "leads to as the target, or remove the link. Nothing was changed"

@@ -52,7 +52,7 @@ class ShardingTransformer(SynchronousFace):
         return EngineStorage(self.engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:
-        """The value of a key, or ``None`` where there is none.
+        """Return the value of a key, or ``None`` if there is none.
 
         Raises:
             Corruption: the shard or its index is damaged.
@@ -60,7 +60,7 @@ class ShardingTransformer(SynchronousFace):
         return self.get_partial_values([(key, None)])[0]
 
     def get_partial_values(self, key_ranges: Iterable[tuple[str, Range]]) -> list[bytes | None]:
-        """The bytes of each ``(key, (start, length))``, in order; ``None`` for a key without a value.
+        """Return the bytes of each ``(key, (start, length))``, in order; ``None`` for a key without a value.
 
         Ranges are clipped to the value; a key may occur many times. Two rounds of requests: indices, then chunks.
         """
@@ -96,7 +96,7 @@ class ShardingTransformer(SynchronousFace):
         self._update(updates)
 
     def erase(self, key: str) -> None:
-        """Erase a value; nothing happens where there is none."""
+        """Erase a value; nothing happens if there is none."""
         self.erase_values([key])
 
     def erase_values(self, keys: Iterable[str]) -> None:
@@ -109,11 +109,11 @@ class ShardingTransformer(SynchronousFace):
         run_sync(self.engine.erase_prefix(prefix))
 
     def list(self) -> Keys:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
         return self.list_prefix("")
 
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
-        """``(keys, prefixes)`` directly below ``prefix``, sorted.
+        """Return ``(keys, prefixes)`` directly below ``prefix``, sorted.
 
         Keys are exact. Prefixes below an array are those of all chunks of its grid that its shards there could hold, and of those beyond
         the grid that exist.
@@ -126,7 +126,7 @@ class ShardingTransformer(SynchronousFace):
 
 
 def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Ranges in their order, those that touch as one."""
+    """Yield ranges in their order; ranges that touch become one."""
     pieces: list[bytes] = []
     first = end = 0
     for start, value in spans:
@@ -153,5 +153,5 @@ def _byte_request(wanted: Range) -> ByteRequest:
 
 
 def _cut(value: memoryview, wanted: Range) -> bytes:
-    """The bytes of a range, of those that its request brought: where its start counts from the end, these go to the end."""
+    """Return the bytes of a range from those that its request brought: if its start counts from the end, these reach to the end."""
     return bytes(value if wanted is None or wanted[0] >= 0 or wanted[1] is None else value[: wanted[1]])

@@ -244,7 +244,7 @@ def _columns(rows: list[Candidate], best: Candidate, accesses: list[Access]) -> 
 
 
 def _show_rows(columns: list[_Column], width: int | None) -> None:
-    """Print a table without the columns that do not fit into ``width``, or a block for each row where even that is too wide."""
+    """Print a table without the columns that do not fit into ``width``, or a block for each row if even that is too wide."""
     kept = list(columns)
     while width is not None and sum(c.width + _GAP for c in kept) - _GAP > width and any(c.given_up for c in kept):
         kept.remove(min((c for c in kept if c.given_up), key=lambda c: c.given_up))

@@ -26,7 +26,7 @@ from shardstore.maintenance.execution import Execution
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
 
-# Of a picture in the terminal: half blocks with colours, or shades where there are none.
+# Of a picture in the terminal: half blocks with colours, or shades if there are none.
 _COLUMNS = 64
 _LINES = 16
 _SHADES = " ░▒▓█"

@@ -23,7 +23,7 @@ def warn_of_stale(*targets: Target) -> None:
 
 
 def warn_of_missing_group(target: Target) -> None:
-    """Warn of a missing group: a node inside a store is found from its root only where each directory in between is a group."""
+    """Warn of a missing group: a node inside a store is found from its root only if each directory in between is a group."""
     parent = target.path.rpartition("/")[0]
     if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
         url = target.address.shown(len(target.address.segments) - 1)

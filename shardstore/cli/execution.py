@@ -228,7 +228,7 @@ def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
 
 
 def end_with(failed: Listed[FailedShard], damaged: int) -> None:
-    """Report what was not done, and end with an exit code that shows it; does nothing where all was done."""
+    """Report what was not done, and end with an exit code that shows it; does nothing if all was done."""
     for failure in failed.first[:_MOST_SAID]:
         complain("error", f"{failure.key}: {message(failure.error)}")
     if failed.count > _MOST_SAID:

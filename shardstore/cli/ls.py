@@ -174,7 +174,7 @@ class _Source:
         return None if nbytes is None else Entry(path, nbytes)
 
     async def _nbytes(self, key: str, nbytes: int | None) -> int | None:
-        """Return the size of an entry, where sizes are wanted: a document's presented size is known only after reading it."""
+        """Return the size of an entry, if sizes are wanted: a document's presented size is known only after reading it."""
         return await self._engine.size(key) if nbytes is None and self._sizes else nbytes
 
 

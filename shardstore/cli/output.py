@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
 
-_COLUMNS = 80  # of paragraphs where there is no screen
+_COLUMNS = 80  # of paragraphs if there is no screen
 _LEAST_COLUMNS = 30  # for the text behind a label
 
 _KEYS_SHOWN = 8  # of the others; --json has more
@@ -64,7 +64,7 @@ def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
 
 
 def columns_of_screen() -> int | None:
-    """Return the width of the terminal that results go to, in columns; ``None`` where they go elsewhere."""
+    """Return the width of the terminal that results go to, in columns; ``None`` if they go elsewhere."""
     return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
@@ -113,7 +113,7 @@ def size(nbytes: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return a number as text with thousands separated; with one decimal where it is small and not whole."""
+    """Return a number as text with thousands separated; with one decimal if it is small and not whole."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
 
 
@@ -123,7 +123,7 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
 
 
 def shape(sizes: tuple[int, ...] | None) -> str:
-    """Return a shape as text: ``64 × 64``, or ``?`` where it is not known."""
+    """Return a shape as text: ``64 × 64``, or ``?`` if it is not known."""
     if sizes is None:
         return "?"
     return " × ".join(map(str, sizes)) if sizes else "0-d"
@@ -141,7 +141,7 @@ def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Has
 
 
 def show_others(keys: Sequence[str], margin: str) -> None:
-    """Print how many others there are, and the keys of some; nothing where there are none.
+    """Print how many others there are, and the keys of some; nothing if there are none.
 
     A repeated key is that of an object with several findings.
     """

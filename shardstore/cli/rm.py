@@ -24,7 +24,7 @@ from shardstore.presented.flavours import Presented
 class Doomed:
     """The things that would be removed: ``what`` in words, how much, and whether it is one key or all below a prefix.
 
-    ``asks`` is true where somebody has to agree first.
+    ``asks`` is true if somebody has to agree first.
     """
 
     what: str

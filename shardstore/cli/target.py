@@ -27,7 +27,7 @@ from shardstore.stored.detect import is_draft
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an address: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` showed the root."""
+    """The target of an address: the engine at the root, and the path in it. ``has_root`` if a ``zarr.json`` showed the root."""
 
     address: Address
     options: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Target:
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
 
     def as_key(self) -> Target:
-        """Return the target as a key in the directory above, where no document showed the root."""
+        """Return the target as a key in the directory above, if no document showed the root."""
         if self.has_root or self.path or not self.address.segments:
             return self
         return self.rooted_at(len(self.address.segments) - 1)
@@ -74,7 +74,7 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
 
 
 def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]) -> tuple[Target, Target]:
-    """Return two targets, with one engine where they are in one storage: then a move can be a rename, and a copy the server's."""
+    """Return two targets, with one engine if they are in one storage: then a move can be a rename, and a copy the server's."""
     one, other = resolve(source, source_options), resolve(target, target_options)
     a, b = one.address, other.address
     if (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail) or dict(one.options) != dict(other.options):

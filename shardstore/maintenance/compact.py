@@ -169,7 +169,7 @@ async def _look(task: LookTask, bound: Bound) -> Looked:
 
 
 def _what_is_wrong(index: ShardIndex | Corruption, object_nbytes: int) -> str:
-    """Return in words why a shard cannot be rewritten; empty where it can."""
+    """Return in words why a shard cannot be rewritten; empty if it can."""
     if isinstance(index, Corruption):
         return f"its index is damaged: {index}"
     wrong = int(index.invalid(object_nbytes).sum())
@@ -255,8 +255,8 @@ def compact(
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group whose shards are looked at; all by default.
         pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
-        dead_ratio: a shard is rewritten where more than this share of its bytes is dead: neither the index nor part of a chunk.
-        dead_bytes: a shard is also rewritten where at least so many bytes are dead.
+        dead_ratio: a shard is rewritten if more than this share of its bytes is dead: neither the index nor part of a chunk.
+        dead_bytes: a shard is also rewritten if at least so many bytes are dead.
         order: ``"C"`` or ``"morton"``, the order of the chunks in a rewritten shard.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
@@ -266,7 +266,7 @@ def compact(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:

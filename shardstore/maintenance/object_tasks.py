@@ -62,7 +62,7 @@ def halved(items: Sequence[T]) -> list[Sequence[T]]:
 
 
 class Ahead(Generic[T]):
-    """Tasks, taken so many objects ahead of the work that their total is known early: at once where there are not more."""
+    """Tasks, taken so many objects ahead of the work that their total is known early: at once if there are not more."""
 
     def __init__(self, tasks: Iterable[T], objects_of: Callable[[T], int], most_objects: int = 100_000) -> None:
         self._tasks = tasks

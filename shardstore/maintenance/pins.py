@@ -43,7 +43,7 @@ class Pins:
 
     @classmethod
     def of(cls, pins: Iterable[Pin]) -> Pins:
-        """Return the pins as a set. Raises ``InvalidInput`` where one of them is no ``Pin``."""
+        """Return the pins as a set. Raises ``InvalidInput`` if one of them is no ``Pin``."""
         found: dict[str, set[str | None]] = {}
         for pin in pins:
             if not isinstance(pin, Pin):

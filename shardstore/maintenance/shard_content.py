@@ -90,7 +90,7 @@ class LookedAt:
 
 
 async def look_at(engine: Engine, shards: Sequence[StoredShard]) -> list[LookedAt | None]:
-    """Return the indices of shards, by one request per shard; ``None`` where the shard no longer exists.
+    """Return the indices of shards, by one request per shard; ``None`` if the shard no longer exists.
 
     Raises:
         StorageError: a request failed.
@@ -114,7 +114,7 @@ def _look(shard: StoredShard, found: Found) -> LookedAt:
 
 
 async def current(engine: Engine, shard: StoredShard) -> Shard | None:
-    """Return the shard with its node as the storage has it now; ``None`` where its array is gone, or has another layout by now."""
+    """Return the shard with its node as the storage has it now; ``None`` if its array is gone, or has another layout by now."""
     node = await engine.hierarchy.node(shard.path, fresh=True)
     if node is None or node.layout is None or not same_shards(node.layout, shard.layout):
         return None

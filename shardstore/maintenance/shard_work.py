@@ -56,7 +56,7 @@ class ShardProgress:
     total_shards: int | None = None
     """The total number of shards; ``None`` while the listing goes on."""
     nbytes: int | None = None
-    """Bytes of the finished shards, where that is known."""
+    """Bytes of the finished shards, if that is known."""
     total_nbytes: int | None = None
     failed: int = 0
 
@@ -143,7 +143,7 @@ class ShardRun:
 
 
 def can_delete_emptied(capabilities: Capabilities) -> bool:
-    """Return whether a shard without chunks may be removed: not where that could remove a chunk that is written at the same time."""
+    """Return whether a shard without chunks may be removed; ``False`` if a chunk written at the same moment could be lost."""
     return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 

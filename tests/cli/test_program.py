@@ -458,7 +458,7 @@ def test_without_zarr_the_package_names_the_extra() -> None:
         (
             "anon",
             "s3",
-            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is none of sharded's",
+            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is not an option of sharded",
         ),
     ],
 )

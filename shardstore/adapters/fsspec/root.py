@@ -54,7 +54,7 @@ class Root:
         self._settling: asyncio.Task[None] | None = None
 
     def full_path(self, path: Any) -> Any:
-        """A path below the root, however it was written: whole, as a URL, or relative to the root."""
+        """Return the full path of one that is whole, a URL, or relative to the root."""
         if isinstance(path, list):
             return [self.full_path(p) for p in path]
         path = without_protocol(path)
@@ -67,23 +67,23 @@ class Root:
         return f"{self.path}/{inside}" if inside else self.path
 
     def key_of(self, path: str) -> str:
-        """The presented key that a path names; ``""`` for the root."""
+        """Return the presented key that a path names; ``""`` for the root."""
         return str(self.full_path(path))[len(self.path) + 1 :]
 
     def path_of(self, key: str) -> str:
         return f"{self.path}/{key}" if key else self.path
 
     async def settle(self, *, to_create: bool = False, again: bool = False) -> None:
-        """Find out, once, whether the root lies inside of a hierarchy or is a file; from then on the root is what it should be.
+        """Find out, once, whether the root lies inside of a hierarchy or is a file; from then on the root is right.
 
-        One request where there is a node at the root. ``to_create``: what is not there is going to be a file. ``again``: look
-        once more, where nothing was found at the root.
+        One request if there is a node at the root. ``to_create``: a missing path is going to be a file. ``again``: look
+        once more, if nothing was found at the root.
         """
         if not self._settled or ((to_create or again) and not self._moved):
             await run_async(self._settle(to_create, again))
 
     async def _settle(self, to_create: bool, again: bool) -> None:
-        """One at a time, on the IO loop: each would move the root up once more."""
+        """Settle on the IO loop, one call at a time: each would move the root up once more."""
         loop = asyncio.get_running_loop()
         while self._settling is not None and self._settling.get_loop() is loop and not self._settling.done():
             await asyncio.wait([self._settling])
@@ -101,12 +101,12 @@ class Root:
             if inside and await self._is_within(root, inside, to_create):
                 self._move_up(root, inside)
             elif not inside:
-                with suppress(StorageError):  # what may not be listed or looked up there is taken for a root
+                with suppress(StorageError):  # if access is denied there, the place is taken for a root
                     await self._move_up_from_file(to_create)
         self._settled = True
 
     async def _move_up_from_file(self, to_create: bool) -> None:
-        """The root becomes the directory of a file that belongs to no hierarchy."""
+        """Make the directory of a file the root, if the file belongs to no hierarchy."""
         parent, _, name = self._below.target.rstrip("/").rpartition("/")
         if "://" not in parent or await self._has_any():
             return
@@ -119,7 +119,7 @@ class Root:
         return False
 
     async def _is_within(self, root: str, inside: str, to_create: bool) -> bool:
-        """Return whether what lies at ``inside`` of the hierarchy at ``root`` has to be seen from there."""
+        """Return whether the path ``inside`` of the hierarchy at ``root`` means something from there only."""
         around = Handle.make(root, self._below.storage_options, self._options).engine
         if metadata_path(inside) is not None or await around.is_inside_array(inside):
             return True
@@ -132,13 +132,13 @@ class Root:
 
 
 async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
-    """Return how many segments of the address name the root, or ``None`` where there is no node at or above it.
+    """Return how many segments of the address name the root, or ``None`` if there is no node at or above it.
 
     Raises:
         StorageError: the server cannot be reached. It was tried for long enough.
     """
     last = len(address.segments)
-    # The root directory of a machine is no store, unless it is named.
+    # The root directory of a machine is not a store, unless it is named.
     first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
     storage = open_storage(address.at(first), dict(options) or None)
     answers = await _are_nodes(storage, address, first)
@@ -165,6 +165,6 @@ async def _is_node(storage: Storage, path: str) -> bool | ShardStoreError:
     try:
         return await storage.stat(metadata_key(path)) is not None
     except ShardStoreError as exc:
-        # Access may be denied above the store, or a file be where a directory would have to be. What is wrong with the
-        # place itself will show when it is used.
+        # Access may be denied above the store, or a file may be in the place of a directory. An error of the store itself
+        # comes again when the store is used.
         return exc

@@ -26,7 +26,7 @@ Pair = tuple[str, str]
 
 
 class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The half of ``ShardedFileSystem`` that takes files from one place to another; the other half knows keys and the engine."""
+    """The part of ``ShardedFileSystem`` that copies and moves many files; the other part knows keys and the engine."""
 
     # -- copying ---------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy files in batches; whole nodes, to where nothing is, as they are stored."""
+        """Copy files in batches; whole nodes as they are stored, if there is nothing at the target."""
         self.check_writable()
         if recursive and maxdepth is None and (ends := await self._whole(path1, path2)) is not None:
             await run_async(self.engine.copy_prefix(*ends))
@@ -61,7 +61,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         await run_async(copied_in_batches(self.engine, files, missing_ok=missing_ok))
 
     async def _files_to_copy(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> list[tuple[str, str]]:
-        """From which keys to which, by fsspec's rules for globs, lists and directories; directories themselves are left out."""
+        """Return pairs of keys, by fsspec's rules for globs, lists and directories; directories themselves are left out."""
         pairs: list[tuple[str, str]] = []
         await super()._copy(path1, path2, recursive, maxdepth=maxdepth, pairs=pairs)
         parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
@@ -72,7 +72,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return list(zip(sources, targets, strict=True))
 
     async def _whole(self, path1: Any, path2: Any) -> tuple[str, str] | None:
-        """From where to where, if that can be done with stored objects: no part of an array, and nothing at the other end."""
+        """Return both paths, if stored objects can be used: the source is no part of an array, and the target does not exist."""
         if not isinstance(path1, str) or not isinstance(path2, str) or has_magic(path1):
             return None
         source, target = await self._key(path1), await self._key(path2)
@@ -84,13 +84,13 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         if not await self._has_any(source + "/") or await self._exists(target):
             return None
         engine = self.engine
-        if engine.in_transaction:  # which holds back values, and knows nothing of objects
+        if engine.in_transaction:  # a transaction holds back values, and knows nothing of objects
             return None
         inside = [await run_async(engine.is_inside_array(path)) for path in (source, target)]
         return None if any(inside) else (source, target)
 
     async def _mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files; whole nodes, to where nothing is, as they are stored: a rename where the storage has one.
+        """Move files; whole nodes as they are stored, if there is nothing at the target: a rename if the storage has one.
 
         Raises:
             InvalidInput: something would be moved into or onto itself. Nothing was changed.
@@ -113,7 +113,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         await run_async(copied_in_batches(self.engine, files))
         await self._update([(source, ERASE) for source in sources])
         if self.engine.in_transaction and maxdepth is None:
-            # What is erased as a whole may become something else before the commit: another array, say.
+            # A directory that is erased as a whole may become something else before the commit, such as another array.
             for directory in directories:
                 if directory != "/" and not has_magic(directory):
                     await run_async(self.engine.erase_prefix(directory))
@@ -175,7 +175,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
 
 
 def _refuse_collisions(targets: Sequence[str]) -> None:
-    """fsspec flattens lists of paths: of those with the same last name one would replace the other.
+    """Refuse files that would replace one another: fsspec flattens lists of paths, so equal last names collide.
 
     Raises:
         InvalidInput: two files have the same target.

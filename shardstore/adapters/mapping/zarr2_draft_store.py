@@ -21,7 +21,7 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
     """
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or ``default``."""
+        """Return the value of a key, or ``default``."""
         (value,) = self.get_partial_values([(key, None)])
         return default if value is None else value
 

@@ -1,6 +1,6 @@
 """The arrays that data is going to be written to: how they are cut, and along which dimensions.
 
-A target is whatever ``align`` is given: a store, a URL, a node of zarr's. Those who are not shardstore's cost no import.
+A target is the ``store`` that ``align`` is given: a store, a URL, or a node of zarr. Stores of others need no import.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Target:
         return self.engine.options.chunks_per_shard
 
     def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
-        """Those of ``paths`` that are arrays, as they are now, in two rounds of requests.
+        """Return the arrays at ``paths``, as they are now, in two rounds of requests; other paths are left out.
 
         Raises:
             Unsupported: the chunks of one are not of one shape.
@@ -84,20 +84,20 @@ class Target:
 
 
 def _of_v2(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:
-    """An array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
+    """Return an array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
     names = attributes.get("_ARRAY_DIMENSIONS")
     return TargetArray(path, tuple(document["shape"]), tuple(document["chunks"]), tuple(names) if isinstance(names, list) else None)
 
 
 def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target:
-    """The target that ``store`` names.
+    """Open the target that ``store`` names.
 
     Args:
         store: a store of shardstore's, a URL or path with or without ``sharded::``, or an array, group or store of zarr's on one of
             shardstore's.
 
     Raises:
-        InvalidInput: it is none of these.
+        InvalidInput: it is something else.
     """
     if isinstance(store, os.PathLike):
         store = os.fspath(store)
@@ -122,7 +122,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
 
 
 def array_of_zarr(store: Any) -> TargetArray | None:
-    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` where ``store`` is something else."""
+    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` if ``store`` is something else."""
     zarr = sys.modules.get("zarr")
     if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
         return None

@@ -127,7 +127,7 @@ def _of_chunks(task: CensusTask) -> Counted:
 
 
 def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
-    """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced
+    """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` if it was replaced
     meanwhile.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)

@@ -80,7 +80,7 @@ def _above(key: str) -> Iterator[str]:
 
 
 class Names:
-    """The names that a target can hold. ``inside`` is the prefix of the record, where that lies in the target."""
+    """The names that a target can hold. ``inside`` is the prefix of the record, if that lies in the target."""
 
     def __init__(self, *, as_files: bool, as_draft: bool, inside: str | None) -> None:
         self._as_files = as_files

@@ -33,7 +33,7 @@ class TargetObjects:
     unknown: list[str] = field(default_factory=list)
 
     def has(self, made: Made) -> bool:
-        """Return whether all these objects exist, with their sizes and, where known, their versions."""
+        """Return whether all these objects exist, with their sizes and, if known, their versions."""
         if not len(made):
             return True
         hashes = made.hashes()
@@ -44,7 +44,7 @@ class TargetObjects:
 
 
 async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
-    """Return the objects at the target; nothing, without a request, where nothing is recorded.
+    """Return the objects at the target; nothing, without a request, if nothing is recorded.
 
     Raises:
         StorageError: a request failed.

@@ -39,7 +39,7 @@ class Leaving:
     altered: list[str] = field(default_factory=list)
 
     def check(self, shown_target: str) -> None:
-        """Raise ``Conflict`` where something is in the way."""
+        """Raise ``Conflict`` if something is in the way."""
         if not self.altered:
             return
         raise Conflict(
@@ -93,7 +93,7 @@ def foreign(unknown: Iterable[str], planned: Container[str], recorded: Recorded,
 
 
 def check_foreign(keys: list[str], shown_target: str) -> None:
-    """Raise ``Conflict`` where there are such keys."""
+    """Raise ``Conflict`` if there are such keys."""
     if keys:
         raise Conflict(
             f"at {shown_target} somebody else has written {_named(keys)}, which would be replaced, or taken for chunks of an array of "

@@ -1,4 +1,4 @@
-"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 where that was asked for, otherwise reported."""
+"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 if that was asked for, otherwise reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ome_nodes(target: TargetNodes) -> OmeNodes:
 
 
 def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
-    """Return the same nodes with the metadata of OME-Zarr 0.5, also where consolidated metadata repeat them.
+    """Return the same nodes with the metadata of OME-Zarr 0.5, also if consolidated metadata repeat them.
 
     Raises:
         Unsupported: some cannot be rewritten; the message names all of them.

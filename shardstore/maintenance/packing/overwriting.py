@@ -38,7 +38,7 @@ class Overwritten:
 
     @classmethod
     async def of(cls, places: Places, *, as_draft: bool) -> Overwritten:
-        """Look up the old objects. Raises ``StorageError`` where a request failed."""
+        """Look up the old objects. Raises ``StorageError`` if a request failed."""
         own = (PROBE_PREFIX, *([] if places.record_inside is None else [places.record_inside]))
         keys: dict[str, str | None] = {}
         nbytes = 0

@@ -91,7 +91,7 @@ class Record:
     """So many finished units are written together, unless time passes before."""
 
     def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str | None = None) -> None:
-        """Prepare the record. ``target`` is recorded with the settings, where the name of the place does not show it."""
+        """Prepare the record. ``target`` is recorded with the settings, if the name of the place does not show it."""
         self._storage = storage
         self._prefix = prefix
         self._target = target
@@ -112,7 +112,7 @@ class Record:
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     async def settings(self) -> dict[str, Any] | None:
-        """Return the settings of the driver that began, or ``None`` where none has.
+        """Return the settings of the driver that began, or ``None`` if none has.
 
         Raises:
             Corruption: the place holds something else.
@@ -164,7 +164,7 @@ class Record:
         return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 
     async def begin(self, settings: dict[str, Any]) -> bool:
-        """Record the settings; return ``False`` where another driver won the race."""
+        """Record the settings; return ``False`` if another driver won the race."""
         target = {} if self._target is None else {"target": self._target}
         data = json.dumps({"format": FORMAT, **target, "settings": settings}, indent=1).encode()
         condition = IF_ABSENT if self._storage.capabilities.create_if_absent else UNCONDITIONAL
@@ -244,7 +244,7 @@ class Record:
 
     @property
     def is_due(self) -> bool:
-        """True where enough has been added to be written."""
+        """True if enough has been added to be written."""
         return len(self._new) >= self.units_per_segment or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:

@@ -148,9 +148,9 @@ class PackingRun:
         if self._execution.part != WHOLE and (unversioned := self._unversioned()):
             named = some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
             raise InvalidInput(
-                f"{self._places.shown_source} cannot be packed in parts: it tells no versions of {named}, so no part can know whether what "
-                "others have done is of what is there now. Leave part out (files that were just written on a file system of whole seconds "
-                "have versions two seconds later)"
+                f"{self._places.shown_source} cannot be packed in parts: it has no versions for {named}, so parts cannot tell whether they "
+                "read the same data. Run it without part (files that were just written on a file system of whole seconds have versions "
+                "two seconds later)"
             )
 
     def _unversioned(self) -> tuple[str | None, ...]:
@@ -159,7 +159,7 @@ class PackingRun:
         return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
 
     def _note_ome(self) -> None:
-        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored where the target is not final Zarr v3."""
+        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
         found = ome_nodes(self._target)
         if self._wanted.ome:
             self._target = with_ome_05(self._target, found)
@@ -352,7 +352,7 @@ class PackingRun:
         return name not in self._intact and entry == earlier.units.get(name)
 
     async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Raise ``Conflict`` where foreign objects would be replaced; another part may have announced some meanwhile."""
+        """Raise ``Conflict`` if foreign objects would be replaced; another part may have announced some meanwhile."""
         planned, as_draft = self._planned_keys(), self._wanted.as_draft
         if foreign(there.unknown, planned, earlier, as_draft=as_draft):
             now = await self._places.record.recorded()
@@ -540,7 +540,7 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raise ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
+        """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
         if self._full is not None:
             raise Incomplete(
                 f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "

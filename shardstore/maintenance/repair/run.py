@@ -90,7 +90,7 @@ class RepairReport:
     path: str
     is_dry_run: bool
     quarantine: str | None
-    """The URL of the quarantine; ``None`` where a dry run was given none, and there is no default."""
+    """The URL of the quarantine; ``None`` if a dry run was given none, and there is no default."""
     shards: int
     """The number of shards that were looked at."""
     findings: Listed[Finding]
@@ -140,7 +140,7 @@ def look(task: LookTask) -> tuple[StoredShard, ...]:
 
 
 def mend(task: MendTask) -> Finding | None:
-    """Repair one shard; return ``None`` where it is no longer damaged, or its array is another by now.
+    """Repair one shard; return ``None`` if it is no longer damaged, or its array is another by now.
 
     Raises:
         Conflict: others kept writing the shard; the next run has to repair it.
@@ -177,7 +177,7 @@ def mend(task: MendTask) -> Finding | None:
 
 
 async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:
-    """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` where it belongs to another
+    """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` if it belongs to another
     array now.
     """
     (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
@@ -283,8 +283,8 @@ def repair(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
-        storage_options: for the filesystem, and for that of the quarantine where it is of the same protocol.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
+        storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
         progress: called with a ``ShardProgress`` now and then.
         now: the time that ages of uploads are measured at; the present by default.
 

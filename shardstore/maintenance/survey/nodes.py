@@ -33,7 +33,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """The facts of an array's document, in words where they are for people."""
+    """The facts of an array's document, in words if they are for people."""
 
     shape: tuple[int, ...] | None = None
     data_type: str = ""
@@ -62,7 +62,7 @@ class NodeRecord:
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """The number of chunks along each dimension, where it is known."""
+        """The number of chunks along each dimension, if it is known."""
         if self.node.layout is not None:
             return self.node.layout.chunk_grid_shape
         plain = self.node.plain
@@ -91,7 +91,7 @@ class SurveyedNodes:
     """Nodes by path, which are read when they are asked for."""
 
     def __init__(self, engine: Engine, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
-        """Start without nodes. ``seen`` is called with each node as it is read, and with its document where that is JSON."""
+        """Start without nodes. ``seen`` is called with each node as it is read, and with its document if that is JSON."""
         self._engine = engine
         self._seen = seen
         self._records: dict[str, NodeRecord] = {}  # above the place of interest, too
@@ -106,7 +106,7 @@ class SurveyedNodes:
         return [self._records[p] for p in sorted(self._records) if p == path or p.startswith(inside)]
 
     async def load(self, paths: Iterable[str]) -> dict[str, NodeRecord | None]:
-        """Return the nodes at ``paths``; ``None`` where there is none.
+        """Return the nodes at ``paths``; ``None`` if there is none.
 
         Raises:
             StorageError: a request failed.

@@ -40,7 +40,7 @@ class Usage:
     objects: int
     """The number of stored objects that hold chunks of the array."""
     possible_objects: int | None
-    """The number of objects that its shape asks for; ``None`` where its chunks cannot be identified."""
+    """The number of objects that its shape asks for; ``None`` if its chunks cannot be identified."""
     objects_outside: int
     """The number of other objects, at places outside the array's shape: a resize leaves them."""
     stored_nbytes: int
@@ -64,7 +64,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ArraySurvey:
-    """The survey of one array. Shapes are in elements, and ``None`` where the document does not give them; ``chunk_shape`` is the
+    """The survey of one array. Shapes are in elements, and ``None`` if the document does not give them; ``chunk_shape`` is the
     presented one.
     """
 
@@ -85,14 +85,14 @@ class ArraySurvey:
     index_location: IndexLocation | None
     index_checksum: bool | None
     by_transformer: bool
-    """True where the storage transformer of 2022 shards the array, not a codec."""
+    """True if the storage transformer of 2022 shards the array, not a codec."""
     usage: Usage | None
-    """The counts of objects, chunks and bytes; ``None`` where only metadata was asked for."""
+    """The counts of objects, chunks and bytes; ``None`` if only metadata was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidatedMetadata:
-    """Consolidated metadata of the group at ``path``, for ``arrays`` arrays; ``is_stale`` where it differs from their own."""
+    """Consolidated metadata of the group at ``path``, for ``arrays`` arrays; ``is_stale`` if it differs from their own."""
 
     path: str
     arrays: int
@@ -121,7 +121,7 @@ class Survey:
     damage: tuple[Damage, ...]
     """The damaged shards, at most 1,000; the arrays' ``damaged_objects`` count all."""
     objects: int | None
-    """The number of objects; ``None`` where only metadata was asked for, like the next field."""
+    """The number of objects; ``None`` if only metadata was asked for, like the next field."""
     stored_nbytes: int | None
     other_objects: int | None
     """The number of objects that belong to no node."""

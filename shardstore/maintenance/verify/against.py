@@ -187,7 +187,7 @@ def _halves(task: CompareTask) -> list[CompareTask]:
 
 
 def compare_objects(task: CompareTask) -> Compared:
-    """Compare some objects. Runs in a thread other than the IO loop's. Raises ``StorageError`` where a request failed."""
+    """Compare some objects. Runs in a thread other than the IO loop's. Raises ``StorageError`` if a request failed."""
     plan = task.plan_there if task.of_copy else task.plan
     objects: list[ChunkCoords] = list(task.objects)
     confirmed: dict[ChunkCoords, Finding] = {}

@@ -20,7 +20,7 @@ from shardstore.storage.base import Failed, Found, Read, Storage
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in one version of its object; ``bytes`` is ``None`` where the chunk is the whole object."""
+    """A chunk in one version of its object; ``bytes`` is ``None`` if the chunk is the whole object."""
 
     key: str
     generation: Generation

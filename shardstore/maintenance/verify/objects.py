@@ -58,7 +58,7 @@ class VerifyTask:
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
     of_contents: bool = False
-    """True where the digests of the census are of whole objects."""
+    """True if the digests of the census are of whole objects."""
     window_bytes: int = WINDOW_BYTES
 
 
@@ -90,11 +90,11 @@ class Look:
     faults: list[Fault] = field(default_factory=list)
     error: ShardStoreError | None = None
     digest: bytes | None = None
-    """The digest, where it differs from the expected one."""
+    """The digest, if it differs from the expected one."""
 
     @property
     def is_doubtful(self) -> bool:
-        """True where the object has to be looked at once more."""
+        """True if the object has to be looked at once more."""
         return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
 
     def confirms(self, before: Look) -> bool:
@@ -151,7 +151,7 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
 
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
-    """Return the plan of the array by its present document; ``None`` where there is none, or it does not show where its objects are.
+    """Return the plan of the array by its present document; ``None`` if there is none, or it does not show where its objects are.
 
     Raises:
         StorageError: a request failed.

@@ -98,7 +98,7 @@ class VerifyReport:
 
     @property
     def is_sound(self) -> bool:
-        """True where everything could be looked at, and no error was found."""
+        """True if everything could be looked at, and no error was found."""
         return not self.errors and not self.unread
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import InvalidInput
@@ -83,10 +82,6 @@ class ArrayPlan:
         for c, g in zip(coords, self.object_grid, strict=True):
             number = number * max(1, g) + c
         return number
-
-    @property
-    def possible_objects(self) -> int:
-        return prod(self.object_grid)
 
 
 def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:

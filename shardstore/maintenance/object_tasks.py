@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from shardstore._sync import run_sync
 from shardstore.storage.base import ObjectInfo, Storage
 
 T = TypeVar("T")
+OfObjects = TypeVar("OfObjects", bound=Any)
+"""The class of a task: a dataclass with ``objects``, a tuple."""
 
 _KEYS_A_PAGE = 1000
 
@@ -59,6 +62,11 @@ def halved(items: Sequence[T]) -> list[Sequence[T]]:
     """Return both halves of a sequence that can be cut into two."""
     middle = len(items) // 2
     return [items[:middle], items[middle:]] if middle else [items]
+
+
+def by_halves(task: OfObjects) -> list[OfObjects]:
+    """Return two tasks, each with half of the objects; the task itself if it cannot be cut."""
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
 
 
 class Ahead(Generic[T]):

@@ -28,10 +28,6 @@ class V2Document:
     document: JsonObject | None
     reason: str = ""
 
-    @property
-    def key(self) -> str:
-        return join(self.path, self.name)
-
 
 class V2Nodes:
     """Arrays by path, read when they are asked for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,9 +145,3 @@ def _found(outcome: ReadOutcome) -> Found | None:
     if isinstance(outcome, Failed):
         raise outcome.error
     return outcome if isinstance(outcome, Found) else None
-
-
-def slots_of(bitmap: bytes, slots: int) -> Sequence[int]:
-    """Return the numbers of the slots whose bit is set."""
-    found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=slots)).tolist()
-    return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
+from shardstore.errors import NotFound
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject, NumberText
@@ -157,6 +158,17 @@ class SurveyedNodes:
                         continue
                 waiting.append((i, rest))
         return found
+
+    def check_any(self, path: str, listed: int, shown: str | None) -> None:
+        """Check that there is a node, or one of so many ``listed`` objects, at or below ``path``; ``shown`` is its name in messages.
+
+        Raises:
+            NotFound: there is nothing.
+        """
+        if not listed and not self.records(path):
+            url = self._engine.storage.url
+            where = shown or (join(url.rstrip("/"), path) if path else url)
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
 
     def consolidated(self, path: str) -> list[tuple[str, int, bool]]:
         """Return path, number of arrays and staleness of the consolidated metadata of each group at and below ``path``.

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from shardstore.engine.engine import Engine
-from shardstore.errors import NotFound
 from shardstore.format.shard_index import IndexLocation
 from shardstore.format.store_keys import check_prefix, join, metadata_path
 from shardstore.maintenance.object_tasks import pages
@@ -252,11 +251,8 @@ class _Surveyor:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def result(self, *, counted: bool) -> Survey:
+        self._nodes.check_any(self._path, self._objects, self._shown)
         records = self._nodes.records(self._path)
-        if not records and not self._objects:
-            url = self._engine.storage.url
-            where = self._shown or (f"{url.rstrip('/')}/{self._path}" if self._path else url)
-            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
         here = self._nodes.get(self._path)
         kind: Literal["array", "group", "directory"] = "directory"
         if here is not None and here.node.kind != "other":

@@ -8,7 +8,7 @@ without checksums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from shardstore._sync import run_sync
@@ -20,7 +20,7 @@ from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.execution import Execution, Failure, check_running
-from shardstore.maintenance.object_tasks import halved, in_windows
+from shardstore.maintenance.object_tasks import by_halves, in_windows
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES
@@ -115,7 +115,7 @@ class _Comparison:
         for finding in self._compare_nodes():
             if self._execution.takes(finding.key):
                 self._found(finding)
-        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, _halves)
+        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
 
     def _compare_nodes(self) -> list[Finding]:
         paths, paths_there = self._here.paths(), self._there.paths()
@@ -177,10 +177,6 @@ class _Comparison:
         plan = failure.task.plan_there if failure.task.of_copy else failure.task.plan
         for coords in failure.task.objects:
             self._failed(plan.key(coords), failure.error)
-
-
-def _halves(task: CompareTask) -> list[CompareTask]:
-    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def storage_options(text: str | None, pairs: list[str] | None, name: str = "--st
     """Return the options of a filesystem, from a JSON object and ``key=value`` pairs; the pairs take precedence.
 
     Raises:
-        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins as JSON but is none.
+        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins like JSON but is not.
     """
     options: dict[str, Any] = {}
     if text is not None:
@@ -134,6 +134,6 @@ def _value(key: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError as exc:
         if text.lstrip().startswith(("{", "[")):
-            raise InvalidInput(f"the value of option {key} begins as JSON and is none ({exc}): quote all of it for the shell") from exc
+            raise InvalidInput(f"the value of option {key} begins like JSON but is not ({exc}): quote all of it for the shell") from exc
         return text
     return text if key in _TEXTS and isinstance(value, int | float) else value

@@ -27,7 +27,7 @@ def warn_of_missing_group(target: Target) -> None:
     parent = target.path.rpartition("/")[0]
     if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
         url = target.address.shown(len(target.address.segments) - 1)
-        complain("warning", f"{url} is no group, so {target.address} is not found from the root: make one by zarr.create_group")
+        complain("warning", f"{url} is not a group, so {target.address} is not found from the root: make one by zarr.create_group")
 
 
 def check_overwritable(target: Target) -> None:

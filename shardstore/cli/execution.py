@@ -69,7 +69,7 @@ def parse_bytes(name: str, text: str) -> int:
     """
     match = _BYTES.fullmatch(text)
     if match is None:
-        raise InvalidInput(f"{name} {text!r} is no number of bytes: give one such as 512MiB or 2GB")
+        raise InvalidInput(f"{name} {text!r} is not a number of bytes: give one such as 512MiB or 2GB")
     base = 1024 if match[3].lower().startswith("i") else 1000
     return int(float(match[1]) * base ** _POWERS[match[2].lower()])
 
@@ -154,7 +154,7 @@ def read_failures(file: Path) -> list[str]:
     try:
         keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
         if not all(isinstance(key, str) for key in keys):
-            raise TypeError("a key is no text")
+            raise TypeError("a key is not a text")
         return keys
     except OSError as exc:
         raise InvalidInput(f"--only-failed {file} cannot be read: {exc.strerror}") from exc

@@ -123,7 +123,7 @@ def _check_slashes(url: str) -> None:
     match = _NEARLY_URL.fullmatch(url)
     if match is None or match[1] not in available_protocols() or os.path.lexists(url.partition("/")[0]):
         return
-    raise InvalidInput(f"{redacted(url)!r} is no path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
+    raise InvalidInput(f"{redacted(url)!r} is not a path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
 
 
 def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> Target:

@@ -249,4 +249,4 @@ def executor_of(given: object) -> Executor | None:
         return ClusterExecutor(given._client, **given._kwargs)  # which it shows in no other way
     if given is None or isinstance(given, Executor):
         return given
-    raise InvalidInput(f"executor {given!r} is no concurrent.futures.Executor and no client of a dask cluster (distributed.Client)")
+    raise InvalidInput(f"executor {given!r} is neither a concurrent.futures.Executor nor a client of a dask cluster (distributed.Client)")

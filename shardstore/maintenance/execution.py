@@ -54,7 +54,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
-            raise InvalidInput(f"part {self.number}/{self.of} is none: parts are counted from 1, as in 1/{max(1, self.of)}")
+            raise InvalidInput(f"there is no part {self.number}/{self.of}: parts are counted from 1, as in 1/{max(1, self.of)}")
 
     @classmethod
     def parse(cls, text: str) -> Part:

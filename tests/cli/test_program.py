@@ -313,7 +313,7 @@ def test_option_values() -> None:
     pairs = ["key=123", "secret=12", "token=0", "password=true", "profile=null", 'token={"a": 1}']
     assert storage_options(None, pairs) == {"key": "123", "secret": "12", "token": {"a": 1}, "password": "true", "profile": None}
     for value in ('{"region_name"', " [1"):
-        with pytest.raises(InvalidInput, match="the value of option client_kwargs begins as JSON and is none"):
+        with pytest.raises(InvalidInput, match="the value of option client_kwargs begins like JSON but is not"):
             storage_options(None, [f"client_kwargs={value}"])
 
 

@@ -144,7 +144,7 @@ class Record:
 
         Raises:
             Conflict: the place holds something else, or the record of another target.
-            Corruption: the object with the name of a record is no record.
+            Corruption: the object with the name of a record is something else.
         """
         others = []
         async for info in self._storage.list(self._prefix):
@@ -155,7 +155,7 @@ class Record:
         if others:
             named = ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")
             raise Conflict(
-                f"{self.shown} is no place for a record, it holds other objects ({named}): name one that is empty. Nothing was changed"
+                f"{self.shown} cannot be the place of a record: it holds other objects ({named}): name an empty one. Nothing was changed"
             )
         if self._target is not None:
             await self.settings()

@@ -58,7 +58,7 @@ def test_a_record_is_not_kept_among_other_things(tmp_path: Path, other: str, ove
     source, place = made(tmp_path / "s"), tmp_path / "records"
     (place / other).parent.mkdir(parents=True)
     (place / other).write_text("mine")
-    with pytest.raises(Conflict, match="is no place for a record, it holds other objects"):
+    with pytest.raises(Conflict, match="cannot be the place of a record: it holds other objects"):
         pack(source, tmp_path / "t", record=place, overwrite=overwrite)
     assert files(place) == {other: b"mine"}
     assert not (tmp_path / "t").exists()

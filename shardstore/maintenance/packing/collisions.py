@@ -118,7 +118,7 @@ class Names:
     def _of_other(self, key: str, planned: PlannedKeys) -> str | None:
         array = planned.chunk(key, anywhere=True)
         if array is not None:
-            return f"it is no chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
+            return f"it is not a chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
         beside = planned.in_the_way(key, anywhere=True)
         if beside is not None:
             return f"it cannot be beside {beside}, where one of the two would be a directory"
@@ -133,7 +133,7 @@ class Names:
         except (InvalidInput, UnicodeEncodeError) as exc:
             return f"its name cannot be that of an object: {exc}"
         if _PERIODS.fullmatch(key):
-            return "a name of periods alone is none in Zarr v3"
+            return "Zarr v3 allows no name of periods alone"
         if key.startswith(self._reserved):
             return "its name is one that a run uses for objects of its own"
         return self._of_file(key)

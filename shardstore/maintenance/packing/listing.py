@@ -25,13 +25,13 @@ from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
+from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
 
 T = TypeVar("T")
 
-_KEYS_AT_ONCE = 1000
 _MOST_DIRECTORIES = 100_000  # whose meaning is remembered
 _SIZES_AT_ONCE = 256
 _DOCUMENT_NAMES = frozenset((METADATA_NAME, *DOCUMENT_NAMES))
@@ -101,15 +101,10 @@ async def list_source(storage: Storage, progress: Callable[[int], None] | None =
         StorageError: a request failed.
     """
     listing = _Listing(storage, most_waiting)
-    page: list[ObjectInfo] = []
-    async for info in storage.list(""):
-        page.append(info)
-        if len(page) >= _KEYS_AT_ONCE:
-            await listing.take(page)
-            page = []
-            if progress is not None:
-                progress(listing.nodes.objects)
-    await listing.take(page)
+    async for page in pages(storage, ""):
+        await listing.take(page)
+        if progress is not None:
+            progress(listing.nodes.objects)
     await listing.settle()
     if progress is not None:
         progress(listing.nodes.objects)

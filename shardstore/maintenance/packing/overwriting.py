@@ -22,6 +22,7 @@ from shardstore.format.store_keys import metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.leaving import Leaving, remove
 from shardstore.maintenance.packing.places import Places
+from shardstore.maintenance.packing.report import some_of
 from shardstore.storage.base import ObjectInfo, Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -41,7 +42,7 @@ class Overwritten:
 
     @classmethod
     async def of(cls, places: Places, *, as_draft: bool) -> Overwritten:
-        """Look up the old objects. Raises ``StorageError`` where a request failed."""
+        """Look up the old objects. Raises ``StorageError`` if a request failed."""
         own = (PROBE_PREFIX, *([] if places.record_inside is None else [places.record_inside]))
         keys: dict[str, str | None] = {}
         nbytes = 0
@@ -161,7 +162,7 @@ def check_links(places: Places) -> None:
         Conflict: a directory of the target is a link.
     """
     if found := run_sync(links_of(places)):
-        named = ", ".join(map(repr, found[:_NAMED])) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+        named = some_of([repr(directory) for directory in found], _NAMED)
         raise Conflict(
             f"at {places.shown_target} {named} leads elsewhere: nothing is written or removed through a link to a directory. Name what it "
             "leads to as the target, or remove the link. Nothing was changed"

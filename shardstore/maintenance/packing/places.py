@@ -39,7 +39,7 @@ class Places:
     """The target with its stored keys."""
     record: Record
     record_inside: str | None
-    """The prefix of the record, where it lies in the target."""
+    """The prefix of the record, if it lies in the target."""
 
     @property
     def shown_source(self) -> str:

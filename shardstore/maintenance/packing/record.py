@@ -119,7 +119,7 @@ class Record:
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     async def settings(self) -> dict[str, Any] | None:
-        """Return the settings of the driver that began, or ``None`` where none has.
+        """Return the settings of the driver that began, or ``None`` if none has.
 
         Raises:
             Corruption: the place holds something else.
@@ -153,7 +153,7 @@ class Record:
 
         Raises:
             Conflict: the place holds something else, or the record of another target.
-            Corruption: the object with the name of a record is no record.
+            Corruption: the object with the name of a record is something else.
         """
         settings = await self.settings()
         others = []
@@ -166,14 +166,14 @@ class Record:
         if others:
             named = ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")
             raise Conflict(
-                f"{self.shown} is no place for a record, it holds other objects ({named}): name one that is empty. Nothing was changed"
+                f"{self.shown} cannot be the place of a record: it holds other objects ({named}): name an empty one. Nothing was changed"
             )
 
     def _owns(self, key: str) -> bool:
         return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 
     async def begin(self, settings: dict[str, Any]) -> bool:
-        """Record the settings; return ``False`` where another driver won the race."""
+        """Record the settings; return ``False`` if another driver won the race."""
         target = {} if self._target.rstrip("/") == self._implied else {"target": self._target}
         data = json.dumps({"format": FORMAT, **target, "settings": settings}, indent=1).encode()
         condition = IF_ABSENT if self._storage.capabilities.create_if_absent else UNCONDITIONAL
@@ -253,7 +253,7 @@ class Record:
 
     @property
     def is_due(self) -> bool:
-        """True where enough has been added to be written."""
+        """True if enough has been added to be written."""
         return len(self._new) >= self.units_per_segment or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:

@@ -12,7 +12,7 @@ from the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -47,7 +47,7 @@ from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_0
 from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_links, links_of
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
-from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
+from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress, some_of
 from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
 from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
@@ -60,7 +60,6 @@ from shardstore.storage.wrappers import innermost
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
 _OTHER_BYTES_A_UNIT = 64 << 20
-_NAMED = 5  # arrays, in one line of the report
 
 AnyUnit = Unit | OthersUnit
 
@@ -152,11 +151,11 @@ class PackingRun:
         self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
         self._others = list(self._other_units())
         if self._execution.part != WHOLE and (unversioned := self._unversioned()):
-            named = _some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
+            named = some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
             raise InvalidInput(
-                f"{self._places.shown_source} cannot be packed in parts: it tells no versions of {named}, so no part can know whether what "
-                "others have done is of what is there now. Leave part out (files that were just written on a file system of whole seconds "
-                "have versions two seconds later)"
+                f"{self._places.shown_source} cannot be packed in parts: it has no versions for {named}, so parts cannot tell whether they "
+                "read the same data. Run it without part (files that were just written on a file system of whole seconds have versions "
+                "two seconds later)"
             )
 
     def _check_reachable(self) -> None:
@@ -170,7 +169,7 @@ class PackingRun:
         wanted = [key for key in missing if self._wanted.includes(key.rpartition("/")[0]) and not self._wanted.excludes(key)]
         if wanted:
             raise StorageError(
-                f"{self._places.shown_source} names {_some_of(sorted(wanted))}, and what these lead to is not there: make it reachable "
+                f"{self._places.shown_source} names {some_of(sorted(wanted))}, and what these lead to is not there: make it reachable "
                 "again, or leave them out by exclude. Nothing was written"
             )
 
@@ -180,7 +179,7 @@ class PackingRun:
         return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
 
     def _note_ome(self) -> None:
-        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored where the target is not final Zarr v3."""
+        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
         found = ome_nodes(self._target)
         if self._wanted.ome:
             self._target = with_ome_05(self._target, found)
@@ -395,7 +394,7 @@ class PackingRun:
         return name not in self._intact and entry == earlier.units.get(name)
 
     async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Raise ``Conflict`` where foreign objects would be replaced; another part may have announced some meanwhile."""
+        """Raise ``Conflict`` if foreign objects would be replaced; another part may have announced some meanwhile."""
         planned, as_draft = self._planned_keys(), self._wanted.as_draft
         if foreign(there.unknown, planned, earlier, as_draft=as_draft):
             now = await self._places.record.recorded()
@@ -533,11 +532,11 @@ class PackingRun:
         notes = [*self._notes]
         notes += [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
         if unversioned := self._unversioned():
-            named = _some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
+            named = some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
             notes.append(f"the source tells no versions of what {named} are made from: every run does that again")
         plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
         if self._wanted.mode == "reshard" and plain:
-            notes.append(f"not sharded, and stays so: {_some_of(plain)}. To have shards of its chunks, pack it")
+            notes.append(f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it")
         if dry_run and (room := room_of(self._places.stored_target)) is not None:
             self._intact = {}
             nbytes = self._need({}).on(room)
@@ -588,7 +587,7 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raise ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
+        """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
         if self._full is not None:
             raise Incomplete(
                 f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
@@ -604,10 +603,6 @@ class PackingRun:
             f"{first.error}{more}. What was done stays: the same call goes on from there",
             report,
         ) from self._first_error
-
-
-def _some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def name_of(unit: AnyUnit) -> UnitName:

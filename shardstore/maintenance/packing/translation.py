@@ -89,7 +89,7 @@ class TargetArray:
     document: JsonObject
     layout: ObjectLayout
     adds_checksums: bool
-    """True where four bytes are added behind each chunk."""
+    """True if four bytes are added behind each chunk."""
 
     @property
     def path(self) -> str:
@@ -156,7 +156,7 @@ def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None
 
 
 def raise_refused(refused: Mapping[str, str]) -> None:
-    """Raise ``Unsupported`` where some nodes or objects cannot be expressed; the message names all with their reasons."""
+    """Raise ``Unsupported`` if some nodes or objects cannot be expressed; the message names all with their reasons."""
     if refused:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
         count = "1 node or object" if len(refused) == 1 else f"{len(refused)} nodes or objects"
@@ -166,7 +166,7 @@ def raise_refused(refused: Mapping[str, str]) -> None:
 
 
 def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
-    """Raise ``InvalidInput`` where one tuple was given for the chunks per shard, and fits no array."""
+    """Raise ``InvalidInput`` if one tuple was given for the chunks per shard, and fits no array."""
     ranks = sorted({array.source.layout.ndim for array in target.arrays.values()})
     if isinstance(wanted.policy, tuple) and ranks and len(wanted.policy) not in ranks:
         raise InvalidInput(

@@ -53,7 +53,7 @@ class UnitDone:
     chunk_nbytes: int
     """Bytes of the chunks as they were read."""
     contents: str = ""
-    """``digest_of_contents`` of the written objects, where the target does not give all versions."""
+    """``digest_of_contents`` of the written objects, if the target does not give all versions."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OthersUnit:
 
     @property
     def is_versioned(self) -> bool:
-        """True where each of its objects has a version, as for ``Unit``."""
+        """True if each of its objects has a version, as for ``Unit``."""
         return all(found.version for found in self.objects)
 
     @property
@@ -196,7 +196,7 @@ class _Shard:
     after: tuple[bytes, ...]
     nbytes: int
     moved: Chunks
-    """The bytes between: the chunks, or their common bytes where some share them."""
+    """The bytes between: the chunks, or their common bytes if some share them."""
 
     @classmethod
     def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
@@ -227,7 +227,7 @@ def _made(unit: Unit, names: Sequence[str], sizes: Sequence[int], stored: Sequen
 
 
 def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, target: LocalStorage) -> UnitDone:
-    """Carry out a unit in this thread, where source and target are local: passing each of many small files to another thread takes longer
+    """Carry out a unit in this thread, if source and target are local: passing each of many small files to another thread takes longer
     than reading it.
     """
     job = unit.job
@@ -252,7 +252,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
 
 
 def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorage, target: LocalStorage) -> Generation | None:
-    """Write the shard as files one after the other, without looking at their bytes; return ``None`` where one differs from the listing;
+    """Write the shard as files one after the other, without looking at their bytes; return ``None`` if one differs from the listing;
     reading shows which.
     """
     files = [chunks.objects[number][:3] for number in chunks.of_object.tolist()]  # key, size and version
@@ -295,14 +295,14 @@ def _fetching(job: ArrayJob, chunks: Chunks) -> Fetching:
 
 
 async def _pieces(job: ArrayJob, chunks: Chunks, memory: _Memory) -> AsyncGenerator[Sequence[BytesLike]]:
-    """Yield the bytes of the chunks, and of their checksums where those are added, a window at a time."""
+    """Yield the bytes of the chunks, and of their checksums if those are added, a window at a time."""
     checksums = _Checksums(job, chunks)
     async for window, buffers in ChunkStream(job.source.storage, _fetching(job, chunks), memory.windows, memory.window_bytes, job.run):
         yield checksums.added(window, buffers)
 
 
 class _Checksums:
-    """A writer of the ``crc32c`` behind each chunk, where that was asked for; also for chunks that come in parts."""
+    """A writer of the ``crc32c`` behind each chunk, if that was asked for; also for chunks that come in parts."""
 
     def __init__(self, job: ArrayJob, chunks: Chunks) -> None:
         self._adds = job.adds_checksums
@@ -399,7 +399,7 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
 
 
 def _check_sizes(job: ArrayJob, chunks: Chunks) -> None:
-    """Raise ``Corruption`` where a chunk does not have the size that the codecs give every chunk: no reader could decode it."""
+    """Raise ``Corruption`` if a chunk does not have the size that the codecs give every chunk: no reader could decode it."""
     if job.encoded_chunk_nbytes is None:
         return
     wrong = np.flatnonzero(chunks.nbytes != job.encoded_chunk_nbytes)

@@ -28,10 +28,10 @@ from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
+from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.transports import Transport, carried_by
-from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters

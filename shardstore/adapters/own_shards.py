@@ -12,7 +12,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from shardstore.engine.actions import OwnShards, SetValue
-from shardstore.engine.by_shards import Sight
+from shardstore.engine.own_shards import Sight
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.options import EngineOptions, check_flags
-from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike

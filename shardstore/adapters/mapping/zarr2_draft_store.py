@@ -9,7 +9,7 @@ from zarr._storage.store import StoreV3  # type: ignore[import-not-found]  # of 
 from shardstore._sync import run_sync
 from shardstore.adapters.mapping.zarr2_store import Zarr2Map
 from shardstore.adapters.transformer import ShardingTransformer
-from shardstore.engine.moving import move_nodes
+from shardstore.engine.moving import move_between
 from shardstore.format.draft2022.keys import DATA_ROOT, META_ROOT, array_document_key, group_document_key
 from shardstore.format.store_keys import join
 
@@ -39,4 +39,5 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
             InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.
         """
         self._check_writable()
-        run_sync(move_nodes(self.engine.canonical, src_path.strip("/"), dst_path.strip("/")))
+        engine = self.engine.canonical
+        run_sync(move_between(engine, src_path.strip("/"), engine, dst_path.strip("/")))

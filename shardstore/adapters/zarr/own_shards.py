@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardstore.adapters.zarr.chunk_pipeline import Place
     from shardstore.adapters.zarr.chunks import Info
-    from shardstore.engine.by_shards import Sight
+    from shardstore.engine.own_shards import Sight
     from shardstore.model.chunks import ChunkCoords
 
 _making = threading.Lock()  # filters of warnings are those of the whole process

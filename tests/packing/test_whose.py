@@ -114,7 +114,7 @@ def test_names_alone_make_no_record(tmp_path: Path, name: str, content: str, is_
     source, place = made(tmp_path / "s"), tmp_path / ("t.pack" if is_beside else "project")
     place.mkdir()
     (place / name).write_text(content)
-    with pytest.raises((Conflict, Corruption), match=r"is no place for a record|belongs to no record of packing"):
+    with pytest.raises((Conflict, Corruption), match=r"cannot be the place of a record|belongs to no record of packing"):
         pack(source, tmp_path / "t", overwrite=overwrite, **({} if is_beside else {"record": place}))
     assert files(place) == {name: content.encode()}
     assert not (tmp_path / "t").exists()

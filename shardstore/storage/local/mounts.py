@@ -32,7 +32,7 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """True where other machines may write there too, without this one's locks being theirs."""
+        """True if other machines may write there too, without this one's locks being theirs."""
         kind, _, below = self.kind.partition(".")
         if kind == "fuse":
             return below not in _LOCAL_FUSE
@@ -58,7 +58,7 @@ def parse(mountinfo: bytes) -> list[Mount]:
 
 
 def mount_of(path: str, mountinfo: str = _MOUNTS) -> Mount | None:
-    """Return the mount that ``path``, which need not exist, lies on; ``None`` where the system does not show it."""
+    """Return the mount that ``path``, which need not exist, lies on; ``None`` if the system does not show it."""
     try:
         with open(mountinfo, "rb") as file:
             mounts = parse(file.read())

@@ -38,7 +38,7 @@ _HOSTS = ("host", "endpoint_url", "base_url", "account_name", "org", "repo")
 
 @dataclass(frozen=True)
 class Location:
-    """The places that a storage reads from and writes to; ``is_known`` is false where there may be others."""
+    """The places that a storage reads from and writes to; ``is_known`` is false if there may be others."""
 
     places: frozenset[str]
     is_known: bool = True

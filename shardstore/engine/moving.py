@@ -34,7 +34,7 @@ from shardstore.format.store_keys import ancestors, check_key, groups_above, joi
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
-from shardstore.storage.opening.location import Location, location_of
+from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
 
@@ -95,8 +95,8 @@ class _Place:
         """The prefix of the keys below it."""
         return join(self.path, "")
 
-    def location(self, *, links: bool = False) -> Location:
-        return location_of(self.storage, self.path, links=links)
+    async def location(self, *, links: bool = False) -> Location:
+        return await asyncio.to_thread(location_of, self.storage, self.path, links=links)
 
     def __str__(self) -> str:
         return f"{self.path!r} in {self.storage.url}"
@@ -162,7 +162,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
     for place in (source, target):
         await place.nodes.no_transaction()
-    one, other = source.location(links=overwrite), target.location()
+    one, other = await source.location(links=overwrite), await target.location()
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):
@@ -176,16 +176,16 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
         raise NotFound(f"there is nothing at {source}")
     if found.at and not target.path:
         raise InvalidInput(f"{source} is a single object, which cannot become the root of {target.storage.url}: give it a name there")
-    if not await target.is_free():
-        if not overwrite:
-            raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
-        if not (one.is_known and other.is_known):
-            raise InvalidInput(
-                f"{source if not one.is_known else target} cannot be traced to where its bytes are, so nobody knows that {target} is not "
-                "what is still to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
-            )
-        return replace(found, overwrites=True)
-    return found
+    if await target.is_free():
+        return found
+    if not overwrite:
+        raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+    if (doubt := why_not_apart([(str(source), one), (str(target), other)])) is not None:
+        raise InvalidInput(
+            f"{doubt}, so nobody knows that {target} is not what is still to be read: choose a target where nothing is, or name the place "
+            "by its URL. Nothing was changed"
+        )
+    return replace(found, overwrites=True)
 
 
 async def _chunk_owner(place: _Place) -> Node | None:
@@ -443,7 +443,8 @@ async def copy_nodes(
     all data has come. May be cancelled at any time, which leaves what any failure leaves: see above.
 
     Raises:
-        InvalidInput: the paths overlap, name a document or chunks of a sharded array, or a transaction is open. Nothing was changed.
+        InvalidInput: the paths overlap, or nobody knows that what is to be overwritten is another place; they name a document or chunks
+            of a sharded array, or a transaction is open. Nothing was changed.
         NotFound: there is nothing at the source. Nothing was changed.
         Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
     """

@@ -19,7 +19,7 @@ from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.location import location_of
+from shardstore.storage.opening.location import location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import CheckedStorage
@@ -96,11 +96,11 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
                     f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
                     f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
                 )
-    unknown = [f"{role} {redacted(url)}" for role, url, location in found if not location.is_known]
-    if overwrite and unknown:
+    doubt = why_not_apart([(f"{role} {redacted(url)}", location) for role, url, location in found]) if overwrite else None
+    if doubt is not None:
         raise InvalidInput(
-            f"{' and '.join(unknown)} cannot be traced to where its bytes are, so nobody knows that nothing is overwritten which is still "
-            "to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
+            f"{doubt}, so nobody knows that nothing is overwritten which is still to be read: choose a target where nothing is, or name "
+            "the place by its URL. Nothing was changed"
         )
 
 

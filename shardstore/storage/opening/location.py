@@ -1,5 +1,5 @@
 """The real places of a storage's objects, through every layer: chains, caches, directories, archives, references, mappings, links,
-and the servers that a client talks to.
+mounts, and the servers that a client talks to.
 
 An operation that erases or replaces objects must not do it to those that it reads. Two storages may be the same place by different
 names, one may lie in the other, and one may read from files that lie in the other: an archive, or what a set of references refers to.
@@ -26,6 +26,7 @@ from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.local.mounts import Mounts
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.kinds import kind_of_protocol
@@ -151,7 +152,7 @@ def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> 
 
 
 def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
-    """Return the location of ``path`` in a storage, whatever root that has. With ``links``, it includes the
+    """Return the location of ``path`` in a storage, whatever root that has, with what is mounted below it. With ``links``, it includes the
     targets of links at any depth of a local directory, since its objects are read from there too.
 
     Called from any thread but the IO loop's: servers are connected to, since only then it is known which ones they are.
@@ -159,7 +160,7 @@ def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Loc
     Raises:
         AccessDenied, StorageError: a client of a server cannot be set up.
     """
-    return _location_of(storage, path, links)
+    return _with_mounts(_location_of(storage, path, links))
 
 
 def _location_of(storage: Storage, path: str, links: bool) -> Location:
@@ -195,6 +196,20 @@ def _of_bucket(client: BucketClient, path: str) -> Location:
 def _of_file(path: str) -> Location:
     """Return the location of a file: its own name, and the targets of links on the way."""
     return Location(frozenset({os.path.realpath(path), os.path.abspath(path)}))
+
+
+def _with_mounts(location: Location) -> Location:
+    """Return the location with what is mounted below its local directories, and with the names that these have by all of their mounts."""
+    local = {os.path.realpath(place) for place in location.places if place.startswith("/")}
+    if not local:
+        return location
+    mounts = Mounts()
+    below = mounts.below(local)
+    on_mounts = [(path, mount) for path in local if (mount := mounts.of(path)) is not None] + [(mount.point, mount) for mount in below]
+    names = {name for path, mount in on_mounts if (name := mount.name_of(path)) is not None}
+    places = location.places | names | {mount.point for mount in below}
+    untold = below and not mounts.are_known  # what is mounted there may have another place among the local files
+    return replace(location, places=frozenset(places), unknown=location.unknown | ({"/"} if untold else set()))
 
 
 def _of_url(host: str, url: str) -> Location:

@@ -34,6 +34,7 @@ from shardstore.format.store_keys import ancestors, check_key, groups_above, joi
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
+from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
@@ -148,20 +149,23 @@ class _Found:
     overwrites: bool = False
 
 
-async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
+async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool = False) -> _Found:
     """Refuse what cannot be done, before anything is changed.
 
     Raises:
         InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
             of them lies among the chunk keys of a sharded array, or a transaction is open.
         NotFound: there is nothing at the source.
-        Conflict: there is something at the target, and it is not to be overwritten.
+        Conflict: there is something at the target, and it is not to be overwritten; or what would be written or removed is reached through
+            a link, or mounted there.
     """
     for place in (source, target):
         if place.path and metadata_path(check_key(place.path)) is not None:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
     for place in (source, target):
         await place.nodes.no_transaction()
+    for place in (source, target) if moves else (target,):
+        await check_own(place.storage, place.path)
     one, other = await source.location(links=overwrite), await target.location()
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
@@ -176,10 +180,17 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
         raise NotFound(f"there is nothing at {source}")
     if found.at and not target.path:
         raise InvalidInput(f"{source} is a single object, which cannot become the root of {target.storage.url}: give it a name there")
-    if await target.is_free():
-        return found
+    if moves:
+        await check_no_mounts(source.storage, source.path)
+    is_free = await target.is_free()
     if not overwrite:
-        raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+        if not is_free:
+            raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
+        await check_no_links(target.storage, target.path)
+        return found
+    if is_free:
+        return found
+    await check_no_mounts(target.storage, target.path)
     if (doubt := why_not_apart([(str(source), one), (str(target), other)])) is not None:
         raise InvalidInput(
             f"{doubt}, so nobody knows that {target} is not what is still to be read: choose a target where nothing is, or name the place "
@@ -273,6 +284,8 @@ class _Copying:
         when all data has come; but for documents and what is in the way, nothing of it goes before the source could be read.
         """
         try:
+            if self._overwrite and (cut := getattr(self.target.storage, "cut_links", None)) is not None:
+                await cut(self.target.below)
             left = await self._make_way() if self._overwrites else set()
             await self._copy_all(self._data())
             await self._delete(left)
@@ -294,12 +307,9 @@ class _Copying:
             self.target.forget()
 
     async def _make_way(self) -> set[str]:
-        """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one;
-        links to directories too, themselves. The other keys there that nothing will be copied to.
+        """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one.
+        Return the other keys there that nothing will be copied to.
         """
-        storage = self.target.storage
-        if (cut := getattr(storage, "cut_links", None)) is not None:
-            await cut(self.target.below)
         old = {found.key async for found in self.target.objects()}
         new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
         above_new = {above for key in new for above in groups_above(key)}
@@ -446,7 +456,8 @@ async def copy_nodes(
         InvalidInput: the paths overlap, or nobody knows that what is to be overwritten is another place; they name a document or chunks
             of a sharded array, or a transaction is open. Nothing was changed.
         NotFound: there is nothing at the source. Nothing was changed.
-        Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
+        Conflict: there is something at the target, which stays as it is; or it lies behind a link (``storage.boundaries``); or another
+            client writes there, or keeps changing the source.
     """
     here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
     found = await _begin(here, there, overwrite)
@@ -475,10 +486,11 @@ async def move_between(
     even when it is cancelled, since a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
-        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy.
+        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy. Or the source lies behind a link, or
+            a link in it would lead elsewhere from its new place: nothing was changed.
     """
     here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
-    found = await _begin(here, there, overwrite)
+    found = await _begin(here, there, overwrite, moves=True)
     arrays = here.known_arrays()
     if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
         here.forget_moved(arrays)

@@ -5,7 +5,7 @@ directory will be, are removed before anything is written, as in a target that i
 at the end.
 
 Links to directories are removed first: their targets are not part of the store, and are neither written nor erased. A target that is
-not to be overwritten and has such links is refused.
+not to be overwritten and has such links is refused, and one that is to be and has something mounted in it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from shardstore._sync import run_sync
-from shardstore.errors import Conflict
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.store_keys import metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.places import Places
 from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_no_links, check_no_mounts
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import innermost
 
 _DELETED_AT_ONCE = 1000
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +84,10 @@ async def _delete(storage: Storage, keys: Iterable[str]) -> None:
         await storage.delete_many(all_keys[start : start + _DELETED_AT_ONCE])
 
 
-def check_links(places: Places) -> None:
-    """Refuse to write through links.
+async def check_target(places: Places, *, overwrite: bool) -> None:
+    """Refuse to write through links, and to erase what is mounted in the target.
 
     Raises:
-        Conflict: a directory of the target is a link.
+        Conflict: a directory of the target is a link, which ``overwrite`` removes; or with that, something is mounted there.
     """
-    kind = innermost(places.stored_target)
-    found = run_sync(kind.linked_directories()) if isinstance(kind, LocalStorage) else []
-    if found:
-        named = ", ".join(map(repr, found[:_NAMED])) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
-        raise Conflict(
-            f"at {places.shown_target} {named} leads elsewhere: nothing is written or removed through a link to a directory. Name what it "
-            "leads to as the target, or remove the link. Nothing was changed"
-        )
+    await (check_no_mounts if overwrite else check_no_links)(places.stored_target, "")

@@ -15,6 +15,7 @@ from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_own
 from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
@@ -64,6 +65,7 @@ def open_places(
 
     Raises:
         InvalidInput: an argument names no storage, two of source, target and record overlap, or, with ``overwrite``, that cannot be known.
+        Conflict: the target or the record is reached through a link in the middle of a store.
         Unsupported, StorageError: as ``open_storage`` does.
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
@@ -80,10 +82,11 @@ def open_places(
 
 
 def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:
-    """Check that nothing is written, or erased, where something else is read or kept.
+    """Check that nothing is written, or erased, where something else is read or kept, or through a link in the middle of a store.
 
     Raises:
         InvalidInput: it would be, or with ``overwrite`` that cannot be known.
+        Conflict: it would be through a link.
     """
     roles = [("the source", source), ("the target", target)]
     if record is not target:
@@ -102,6 +105,8 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
             f"{doubt}, so nobody knows that nothing is overwritten which is still to be read: choose a target where nothing is, or name "
             "the place by its URL. Nothing was changed"
         )
+    for storage in (target, record):
+        run_sync(check_own(storage, ""))
 
 
 def _checked(storage: Storage) -> Storage:

@@ -22,6 +22,7 @@ from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.object_tasks import halved
+from shardstore.maintenance.own_shards import own_shards
 from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.storages import Place
@@ -29,6 +30,7 @@ from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks,
 from shardstore.maintenance.survey.shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
+from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 
@@ -279,6 +281,7 @@ def compact(
     Raises:
         InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array. Nothing was changed.
         NotFound: there is nothing at ``path``.
+        Conflict: ``path`` is reached through a link in the middle of a store. Nothing was changed.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.
@@ -290,6 +293,7 @@ def compact(
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
     engine = Engine(place.storage)
+    run_sync(check_own(engine.storage, path.strip("/")))
     if not dry_run:
         run_sync(check_can_swap(engine.storage, exclusive))
     run_sync(held.check(engine))
@@ -326,7 +330,9 @@ class _Run:
 
     def look(self, path: str) -> None:
         takes = self._execution.takes
-        mine = (shard for shard in stored_shards(self._engine, path, self._unreadable) if takes(shard.key))
+        mine = own_shards(
+            self._engine, (shard for shard in stored_shards(self._engine, path, self._unreadable) if takes(shard.key)), self._failed
+        )
         tasks = (LookTask(self._place, some, self._bound) for some in in_tasks(mine))
         self._execution.carry_out(look, tasks, self._looked, self._look_failed, _halves)
         for key in self._execution.unmet():

@@ -29,12 +29,14 @@ from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
 from shardstore.maintenance.object_tasks import halved
+from shardstore.maintenance.own_shards import own_shards
 from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
 from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
+from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 
@@ -296,6 +298,7 @@ def repair(
     Raises:
         InvalidInput: an argument cannot be right, or there is no place for a quarantine.
         NotFound: there is nothing at ``path``.
+        Conflict: ``path`` is reached through a link in the middle of a store. Nothing was changed.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.
@@ -306,6 +309,7 @@ def repair(
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
     engine = Engine(place.storage)
+    run_sync(check_own(engine.storage, path.strip("/")))
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
     if yes:
         run_sync(check_can_swap(engine.storage, exclusive))
@@ -370,7 +374,9 @@ class _Run:
 
     def look(self, path: str) -> None:
         takes = self._execution.takes
-        mine = (shard for shard in stored_shards(self._engine, path, self.unreadable) if takes(shard.key))
+        mine = own_shards(
+            self._engine, (shard for shard in stored_shards(self._engine, path, self.unreadable) if takes(shard.key)), self.failed
+        )
         self._execution.carry_out(look, (LookTask(self._place, some) for some in in_tasks(mine)), self._looked, self._look_failed, _halves)
         for key in self._execution.unmet():
             self.failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))

@@ -96,21 +96,21 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
+    return getattr(_module_of(name, _LAZY[name]), name)
+
+
+def _module_of(name: str, path: str) -> Any:
+    """Return the module at ``path``, which ``shardstore.{name}`` needs. Raises ``Unsupported`` if that needs zarr, which is missing."""
     from importlib import import_module
 
     try:
-        module = import_module(_LAZY[name])
+        return import_module(path)
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "zarr":
             raise
-        raise _without_zarr(name) from exc
-    return getattr(module, name)
+        from shardstore.extras import how_to_install
 
-
-def _without_zarr(name: str) -> Unsupported:
-    from shardstore.extras import how_to_install
-
-    return Unsupported(f"shardstore.{name} needs zarr-python: {how_to_install('zarr')}; ShardingTransformer works without")
+        raise Unsupported(f"shardstore.{name} needs zarr-python: {how_to_install('zarr')}; ShardingTransformer works without") from exc
 
 
 def open(
@@ -159,13 +159,8 @@ def open(
 
     Specification: Zarr v3, sharding codec 1.0.
     """
-    try:
-        from shardstore.adapters.zarr.store import ShardedStore
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] != "zarr":
-            raise
-        raise _without_zarr("open") from exc
-    return ShardedStore(
+    store: type[ShardedStore] = _module_of("open", _LAZY["ShardedStore"]).ShardedStore
+    return store(
         url,
         read_only=read_only,
         storage_options=storage_options,

@@ -1,4 +1,4 @@
-"""The one bridge: every face brings its calls to fsspec's IO loop, on which all engines run.
+"""The bridge to the event loop: every face brings its calls to fsspec's IO loop, on which all engines run.
 
 There the user's own s3fs instance works as it is, and no lock has to cross loops.
 """
@@ -14,7 +14,7 @@ from fsspec.asyn import get_loop
 
 T = TypeVar("T")
 
-_ITEMS_AT_ONCE = 1000  # that an iteration hands over for one crossing of threads
+_ITEMS_AT_ONCE = 1000  # items that an iteration hands over for one crossing of threads
 
 
 def run_sync(coroutine: Coroutine[object, object, T]) -> T:
@@ -71,7 +71,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
 
 
 def _hand_over(task: asyncio.Task[T], ended: asyncio.Future[T]) -> None:
-    """The outcome of a task, to a future of another loop; called on that loop."""
+    """Give the outcome of a task to a future of another loop; called on that loop."""
     if ended.done():
         return
     if task.cancelled():

@@ -35,7 +35,7 @@ class WriteOutcomeUnknown(ShardStoreError):
 
 
 class Unsupported(ShardStoreError):
-    """The storage, or this version, cannot do what was asked; nothing was changed."""
+    """The storage, or this version of shardstore, cannot do what was asked; nothing was changed."""
 
 
 class Corruption(ShardStoreError):
@@ -43,7 +43,7 @@ class Corruption(ShardStoreError):
 
 
 class Undecodable(Corruption, ValueError):
-    """The codecs can make nothing of a chunk's bytes. Also a ``ValueError``, as what most codecs raise, for callers that expect theirs."""
+    """The codecs cannot decode a chunk's bytes. Also a ``ValueError``, as most codecs raise it, for callers that expect that."""
 
 
 class StorageError(ShardStoreError, OSError):
@@ -62,7 +62,7 @@ class NoSpace(StorageError):
 
 
 class Incomplete(ShardStoreError):
-    """Some of a long work could not be done. What was done stays, and the same call goes on from there.
+    """Parts of a long task could not be done. The other parts are done, and the same call continues from there.
 
     ``report`` says what failed and why.
     """

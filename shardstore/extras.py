@@ -1,6 +1,6 @@
-"""The packages of each extra, for errors that say how to get what is missing.
+"""The packages of each extra, for errors that say how to install what is missing.
 
-They are named themselves, and not as ``shardstore[zarr]``: then the same command works beside a release, a checkout and a copy.
+The packages are named, instead of ``shardstore[zarr]``: so the same command works beside a release, a checkout and a copy.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs the packages of an extra."""
+    """Return the command that installs the packages of an extra."""
     return " ".join(["pip install", *(f"'{requirement}'" for requirement in EXTRAS[extra])])

@@ -19,8 +19,8 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore
 
 import shardstore
-from shardstore.adapters.zarr.by_shards import ShardPipeline
 from shardstore.adapters.zarr.chunk_pipeline import place_of
+from shardstore.adapters.zarr.own_shards import ShardPipeline
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.json_text import dumps, loads_object
 from shardstore.storage.memory import MemoryStorage

@@ -16,9 +16,9 @@ import shardstore
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import metadata_path
-from shardstore.presented.view import Canonical, Meaning, Part, PresentedFlavour, View
+from shardstore.presented.view import Canonical, DocumentPart, Meaning, PresentedFlavour, ShownPart, View
 
 DOCUMENT = "node.json"
 
@@ -33,10 +33,10 @@ class DashedFlavour(PresentedFlavour):
     async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         return [_meaning(key) for key in keys]
 
-    def shown(self, part: Part, document: bytes | None) -> bytes | None:
+    def shown(self, part: DocumentPart, document: bytes | None) -> bytes | None:
         return None if document is None else json.dumps({**json.loads(document), "dashed": True}).encode()
 
-    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+    def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
         if data is None:
             return None
         written = json.loads(data)
@@ -44,7 +44,7 @@ class DashedFlavour(PresentedFlavour):
             raise InvalidInput(f"{part.path!r} is not written with dashes")
         return json.dumps(written).encode()
 
-    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+    async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         return [view.of_document(part, documents[part.path]) for part in parts]
 
     async def update_many(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
@@ -67,7 +67,7 @@ class DashedFlavour(PresentedFlavour):
 def _meaning(key: str) -> Meaning:
     parent, _, name = key.rpartition("/")
     if name == DOCUMENT:
-        return Part(parent, "document")
+        return DocumentPart(parent, "document")
     return Canonical(f"{parent}/{name.replace('-', '/')}" if name.startswith("c-") else key)
 
 

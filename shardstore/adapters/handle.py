@@ -10,7 +10,7 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +19,8 @@ from weakref import WeakValueDictionary
 from fsspec.registry import known_implementations
 
 from shardstore._sync import run_sync
+from shardstore.adapters.batch_values import raise_failed
+from shardstore.engine.actions import Action
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import HierarchyRegistry, Node
 from shardstore.engine.options import EngineOptions, check_flag
@@ -26,10 +28,10 @@ from shardstore.errors import InvalidInput, ReadOnly, Unsupported
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.presented.flavours import Presented, flavour_of, presented
 from shardstore.storage.base import Storage
+from shardstore.storage.draft_store import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.transports import Transport, carried_by
-from shardstore.storage.partial_access import WITHOUT_VERSIONS, underlying_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.static import as_said, check_static
 from shardstore.storage.wrappers import Counters
@@ -45,7 +47,7 @@ _LOOPS = ("asynchronous", "loop")  # of a filesystem: every engine runs on fsspe
 
 
 def _after_fork() -> None:
-    """Engines hold futures and locks of the parent's event loop, which does not run in the child."""
+    """Forget all engines: they hold futures and locks of the parent's event loop, which does not run in the child."""
     global _lock, _engines, _siblings, _fork_count
     _lock = threading.RLock()
     _engines = WeakValueDictionary()
@@ -59,9 +61,9 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """The place of a store and the options to open it; everything that a pickle carries, but for the arrays already known.
+    """The place of a store and the options to open it. A pickle carries these and the arrays already known.
 
-    So a pickle carries what opens the store: the options of the filesystem, and a user and password in the URL. ``repr`` shows neither.
+    So a pickle has the options of the filesystem, and a user and password in the URL. ``repr`` shows neither.
     """
 
     target: Any
@@ -76,7 +78,7 @@ class Recipe:
         return f"Recipe({redacted(self.target)!r})" if isinstance(self.target, str) else f"Recipe(<{type(self.target).__name__}>)"
 
     def identity(self, storage: Storage) -> str | None:
-        """Equal for recipes that may share an engine; ``None`` where the target is an object of the caller's."""
+        """Return a text that is equal for recipes that may share an engine; ``None`` if the target is an object of the caller."""
         options: object = _canonical(_of_one_link(self.storage_options or {}))
         if isinstance(self.target, tuple):
             options = type(self.target[0]), _canonical({k: v for k, v in self.target[0].storage_options.items() if k not in _LOOPS})
@@ -88,7 +90,7 @@ class Recipe:
 
 
 def _of_one_link(options: dict[str, Any]) -> dict[str, Any]:
-    """fsspec also takes the options of a link by its protocol: they mean the same."""
+    """Return options without nesting: fsspec also takes the options of a link by its protocol, with the same meaning."""
     flat = {name: value for name, value in options.items() if not (name in known_implementations and isinstance(value, dict))}
     for name in options.keys() - flat.keys():
         flat.update(options[name])
@@ -100,7 +102,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _absolute(target: Any) -> Any:
-    """A local path as it is meant now: neither a change of directory nor a pickle may lead it elsewhere."""
+    """Return a local path as an absolute one: a change of directory, or a pickle, must not lead it elsewhere."""
     if isinstance(target, os.PathLike):
         target = os.fspath(target)
     if isinstance(target, str) and target and "::" not in target and "://" not in target:
@@ -109,23 +111,23 @@ def _absolute(target: Any) -> Any:
 
 
 def _below(storage: Storage, options: EngineOptions) -> Callable[[Engine], Storage] | None:
-    """Return how an engine is shown as the storage below another one; ``None`` where it cannot be.
+    """Return how an engine is shown as the storage below another one; ``None`` if it cannot be.
 
     Raises:
-        Unsupported: several levels of sharding are asked for, and nothing tells one version of a chunk from another.
+        Unsupported: several levels of sharding are asked for, and chunks have no versions.
     """
     if storage.kind != WITHOUT_VERSIONS:
         return EngineStorage
     if options.present_level == 1:
         return None
     raise Unsupported(
-        f"present_level={options.present_level!r} cannot be had over {storage.url}, which knows no versions of what it stores: put "
+        f"present_level={options.present_level!r} does not work on {storage.url}: this storage has no object versions. Put "
         "one ShardingTransformer upon another"
     )
 
 
 class Handle:
-    """An engine, or what it takes to make it in this process."""
+    """A recipe, and the engine that is made from it in this process."""
 
     def __init__(self, recipe: Recipe, nodes: list[Node] | None = None) -> None:
         self.recipe = recipe
@@ -139,7 +141,7 @@ class Handle:
         """Check the options, and open the target.
 
         Raises:
-            InvalidInput: an option is not known or has a value that cannot be right; the target's protocol is not known.
+            InvalidInput: an option is unknown or has an invalid value, or the target's protocol is unknown.
             Unsupported: a package that the storage needs is missing.
         """
         options = dict(given)
@@ -233,7 +235,7 @@ class Handle:
         """Hold back writes until the block ends, then commit them: one commit a shard, chunks before metadata.
 
         Writes of all threads of this process take part, through every face on the same place that was opened with the same options. An
-        exception inside the block discards everything and says how much that was; one from the commit itself says what had been stored.
+        exception inside the block discards everything, and a note says how much. An error of the commit itself says what had been stored.
         """
         self.begin()
         try:
@@ -251,12 +253,12 @@ class Face:
 
     @property
     def engine(self) -> Presented:
-        """Return the engine of this process; its coroutines run on fsspec's IO loop only."""
+        """The engine of this process; its coroutines run on fsspec's IO loop only."""
         raise NotImplementedError
 
     @property
     def uses_pipeline(self) -> bool:
-        """True where whole selections and assignments go to the engine."""
+        """True if whole selections and assignments go to the engine."""
         raise NotImplementedError
 
 
@@ -272,7 +274,7 @@ class FilesystemFace(Face):
         raise NotImplementedError
 
     def check_writable(self) -> None:
-        """Raise ``ReadOnly`` where this instance may not write."""
+        """Raise ``ReadOnly`` if this instance may not write."""
         raise NotImplementedError
 
 
@@ -290,22 +292,22 @@ class StoreFace(Face):
 
     @property
     def uses_pipeline(self) -> bool:
-        """Return whether whole selections and assignments go to the engine."""
+        """True if whole selections and assignments go to the engine."""
         return self._uses_pipeline
 
     @property
     def counters(self) -> Counters:
-        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        """The counters of the engine: requests, bytes, commits, conflicts, index hits."""
         return self.engine.counters
 
     @property
     def url(self) -> str:
-        """Return where the store is, without credentials."""
+        """The URL of the store, without credentials."""
         return self._handle.url
 
     @property
     def read_only(self) -> bool:
-        """Return whether every write is refused."""
+        """True if every write is refused."""
         return self._read_only
 
     def transaction(self) -> AbstractContextManager[None]:
@@ -330,3 +332,18 @@ class StoreFace(Face):
     def _check_writable(self) -> None:
         if self._read_only:
             raise ReadOnly(f"{self.url} was opened read-only: open it with read_only=False to write")
+
+
+class SynchronousFace(StoreFace):
+    """Base of the stores that are called without an event loop."""
+
+    def list_prefix(self, prefix: str) -> list[str]:
+        """Return all keys that start with ``prefix``, sorted; one request a shard plus the listing."""
+        return run_sync(self._keys(prefix))
+
+    async def _keys(self, prefix: str) -> list[str]:
+        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
+
+    def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
+        self._check_writable()
+        raise_failed(run_sync(self.engine.update_many(updates)))

@@ -1,7 +1,7 @@
 """Permission to store arrays that are themselves sharded: for clients of this process that expand shards to chunks.
 
-An array's document arrives as the bytes of a key, from whomever. That zarr has made our codec pipeline for the array, and so will never
-take a shard for a chunk, is noted here by that pipeline before zarr stores the document.
+An array's document arrives as the bytes of a key, from any client. Before zarr stores the document, our pipeline notes here that it
+handles the array. So zarr will never take a shard for a chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from shardstore.engine.actions import OwnShards, SetValue
-from shardstore.engine.by_shards import Sight
+from shardstore.engine.own_shards import Sight
 from shardstore.errors import Corruption
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import ArrayLayout, is_array, mentions_sharding, parse_layout
@@ -26,9 +26,9 @@ class ShardView(Protocol):
     """The reader and writer of one array by its shards, which expands them to chunks; it is forgotten when nothing else refers to it."""
 
     is_new: bool
-    """Nothing was stored of it so far: the array may be created."""
+    """True until something of it was stored: the array may be created."""
     sight: Sight | None
-    """The sight of it, as far as it is known."""
+    """How the store shows the array, if that is known."""
 
     @property
     def document(self) -> JsonObject:
@@ -40,7 +40,7 @@ class ShardView(Protocol):
 
 _lock = threading.Lock()
 _views: dict[str, WeakSet[ShardView]] = {}
-"""By the name of the array, the last part of its path: where a filesystem's root lies may not be known yet."""
+"""Views by the name of the array, the last part of its path: the root of a filesystem may not be known yet."""
 
 
 def _after_fork() -> None:
@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def note_view(name: str, view: ShardView) -> None:
-    """From now on, and while it exists, documents of this view may be stored. ``name``: of the array in its store, ``""`` at the root."""
+    """Allow documents of this view to be stored, while the view exists. ``name`` is that of the array in its store, ``""`` at the root."""
     with _lock:
         for empty in [known for known, views in _views.items() if not views]:
             del _views[empty]
@@ -67,9 +67,9 @@ def _views_at(engine: Presented, path: str) -> list[ShardView]:
 
 
 async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
-    """Store a value, as ``engine.update`` does; the document of a sharded array too where a view of it is noted.
+    """Store a value, as ``engine.update`` does; the document of a sharded array too, if a view of it is noted.
 
-    On the IO loop. Raises what ``engine.update`` raises.
+    Runs on the IO loop. Raises as ``engine.update`` does.
     """
     path = metadata_path(key)
     views = [] if path is None or b"sharding_indexed" not in (data := bytes(data)) else _views_at(engine, path)
@@ -78,7 +78,7 @@ async def set_value(engine: Presented, key: str, data: BytesLike) -> None:
     views = [view for view in views if mentions_sharding(document.get("codecs")) and _is_of(document, layout, view)]
     own_shards = OwnShards.REFUSED
     if views:
-        # What cannot be shown by chunks is the same for every client, however it changes.
+        # An array that cannot be shown by chunks is the same for every client, however it changes.
         may_create = isinstance(layout, str) or any(view.is_new for view in views)
         own_shards = OwnShards.NEW if may_create else OwnShards.SAME
     await engine.update((key, SetValue(data, own_shards)))
@@ -97,7 +97,7 @@ def _is_of(document: JsonObject, layout: ArrayLayout | str, view: ShardView) -> 
 
 
 def _array(data: BytesLike) -> JsonObject:
-    """The document of an array; of anything else, an empty one."""
+    """Return the document of an array; an empty one for anything else."""
     try:
         document = loads_object(data)
     except Corruption:

@@ -5,23 +5,22 @@ Specification: sharding storage transformer 1.0 (draft), "API implementation"; Z
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.handle import Handle, StoreFace
+from shardstore.adapters.batch_values import given_bytes, values_of
+from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
 from shardstore.engine.actions import ERASE, Action, Patch, SetValue
 from shardstore.engine.options import check_flags
-from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, BytesLike, ByteSuffix
 from shardstore.presented.engine_storage import EngineStorage
 from shardstore.storage.base import Storage
-from shardstore.storage.partial_access import WITHOUT_VERSIONS, PartialAccessStorage
+from shardstore.storage.draft_store import WITHOUT_VERSIONS, PartialAccessStorage
 
 Range = tuple[int, int | None] | None
 """``(start, length)`` in bytes, that is ``value[start:][:length]``; a length of ``None``: to the end; ``None``: all.
@@ -32,7 +31,7 @@ A negative start counts from the end (which the draft does not have), and never 
 Keys = list[str]
 
 
-class ShardingTransformer(StoreFace):
+class ShardingTransformer(SynchronousFace):
     """A store of presented keys over shards, synchronous and thread-safe.
 
     Keys are those of a Zarr v3 hierarchy without sharding: ``ct/zarr.json``, ``ct/c/0/3/1``. Takes the same arguments as
@@ -53,7 +52,7 @@ class ShardingTransformer(StoreFace):
         return EngineStorage(self.engine, read_only=self._read_only)
 
     def get(self, key: str) -> bytes | None:
-        """The value of a key, or ``None`` where there is none.
+        """Return the value of a key, or ``None`` if there is none.
 
         Raises:
             Corruption: the shard or its index is damaged.
@@ -61,13 +60,13 @@ class ShardingTransformer(StoreFace):
         return self.get_partial_values([(key, None)])[0]
 
     def get_partial_values(self, key_ranges: Iterable[tuple[str, Range]]) -> list[bytes | None]:
-        """The bytes of each ``(key, (start, length))``, in order; ``None`` for a key without a value.
+        """Return the bytes of each ``(key, (start, length))``, in order; ``None`` for a key without a value.
 
         Ranges are clipped to the value; a key may occur many times. Two rounds of requests: indices, then chunks.
         """
         wanted = list(key_ranges)
         values = run_sync(self.engine.get_many([(key, _byte_request(given)) for key, given in wanted]))
-        return [None if value is None else _cut(value, given) for value, (_, given) in zip(map(_raise, values), wanted, strict=True)]
+        return [None if value is None else _cut(value, given) for value, (_, given) in zip(values_of(values), wanted, strict=True)]
 
     def set(self, key: str, value: BytesLike) -> None:
         """Store a value; durable on return."""
@@ -97,7 +96,7 @@ class ShardingTransformer(StoreFace):
         self._update(updates)
 
     def erase(self, key: str) -> None:
-        """Erase a value; nothing happens where there is none."""
+        """Erase a value; nothing happens if there is none."""
         self.erase_values([key])
 
     def erase_values(self, keys: Iterable[str]) -> None:
@@ -110,18 +109,11 @@ class ShardingTransformer(StoreFace):
         run_sync(self.engine.erase_prefix(prefix))
 
     def list(self) -> Keys:
-        """All keys, sorted."""
+        """Return all keys, sorted."""
         return self.list_prefix("")
 
-    def list_prefix(self, prefix: str) -> Keys:
-        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
-        return run_sync(self._keys(prefix))
-
-    async def _keys(self, prefix: str) -> Keys:
-        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
-
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
-        """``(keys, prefixes)`` directly below ``prefix``, sorted.
+        """Return ``(keys, prefixes)`` directly below ``prefix``, sorted.
 
         Keys are exact. Prefixes below an array are those of all chunks of its grid that its shards there could hold, and of those beyond
         the grid that exist.
@@ -132,13 +124,9 @@ class ShardingTransformer(StoreFace):
     def __iter__(self) -> Iterator[str]:
         return iter(self.list())
 
-    def _update(self, updates: Sequence[tuple[str, Action]]) -> None:
-        self._check_writable()
-        raise_failed(run_sync(self.engine.update_many(updates)))
-
 
 def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Ranges in their order, those that touch as one."""
+    """Yield ranges in their order; ranges that touch become one."""
     pieces: list[bytes] = []
     first = end = 0
     for start, value in spans:
@@ -153,12 +141,6 @@ def _joined(spans: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         yield first, b"".join(pieces)
 
 
-def _raise(value: Value) -> memoryview | None:
-    if isinstance(value, Exception):
-        raise value
-    return value
-
-
 def _byte_request(wanted: Range) -> ByteRequest:
     if wanted is None:
         return EVERYTHING
@@ -171,5 +153,5 @@ def _byte_request(wanted: Range) -> ByteRequest:
 
 
 def _cut(value: memoryview, wanted: Range) -> bytes:
-    """The bytes of a range, of those that its request brought: where its start counts from the end, these go to the end."""
+    """Return the bytes of a range from those that its request brought: if its start counts from the end, these reach to the end."""
     return bytes(value if wanted is None or wanted[0] >= 0 or wanted[1] is None else value[: wanted[1]])

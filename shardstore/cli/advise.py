@@ -10,9 +10,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
+from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.info import no_v3
-from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, progress_bar, shape, show, size
+from shardstore.cli.output import columns_of_screen, complain, count, plural, print_json, shape, show, size
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import resolve
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput, NotFound, Unsupported
@@ -31,6 +32,7 @@ _GAP = 2  # blanks between columns
 
 
 def advise(
+    *,
     url: Annotated[
         str | None, typer.Argument(metavar="[URL]", help="An array, or a store with one array or --array.", show_default=False)
     ] = None,
@@ -50,9 +52,7 @@ def advise(
     fast: Annotated[bool, typer.Option("--fast", help="Take chunks for uncompressed, instead of looking at those that exist.")] = False,
     most: Annotated[int, typer.Option("--show", metavar="N", help="How many candidates to show.", min=1)] = 8,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Compare shard shapes by the requests and bytes that an access costs, and recommend one.
 
@@ -78,7 +78,7 @@ def advise(
     else:
         if array_shape or chunks or dtype:
             raise InvalidInput("--shape, --chunks and --dtype are for advice without URL: an array that exists has its own")
-        target = resolve(url, storage_options(options_json, options))
+        target = resolve(url, storage.parsed())
         path = join(target.path, array.strip("/")) if array else target.path
         with progress_bar("looking", "objects") as bar:
             found = run_sync(survey(target.engine.canonical, path, indices=not fast, progress=bar, shown=target.shown(path)))
@@ -244,7 +244,7 @@ def _columns(rows: list[Candidate], best: Candidate, accesses: list[Access]) -> 
 
 
 def _show_rows(columns: list[_Column], width: int | None) -> None:
-    """Print a table without the columns that do not fit into ``width``, or a block for each row where even that is too wide."""
+    """Print a table without the columns that do not fit into ``width``, or a block for each row if even that is too wide."""
     kept = list(columns)
     while width is not None and sum(c.width + _GAP for c in kept) - _GAP > width and any(c.given_up for c in kept):
         kept.remove(min((c for c in kept if c.given_up), key=lambda c: c.given_up))

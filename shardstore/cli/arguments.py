@@ -1,9 +1,13 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options that several commands take. A group of options is a dataclass, and a command takes it as one parameter."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -43,11 +47,66 @@ AgainstOptionsJson = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """The options of the filesystem of a URL."""
+
+    options_json: OptionsJson = None
+    options: OptionPairs = None
+
+    def parsed(self) -> dict[str, Any]:
+        """Return the options by name. Raises ``InvalidInput`` as ``storage_options`` does."""
+        return storage_options(self.options_json, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions(StorageOptions):
+    """The options of the filesystems of a source and a target."""
+
+    target_options_json: TargetOptionsJson = None
+
+    def parsed_target(self) -> dict[str, Any] | None:
+        """Return the options that are for the target alone; ``None`` if it has those of the source."""
+        return other_options(self.target_options_json, "--target-options")
+
+
+def with_single_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the function for the program's parser: it takes the fields of each group as options of their own, and ``--debug``."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        parameters += [_option(field.name, field.default, types[field.name]) for field in fields(groups[name])]
+    parameters.append(_option("debug", False, Debug))
+
+    @wraps(command)
+    def run(*, debug: bool, **given: Any) -> None:
+        made = {name: group(**{field.name: given.pop(field.name) for field in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer builds the command from
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _option(name: str, default: Any, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def other_options(text: str | None, name: str) -> dict[str, Any] | None:
+    """Return the options of a second filesystem, from a JSON object; ``None`` if none are given. Raises as ``storage_options``."""
+    return None if text is None else storage_options(text, None, name)
+
+
 def storage_options(text: str | None, pairs: list[str] | None, name: str = "--storage-options") -> dict[str, Any]:
     """Return the options of a filesystem, from a JSON object and ``key=value`` pairs; the pairs take precedence.
 
     Raises:
-        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins as JSON but is none.
+        InvalidInput: the text is not a JSON object, a pair has no ``=``, or its value begins like JSON but is not.
     """
     options: dict[str, Any] = {}
     if text is not None:
@@ -75,6 +134,6 @@ def _value(key: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError as exc:
         if text.lstrip().startswith(("{", "[")):
-            raise InvalidInput(f"the value of option {key} begins as JSON and is none ({exc}): quote all of it for the shell") from exc
+            raise InvalidInput(f"the value of option {key} begins like JSON but is not ({exc}): quote all of it for the shell") from exc
         return text
     return text if key in _TEXTS and isinstance(value, int | float) else value

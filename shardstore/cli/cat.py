@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.arguments import StorageOptions, Url
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import join, metadata_key
@@ -20,14 +20,13 @@ _RANGE = re.compile(r"(?P<start>-?[0-9]+)?:(?P<end>-?[0-9]+)?", re.ASCII)
 
 
 def cat(
+    *,
     url: Url,
     key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="A key below URL.", show_default=False)] = None,
     byte_range: Annotated[
         str | None, typer.Option("--range", metavar="A:B", help="Bytes from A to before B, as in Python: 0:100, 100:, -16:.")
     ] = None,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Write the bytes of a chunk, a metadata document or another object to stdout, as a client sees them.
 
@@ -42,7 +41,7 @@ def cat(
         shardstore cat data.zarr ct/c/0/0/0 --range 0:16 | xxd
     """
     wanted = parse_range(byte_range)
-    target = resolve(url, storage_options(options_json, options)).as_key()
+    target = resolve(url, storage.parsed()).as_key()
     path = join(target.path, key.strip("/")) if key else target.path
     run_sync(write_out(target, path, wanted))
     sys.stdout.flush()

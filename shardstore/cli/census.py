@@ -12,24 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore.adapters.tools.verification import picture_saver
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
-from shardstore.cli.execution import (
-    FULL_MEMORY,
-    Failures,
-    MaxMemory,
-    OnlyFailed,
-    PartOption,
-    Retries,
-    Scheduler,
-    Workers,
-    check_writable,
-    work,
-    write_failures,
-)
+from shardstore.cli.arguments import AsJson, StorageOptions, Url
+from shardstore.cli.execution import WorkOptions, check_writable
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, count, has_colours, plural, print_json, shape, show, size
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import resolve
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.census.density import density
 from shardstore.maintenance.census.file import ArrayCensus, Census
@@ -38,7 +26,7 @@ from shardstore.maintenance.execution import Execution
 
 _AXES = re.compile(r"([0-9]{1,2}),([0-9]{1,2})")
 
-# Of a picture in the terminal: half blocks with colours, or shades where there are none.
+# Of a picture in the terminal: half blocks with colours, or shades if there are none.
 _COLUMNS = 64
 _LINES = 16
 _SHADES = " ░▒▓█"
@@ -46,6 +34,7 @@ _EMPTY, _FULL = (44, 48, 56), (96, 190, 255)  # red, green, blue
 
 
 def census(
+    *,
     url: Url,
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Store it, for shardstore verify --census.", show_default=False)
@@ -61,17 +50,9 @@ def census(
         str | None,
         typer.Option("--axes", metavar="I,J", help="The two axes that pictures show; the longest two, if not given.", show_default=False),
     ] = None,
-    part: PartOption = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    retries: Retries = 2,
-    max_memory: MaxMemory = FULL_MEMORY,
-    failures: Failures = None,
-    only_failed: OnlyFailed = None,
+    work: WorkOptions,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Count which chunks exist, array by array, as a table, a compact file, and a picture.
 
@@ -90,13 +71,12 @@ def census(
     """
     chosen = None if axes is None else _axes(axes)
     save = None if picture is None else picture_saver()
-    target = resolve(url, storage_options(options_json, options))
-    for name, file in (("--failures", failures), ("--output", output), ("--picture", picture)):
+    target = resolve(url, storage.parsed())
+    for name, file in (("--output", output), ("--picture", picture)):
         check_writable(name, file)
-    if only_failed is not None and output is not None and output.exists():
+    if work.only_failed is not None and output is not None and output.exists():
         raise InvalidInput(f"--output {output} exists, and would be replaced by a census of what failed alone: give another file")
-    asked = part, workers, scheduler, retries, max_memory, only_failed
-    with work("nothing was stored; --part I/N counts in smaller pieces", *asked) as arguments, transfer_bar() as bar:
+    with work.arguments("nothing was stored; --part I/N counts in smaller pieces") as arguments, step_bar() as bar:
         taken = take_census(
             target.engine.canonical,
             target.path,
@@ -109,7 +89,7 @@ def census(
         print_json(_document(taken))
     else:
         _show(taken, draw, chosen)
-    write_failures(failures, taken.failed)
+    work.write_failures(taken.failed)
     if output is not None:
         taken.write(output)
     if picture is not None and save is not None:

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from shardstore.cli.arguments import with_single_options
+
 _PANEL = "Commands"
 
 
@@ -100,5 +102,5 @@ def _not_loaded() -> None:
 
 def _loaded(name: str, function: Callable[..., None]) -> Any:
     one = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-    one.command(name)(function)
+    one.command(name)(with_single_options(function))
     return get_command(one)

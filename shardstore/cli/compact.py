@@ -7,28 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
-from shardstore.cli.execution import (
-    FULL_MEMORY,
-    Exclusive,
-    Failures,
-    LocksOption,
-    MaxMemory,
-    OnlyFailed,
-    PartOption,
-    Retries,
-    Scheduler,
-    Workers,
-    check_writable,
-    end_with,
-    parse_locks,
-    shard_step,
-    work,
-    write_failures,
-)
+from shardstore.cli.arguments import AsJson, StorageOptions, Url
+from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
-from shardstore.cli.transfer import transfer_bar
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.compact import compact as compact_store
@@ -38,6 +21,7 @@ _ACTIONS = {"looking": "looking at indices", "working": "compacting"}
 
 
 def compact(
+    *,
     url: Url,
     dead_ratio: Annotated[float, typer.Option("--dead-ratio", metavar="RATIO", help="Rewrite shards of which more is dead.")] = 0.25,
     dead_bytes: Annotated[
@@ -49,19 +33,9 @@ def compact(
         typer.Option("--pins", metavar="FILE", help="Keys of shards that somebody holds offsets into, one a line.", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and say what would be done.")] = False,
-    part: PartOption = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    retries: Retries = 2,
-    max_memory: MaxMemory = FULL_MEMORY,
-    failures: Failures = None,
-    only_failed: OnlyFailed = None,
-    exclusive: Exclusive = False,
-    locks: LocksOption = "auto",
+    work: ReplaceOptions,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Rewrite the shards whose dead bytes pass a bound, and delete those that hold no chunk. Chunks are kept byte for byte.
 
@@ -76,14 +50,12 @@ def compact(
 
         shardstore compact s3://bucket/data.zarr --pins pinned.txt --part $SLURM_ARRAY_TASK_ID/16
     """
-    given = storage_options(options_json, options)
+    given = storage.parsed()
     held = [] if pins is None else _pins(pins)
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
     target = resolve(url, given)
-    check_writable("--failures", failures)
-    asked = part, workers, scheduler, retries, max_memory, only_failed
-    with work("every shard is as it was, or done: the same command goes on", *asked) as arguments, transfer_bar() as bar:
+    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,
@@ -92,9 +64,7 @@ def compact(
             dead_bytes=dead_bytes,
             order="morton" if order == "morton" else "C",
             dry_run=dry_run,
-            exclusive=exclusive,
             storage_options=given or None,
-            locks=parse_locks(locks),
             progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
             **arguments,
         )
@@ -102,7 +72,7 @@ def compact(
         print_json(_document(target, report))
     else:
         _show(report)
-    write_failures(failures, report.failed.first)
+    work.write_failures(report.failed.first)
     for damage in report.damaged.first:
         complain("warning", f"{damage.key} is damaged and was left as it is: {damage.what}")
     for path in report.unreadable:

@@ -23,11 +23,11 @@ def warn_of_stale(*targets: Target) -> None:
 
 
 def warn_of_missing_group(target: Target) -> None:
-    """Warn of a missing group: a node inside a store is found from its root only where each directory in between is a group."""
+    """Warn of a missing group: a node inside a store is found from its root only if each directory in between is a group."""
     parent = target.path.rpartition("/")[0]
     if target.has_root and target.path and not run_sync(target.engine.is_node(parent)):
         url = target.address.shown(len(target.address.segments) - 1)
-        complain("warning", f"{url} is no group, so {target.address} is not found from the root: make one by zarr.create_group")
+        complain("warning", f"{url} is not a group, so {target.address} is not found from the root: make one by zarr.create_group")
 
 
 def check_overwritable(target: Target) -> None:

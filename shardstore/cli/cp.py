@@ -8,29 +8,25 @@ from typing import Annotated, Any
 import typer
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Overwrite, TargetOptionsJson, storage_options
+from shardstore.cli.arguments import AsJson, Overwrite, PairOptions
 from shardstore.cli.consequences import check_overwritable, warn_of_missing_group, warn_of_stale
-from shardstore.cli.output import plural, print_json, progress_bar
+from shardstore.cli.output import plural, print_json
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, pair_options, resolve_pair
 from shardstore.engine.moving import copy_nodes, move_between
 
 Destination = Annotated[str, typer.Argument(metavar="DST", help="Its new place, not the directory to put it into.", show_default=False)]
 
-_Given = tuple[dict[str, Any], dict[str, Any] | None]
-"""The given options of the filesystem, and those for the target alone."""
-
 
 def cp(
+    *,
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="The node to copy: an array, a group, or a whole store.", show_default=False)
     ],
     destination: Destination,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    target_options_json: TargetOptionsJson = None,
-    debug: Debug = False,
+    storage: PairOptions,
 ) -> None:
     """Copy a node with all that is in it, shards as they are: nothing is decoded or packed anew.
 
@@ -44,8 +40,7 @@ def cp(
 
         shardstore cp --overwrite s3://bucket/data.zarr/ct local.zarr/ct
     """
-    given = _given(options_json, options, target_options_json)
-    one, other, copied = _transfer("copying", copy_nodes, source, destination, given, overwrite=overwrite)
+    one, other, copied = _transfer("copying", copy_nodes, source, destination, storage, overwrite=overwrite)
     if as_json:
         print_json({"source": str(one.address), "target": str(other.address), "objects": copied})
     else:
@@ -55,16 +50,14 @@ def cp(
 
 
 def mv(
+    *,
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="The node to move: an array, a group, or a whole store.", show_default=False)
     ],
     destination: Destination,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    target_options_json: TargetOptionsJson = None,
-    debug: Debug = False,
+    storage: PairOptions,
 ) -> None:
     """Move a node with all that is in it, shards as they are.
 
@@ -79,8 +72,7 @@ def mv(
 
         shardstore mv s3://bucket/new.zarr s3://bucket/data.zarr --overwrite
     """
-    given = _given(options_json, options, target_options_json)
-    one, other, moved = _transfer("moving", move_between, source, destination, given, overwrite=overwrite)
+    one, other, moved = _transfer("moving", move_between, source, destination, storage, overwrite=overwrite)
     if as_json:
         print_json({"source": str(one.address), "target": str(other.address), "operations": moved})
     else:
@@ -89,15 +81,11 @@ def mv(
     warn_of_stale(one, other)
 
 
-def _given(text: str | None, pairs: list[str] | None, of_target: str | None) -> _Given:
-    return storage_options(text, pairs), None if of_target is None else storage_options(of_target, None, "--target-options")
-
-
 def _transfer(
-    action: str, function: Callable[..., Coroutine[Any, Any, int]], source: str, destination: str, given: _Given, *, overwrite: bool
+    action: str, function: Callable[..., Coroutine[Any, Any, int]], source: str, destination: str, storage: PairOptions, *, overwrite: bool
 ) -> tuple[Target, Target, int]:
     """Copy or move a node under a progress bar; return both targets, and the number that ``function`` returns."""
-    one, other = resolve_pair(source, destination, *pair_options(source, destination, *given))
+    one, other = resolve_pair(source, destination, *pair_options(source, destination, storage.parsed(), storage.parsed_target()))
     if overwrite:
         check_overwritable(other)
     with progress_bar(action, "objects") as bar:

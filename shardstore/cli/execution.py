@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Protocol
@@ -18,12 +19,12 @@ import typer
 
 from shardstore.cli.failures import ExitCode, exit_code, message
 from shardstore.cli.output import complain, plural
-from shardstore.cli.transfer import Step
+from shardstore.cli.progress import Step
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY
 from shardstore.maintenance.shard_work import FailedShard, Listed, ShardProgress
-from shardstore.storage.local.rules import Locks, check_locks
+from shardstore.storage.local.rules import check_locks
 
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Tasks at work at once.", show_default=False)]
 Scheduler = Annotated[
@@ -52,8 +53,6 @@ LocksOption = Annotated[
 ]
 MaxMemory = Annotated[str, typer.Option("--max-memory", metavar="BYTES", help="Held at once in each process, such as 512MiB.")]
 
-FULL_MEMORY = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
-
 CONNECT_SECONDS = 15.0
 """The time for the scheduler of a cluster to answer."""
 
@@ -70,15 +69,9 @@ def parse_bytes(name: str, text: str) -> int:
     """
     match = _BYTES.fullmatch(text)
     if match is None:
-        raise InvalidInput(f"{name} {text!r} is no number of bytes: give one such as 512MiB or 2GB")
+        raise InvalidInput(f"{name} {text!r} is not a number of bytes: give one such as 512MiB or 2GB")
     base = 1024 if match[3].lower().startswith("i") else 1000
     return int(float(match[1]) * base ** _POWERS[match[2].lower()])
-
-
-def parse_locks(text: str) -> Locks:
-    """Return the value of ``--locks``. Raises ``InvalidInput`` where it is unknown."""
-    check_locks(text)
-    return "cluster" if text == "cluster" else "auto"
 
 
 @contextmanager
@@ -104,26 +97,52 @@ def cluster(address: str | None, connect_seconds: float = CONNECT_SECONDS) -> It
         yield client
 
 
-@contextmanager
-def work(
-    advice: str,
-    part: str | None,
-    workers: int | None,
-    scheduler: str | None,
-    retries: int,
-    max_memory: str,
-    only_failed: Path | None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of ``Execution.of`` from these options, for a block that Ctrl-C ends with ``advice``.
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """The options of work on all objects of a store."""
 
-    Raises:
-        InvalidInput: one of them cannot be right.
-        Unsupported, StorageError: as ``cluster``.
-    """
-    asked = {"part": part, "workers": workers, "retries": retries, "max_memory": parse_bytes("--max-memory", max_memory)}
-    only = None if only_failed is None else read_failures(only_failed)
-    with interruptible(advice), cluster(scheduler) as executor:
-        yield asked | {"executor": executor, "only": only}
+    part: PartOption = None
+    workers: Workers = None
+    scheduler: Scheduler = None
+    retries: Retries = 2
+    max_memory: MaxMemory = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
+    failures: Failures = None
+    only_failed: OnlyFailed = None
+
+    @contextmanager
+    def arguments(self, advice: str) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of ``Execution.of`` for a block that Ctrl-C ends with ``advice``.
+
+        Raises:
+            InvalidInput: an option cannot be right.
+            Unsupported, StorageError: as ``cluster``.
+        """
+        check_writable("--failures", self.failures)
+        asked = {"part": self.part, "workers": self.workers, "retries": self.retries}
+        asked["max_memory"] = parse_bytes("--max-memory", self.max_memory)
+        only = None if self.only_failed is None else read_failures(self.only_failed)
+        with interruptible(advice), cluster(self.scheduler) as executor:
+            yield asked | {"executor": executor, "only": only}
+
+    def write_failures(self, failed: Iterable[FailedObject]) -> None:
+        """Write the objects that failed into the file of ``--failures``, if one is given. Raises as ``write_failures``."""
+        if self.failures is not None:
+            write_failures(self.failures, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceOptions(WorkOptions):
+    """The options of work that replaces shards."""
+
+    exclusive: Exclusive = False
+    locks: LocksOption = "auto"
+
+    @contextmanager
+    def arguments(self, advice: str) -> Iterator[dict[str, Any]]:
+        """Yield the arguments as ``WorkOptions.arguments`` does, with those that say how shards are replaced."""
+        check_locks(self.locks)
+        with WorkOptions.arguments(self, advice) as arguments:
+            yield arguments | {"exclusive": self.exclusive, "locks": self.locks}
 
 
 def read_failures(file: Path) -> list[str]:
@@ -135,7 +154,7 @@ def read_failures(file: Path) -> list[str]:
     try:
         keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
         if not all(isinstance(key, str) for key in keys):
-            raise TypeError("a key is no text")
+            raise TypeError("a key is not a text")
         return keys
     except OSError as exc:
         raise InvalidInput(f"--only-failed {file} cannot be read: {exc.strerror}") from exc
@@ -153,14 +172,12 @@ def check_writable(name: str, file: Path | None) -> None:
         raise InvalidInput(f"{name} {file} cannot be written: it is a directory, or there is none for it, or that is not yours")
 
 
-def write_failures(file: Path | None, failed: Iterable[FailedObject]) -> None:
-    """Write the failures, one JSON object per line, with key and error; does nothing without a file.
+def write_failures(file: Path, failed: Iterable[FailedObject]) -> None:
+    """Write the failures, one JSON object per line, with key and error.
 
     Raises:
-        InvalidInput: it cannot be written.
+        InvalidInput: the file cannot be written.
     """
-    if file is None:
-        return
     lines = [json.dumps({"key": failure.key, "error": message(failure.error)}) for failure in failed]
     try:
         file.write_text("".join(line + "\n" for line in lines))
@@ -211,7 +228,7 @@ def shard_step(actions: Mapping[str, str], progress: ShardProgress) -> Step:
 
 
 def end_with(failed: Listed[FailedShard], damaged: int) -> None:
-    """Report what was not done, and end with an exit code that shows it; does nothing where all was done."""
+    """Report what was not done, and end with an exit code that shows it; does nothing if all was done."""
     for failure in failed.first[:_MOST_SAID]:
         complain("error", f"{failure.key}: {message(failure.error)}")
     if failed.count > _MOST_SAID:

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, storage_options
+from shardstore.cli.arguments import AsJson, StorageOptions
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import alike, complain, count, plural, print_json, progress_bar, shape, show, show_others, size, wrapped
+from shardstore.cli.output import alike, complain, count, plural, print_json, shape, show, show_others, size, wrapped
+from shardstore.cli.progress import progress_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
@@ -62,6 +63,7 @@ _CAPABILITIES = {
 
 
 def info(
+    *,
     url: Annotated[
         str | None, typer.Argument(metavar="URL", help="A path, URL or chain of URLs: of a store, or a node in it.", show_default=False)
     ] = None,
@@ -76,9 +78,7 @@ def info(
         bool, typer.Option("--runtime", help="Versions of what is installed, and the codec pipeline that zarr would use.")
     ] = False,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Show each array: how it is stored and presented, which shards and chunks exist, bytes, dead bytes, and damage.
 
@@ -101,7 +101,7 @@ def info(
         document["runtime"] = runtime_facts()
     damaged = False
     if url is not None:
-        target = resolve(url, storage_options(options_json, options))
+        target = resolve(url, storage.parsed())
         found = _survey(target, fast)
         engine = target.engine
         capabilities = run_sync(engine.storage.probe()) if probe else engine.storage.capabilities

@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 import typer
 
 from shardstore._sync import iterate
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.failures import first_error
 from shardstore.cli.output import JsonList
 from shardstore.cli.target import Target, resolve
@@ -43,15 +43,14 @@ class Printer(Protocol):
 
 
 def ls(
+    *,
     url: Url,
     prefix: Annotated[str | None, typer.Argument(metavar="[PREFIX]", help="A directory or key below URL.", show_default=False)] = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Everything below, not only the first level.")] = False,
     long: Annotated[bool, typer.Option("--long", "-l", help="Sizes in bytes too.")] = False,
     stored: Annotated[bool, typer.Option("--stored", help="The stored objects, shards and all, instead of chunks.")] = False,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """List keys: metadata documents, chunks, and other objects. Names are relative to URL; directories end with `/`.
 
@@ -67,7 +66,7 @@ def ls(
 
         shardstore ls -r -l --stored data.zarr
     """
-    target = resolve(url, storage_options(options_json, options))
+    target = resolve(url, storage.parsed())
     path = check_prefix(join(target.path, (prefix or "").strip("/"))).strip("/")
     printer: Printer = JsonPrinter() if as_json else TextPrinter(long)
     # Names are what can be given to other commands behind the same URL; a URL that is a key itself is named by it.
@@ -175,7 +174,7 @@ class _Source:
         return None if nbytes is None else Entry(path, nbytes)
 
     async def _nbytes(self, key: str, nbytes: int | None) -> int | None:
-        """Return the size of an entry, where sizes are wanted: a document's presented size is known only after reading it."""
+        """Return the size of an entry, if sizes are wanted: a document's presented size is known only after reading it."""
         return await self._engine.size(key) if nbytes is None and self._sizes else nbytes
 
 

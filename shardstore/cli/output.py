@@ -6,20 +6,17 @@ import json
 import re
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 T = TypeVar("T")
 
 _NO_TERMINAL_WIDTH = 100_000  # columns: into a file or a pipe nothing is wrapped or cut
 
-_COLUMNS = 80  # of paragraphs where there is no screen
+_COLUMNS = 80  # of paragraphs if there is no screen
 _LEAST_COLUMNS = 30  # for the text behind a label
 
 _KEYS_SHOWN = 8  # of the others; --json has more
@@ -67,7 +64,7 @@ def wrapped(label: str, text: str, style: str = "", *, indent: int = 0) -> Text:
 
 
 def columns_of_screen() -> int | None:
-    """Return the width of the terminal that results go to, in columns; ``None`` where they go elsewhere."""
+    """Return the width of the terminal that results go to, in columns; ``None`` if they go elsewhere."""
     return _console(sys.stdout).width if sys.stdout.isatty() else None
 
 
@@ -116,7 +113,7 @@ def size(nbytes: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return a number as text with thousands separated; with one decimal where it is small and not whole."""
+    """Return a number as text with thousands separated; with one decimal if it is small and not whole."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:,.1f}"
 
 
@@ -126,52 +123,10 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
 
 
 def shape(sizes: tuple[int, ...] | None) -> str:
-    """Return a shape as text: ``64 × 64``, or ``?`` where it is not known."""
+    """Return a shape as text: ``64 × 64``, or ``?`` if it is not known."""
     if sizes is None:
         return "?"
     return " × ".join(map(str, sizes)) if sizes else "0-d"
-
-
-class ProgressBar(Protocol):
-    """A progress bar; may be called from any thread."""
-
-    def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
-
-
-_SILENT_SECONDS = 4.0
-
-
-@contextmanager
-def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Print ``text`` on stderr, where that is a terminal, once the block has taken so long."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@contextmanager
-def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
-    """Show a bar on stderr during the block, where stderr is a terminal."""
-    console = stderr_console()
-    if not sys.stderr.isatty():
-        yield lambda done, total=None, nbytes=None: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(action, total=None, said="")
-
-        def update(done: int, total: int | None = None, nbytes: int | None = None) -> None:
-            said = f"{done:,} {noun}" if total is None else f"{done:,} of {total:,} {noun}"
-            progress.update(task, completed=done, total=total, said=said if nbytes is None else f"{said}, {size(nbytes)}")
-
-        yield update
 
 
 def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Hashable] = lambda item: None) -> list[tuple[T, list[T]]]:
@@ -186,7 +141,7 @@ def alike(items: Iterable[T], says: Callable[[T], str], apart: Callable[[T], Has
 
 
 def show_others(keys: Sequence[str], margin: str) -> None:
-    """Print how many others there are, and the keys of some; nothing where there are none.
+    """Print how many others there are, and the keys of some; nothing if there are none.
 
     A repeated key is that of an object with several findings.
     """

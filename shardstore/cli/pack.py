@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, TargetOptionsJson, storage_options
+from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
 from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.errors import Incomplete, InvalidInput
 from shardstore.maintenance.packing.pack import DEFAULT_MAX_MEMORY, pack, reshard, unpack
 from shardstore.maintenance.packing.report import PackReport, Progress
@@ -35,7 +35,7 @@ Shards = Annotated[
         help="Along each dimension, for arrays of as many; 'auto'; 'none'; or a JSON object from patterns of paths to these.",
     ),
 ]
-Flavour = Annotated[str, typer.Option("--stored", metavar="codec|transformer", help="Zarr v3, or a hierarchy of the 2022 draft.")]
+StoredFormat = Annotated[str, typer.Option("--stored", metavar="codec|transformer", help="Zarr v3, or a hierarchy of the 2022 draft.")]
 Order = Annotated[str, typer.Option("--chunk-order", metavar="C|morton", help="The order of the chunks in a shard.")]
 IndexLocationOption = Annotated[str, typer.Option("--index-location", metavar="end|start", help="Where a shard has its index.")]
 NoIndexChecksum = Annotated[bool, typer.Option("--no-index-checksum", help="Leave the checksum of the indices out.")]
@@ -73,78 +73,118 @@ NoSpaceCheck = Annotated[
 ]
 NoFsync = Annotated[bool, typer.Option("--no-fsync", help="Do not wait until a local disk has it for good.")]
 
-# The options of all three commands, in the order of their help; what a command does not take is left out.
-_PARAMETERS: dict[str, tuple[Any, Any]] = {
-    "source": (Source, inspect.Parameter.empty),
-    "destination": (Destination, inspect.Parameter.empty),
-    "chunks_per_shard": (Shards, "auto"),
-    "stored": (Flavour, "codec"),
-    "chunk_order": (Order, "C"),
-    "index_location": (IndexLocationOption, "end"),
-    "no_index_checksum": (NoIndexChecksum, False),
-    "chunk_checksums": (ChunkChecksums, False),
-    "ome": (Ome, False),
-    "include": (Include, None),
-    "exclude": (Exclude, None),
-    "dry_run": (DryRun, False),
-    "price": (Prices, None),
-    "overwrite": (EraseFirst, False),
-    "only_failed": (OnlyFailed, False),
-    "workers": (Workers, None),
-    "scheduler": (Scheduler, None),
-    "part": (PartOption, None),
-    "retries": (Retries, 2),
-    "max_memory": (MaxMemory, f"{DEFAULT_MAX_MEMORY >> 20}MiB"),
-    "record": (RecordUrl, None),
-    "lost_transformers": (Lost, None),
-    "no_space_check": (NoSpaceCheck, False),
-    "no_fsync": (NoFsync, False),
-    "as_json": (AsJson, False),
-    "options_json": (OptionsJson, None),
-    "options": (OptionPairs, None),
-    "target_options_json": (TargetOptionsJson, None),
-    "debug": (Debug, False),
-}
-_OF_SHARDS = ("chunks_per_shard", "chunk_order", "index_location", "no_index_checksum", "stored")
+
+@dataclass(frozen=True, slots=True)
+class ShardOptions:
+    """The options about the shards of the target."""
+
+    chunks_per_shard: Shards = "auto"
+    stored: StoredFormat = "codec"
+    chunk_order: Order = "C"
+    index_location: IndexLocationOption = "end"
+    no_index_checksum: NoIndexChecksum = False
 
 
-def _command(function: Callable[..., PackReport], doc: str, without: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Return the command for one of the functions, with the parameters that it takes."""
+@dataclass(frozen=True, slots=True)
+class MoveOptions:
+    """The options of all three commands."""
 
-    def command(**given: Any) -> None:
-        _run(function, **{name: default for name, (_, default) in _PARAMETERS.items()} | given)
+    chunk_checksums: ChunkChecksums = False
+    ome: Ome = False
+    include: Include = None
+    exclude: Exclude = None
+    dry_run: DryRun = False
+    price: Prices = None
+    overwrite: EraseFirst = False
+    only_failed: OnlyFailed = False
+    workers: Workers = None
+    scheduler: Scheduler = None
+    part: PartOption = None
+    retries: Retries = 2
+    max_memory: MaxMemory = f"{DEFAULT_MAX_MEMORY >> 20}MiB"
+    record: RecordUrl = None
+    lost_transformers: Lost = None
+    no_space_check: NoSpaceCheck = False
+    no_fsync: NoFsync = False
+    as_json: AsJson = False
 
-    taken = {name: parameter for name, parameter in _PARAMETERS.items() if name not in without}
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what typer builds the command from
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in taken.items()
-        ]
-    )
-    command.__annotations__ = {name: annotation for name, (annotation, _) in taken.items()}
-    command.__name__, command.__doc__ = function.__name__, doc
-    return command
+
+def pack_command(*, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, storage: PairOptions) -> None:
+    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
+
+    SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
+    sharding_indexed. Interrupted or killed, the same command goes on where it was; run again later, it packs what has changed.
+
+    Examples:
+
+        shardstore pack old.zarr new.zarr
+
+        shardstore pack --dry-run --price put=0.005 --price get=0.0004 s3://bucket/old.zarr s3://bucket/new.zarr
+
+        shardstore pack -s 8,8,8 --chunk-checksums s3://bucket/old.zarr s3://bucket/new.zarr
+
+        shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
+    """
+    _run(pack, source, destination, moved, storage, **_of_shards(shards))
 
 
-def _run(function: Callable[..., PackReport], source: str, destination: str, **given: Any) -> None:
-    as_json = given["as_json"]
-    options = storage_options(given["options_json"], given["options"])
-    of_target = None if given["target_options_json"] is None else storage_options(given["target_options_json"], None, "--target-options")
-    source_options, target_options = pair_options(source, destination, options, of_target)
-    arguments: dict[str, Any] = {name: given[name] for name in ("chunk_checksums", "ome", "dry_run", "overwrite", "only_failed", "retries")}
-    if given["part"] is not None:
-        arguments["part"] = given["part"]
-    arguments |= {"workers": given["workers"], "record": given["record"], "fsync": not given["no_fsync"]}
-    arguments["check_space"] = not given["no_space_check"]
-    arguments |= {"include": given["include"] or (), "exclude": given["exclude"] or ()}
-    arguments |= {"max_memory": parse_bytes("--max-memory", given["max_memory"])}
-    arguments |= {"prices": _prices(given["price"])}
-    arguments |= {"storage_options": dict(source_options) or None, "target_options": dict(target_options)}
-    if given["lost_transformers"] is not None:
-        arguments["lost_transformers"] = {path: tuple(n) for path, n in _object("--lost-transformers", given["lost_transformers"]).items()}
-    if function is not unpack:
-        arguments |= {name: given[name] for name in ("stored", "chunk_order", "index_location")}
-        arguments |= {"chunks_per_shard": _policy(given["chunks_per_shard"]), "index_checksum": not given["no_index_checksum"]}
+def reshard_command(*, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, storage: PairOptions) -> None:
+    """Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.
+
+    Examples:
+
+        shardstore reshard -s 16,16,1 data.zarr other.zarr
+    """
+    _run(reshard, source, destination, moved, storage, **_of_shards(shards))
+
+
+def unpack_command(*, source: Source, destination: Destination, moved: MoveOptions, storage: PairOptions) -> None:
+    """The way back: every chunk becomes an object, as it is.
+
+    Examples:
+
+        shardstore unpack data.zarr plain.zarr
+    """
+    _run(unpack, source, destination, moved, storage)
+
+
+def _of_shards(given: ShardOptions) -> dict[str, Any]:
+    """Return the arguments of ``pack`` and ``reshard`` about shards."""
+    return {
+        "chunks_per_shard": _policy(given.chunks_per_shard),
+        "stored": given.stored,
+        "chunk_order": given.chunk_order,
+        "index_location": given.index_location,
+        "index_checksum": not given.no_index_checksum,
+    }
+
+
+def _run(
+    function: Callable[..., PackReport], source: str, destination: str, given: MoveOptions, storage: PairOptions, **of_shards: Any
+) -> None:
+    source_options, target_options = pair_options(source, destination, storage.parsed(), storage.parsed_target())
+    arguments: dict[str, Any] = {
+        "chunk_checksums": given.chunk_checksums,
+        "ome": given.ome,
+        "include": given.include or (),
+        "exclude": given.exclude or (),
+        "dry_run": given.dry_run,
+        "prices": _prices(given.price),
+        "overwrite": given.overwrite,
+        "only_failed": given.only_failed,
+        "workers": given.workers,
+        "retries": given.retries,
+        "max_memory": parse_bytes("--max-memory", given.max_memory),
+        "record": given.record,
+        "check_space": not given.no_space_check,
+        "fsync": not given.no_fsync,
+        "storage_options": dict(source_options) or None,
+        "target_options": dict(target_options),
+    }
+    if given.part is not None:
+        arguments["part"] = given.part
+    if given.lost_transformers is not None:
+        arguments["lost_transformers"] = {path: tuple(n) for path, n in _object("--lost-transformers", given.lost_transformers).items()}
     phase = "listing"
 
     def advice() -> str:
@@ -153,7 +193,7 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
         return "what is done is recorded: run the same command again, and it goes on from there"
 
     try:
-        with interruptible(advice), cluster(given["scheduler"]) as executor, transfer_bar() as bar:
+        with interruptible(advice), cluster(given.scheduler) as executor, step_bar() as bar:
 
             def progress(found: Progress) -> None:
                 nonlocal phase
@@ -162,12 +202,12 @@ def _run(function: Callable[..., PackReport], source: str, destination: str, **g
                 nbytes, total = (found.nbytes, found.total_nbytes) if bytes_known else (None, None)
                 bar(Step(_ACTIONS[found.phase], found.objects, found.total_objects, nbytes, total, found.failed))
 
-            report = function(source, destination, executor=executor, progress=progress, **arguments)
+            report = function(source, destination, executor=executor, progress=progress, **arguments, **of_shards)
     except Incomplete as exc:
         if isinstance(exc.report, PackReport):
-            _print(exc.report, as_json)
+            _print(exc.report, given.as_json)
         raise
-    _print(report, as_json)
+    _print(report, given.as_json)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -257,42 +297,3 @@ def _print(report: PackReport, as_json: bool) -> None:
     if not report.dry_run and not report.complete:
         who = "other parts, or --only-failed" if report.part != "1/1" else "the same command"
         complain("warning", f"{plural(report.missing, 'unit')} still to be done, by {who}: {report.target} cannot be opened yet")
-
-
-pack_command = _command(
-    pack,
-    """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
-
-    SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
-    sharding_indexed. Interrupted or killed, the same command goes on where it was; run again later, it packs what has changed.
-
-    Examples:
-
-        shardstore pack old.zarr new.zarr
-
-        shardstore pack --dry-run --price put=0.005 --price get=0.0004 s3://bucket/old.zarr s3://bucket/new.zarr
-
-        shardstore pack -s 8,8,8 --chunk-checksums s3://bucket/old.zarr s3://bucket/new.zarr
-
-        shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
-    """,
-)
-reshard_command = _command(
-    reshard,
-    """Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.
-
-    Examples:
-
-        shardstore reshard -s 16,16,1 data.zarr other.zarr
-    """,
-)
-unpack_command = _command(
-    unpack,
-    """The way back: every chunk becomes an object, as it is.
-
-    Examples:
-
-        shardstore unpack data.zarr plain.zarr
-    """,
-    without=_OF_SHARDS,
-)

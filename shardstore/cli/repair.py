@@ -6,28 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
-from shardstore.cli.execution import (
-    FULL_MEMORY,
-    Exclusive,
-    Failures,
-    LocksOption,
-    MaxMemory,
-    OnlyFailed,
-    PartOption,
-    Retries,
-    Scheduler,
-    Workers,
-    check_writable,
-    end_with,
-    parse_locks,
-    shard_step,
-    work,
-    write_failures,
-)
+from shardstore.cli.arguments import AsJson, StorageOptions, Url
+from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
 from shardstore.cli.output import complain, plural, print_json
+from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
-from shardstore.cli.transfer import transfer_bar
 from shardstore.maintenance.repair.run import Finding, RepairReport
 from shardstore.maintenance.repair.run import repair as repair_store
 
@@ -36,6 +19,7 @@ _MOST_SHOWN = 20  # chunks by name, of one shard
 
 
 def repair(
+    *,
     url: Url,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it. Without, nothing is changed.")] = False,
     allow_reverting: Annotated[
@@ -54,19 +38,9 @@ def repair(
     older_than: Annotated[
         float, typer.Option("--older-than", metavar="HOURS", help="Age of leftover files and unfinished uploads that are removed.")
     ] = 24.0,
-    part: PartOption = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    retries: Retries = 2,
-    max_memory: MaxMemory = FULL_MEMORY,
-    failures: Failures = None,
-    only_failed: OnlyFailed = None,
-    exclusive: Exclusive = False,
-    locks: LocksOption = "auto",
+    work: ReplaceOptions,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Say what would be done about damaged shards, and with --yes do it.
 
@@ -84,11 +58,9 @@ def repair(
 
         shardstore repair s3://bucket/data.zarr/ct --yes --quarantine s3://bucket/damaged
     """
-    given = storage_options(options_json, options)
+    given = storage.parsed()
     target = resolve(url, given)
-    check_writable("--failures", failures)
-    asked = part, workers, scheduler, retries, max_memory, only_failed
-    with work("every shard is as it was, or done: the same command goes on", *asked) as arguments, transfer_bar() as bar:
+    with work.arguments("every shard is as it was, or done: the same command goes on") as arguments, step_bar() as bar:
         report = repair_store(
             target.handle.recipe.target,
             path=target.path,
@@ -96,9 +68,7 @@ def repair(
             allow_reverting=allow_reverting,
             quarantine=quarantine,
             older_than_hours=older_than,
-            exclusive=exclusive,
             storage_options=given or None,
-            locks=parse_locks(locks),
             progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
             **arguments,
         )
@@ -106,7 +76,7 @@ def repair(
         print_json(_document(target, report))
     else:
         _show(report)
-    write_failures(failures, report.failed.first)
+    work.write_failures(report.failed.first)
     for path in report.unreadable:
         complain("warning", f"{path or 'the root'} has metadata that cannot be read, which is never guessed: restore it")
     if report.damaged_count and report.is_dry_run:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shardstore._sync import run_sync
-from shardstore.cli.arguments import AsJson, Debug, OptionPairs, OptionsJson, Url, storage_options
+from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.consequences import warn_of_stale
 from shardstore.cli.output import complain, plural, print_json, size, stderr_console
 from shardstore.cli.target import Target, resolve
@@ -25,7 +25,7 @@ from shardstore.storage.boundaries import check_no_links, check_no_mounts, check
 class Doomed:
     """The things that would be removed: ``what`` in words, how much, and whether it is one key or all below a prefix.
 
-    ``asks`` is true where somebody has to agree first.
+    ``asks`` is true if somebody has to agree first.
     """
 
     what: str
@@ -38,13 +38,12 @@ class Doomed:
 
 
 def rm(
+    *,
     url: Url,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Groups with what is in them, and directories.")] = False,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
-    debug: Debug = False,
+    storage: StorageOptions,
 ) -> None:
     """Remove an array, a group, a directory, or a single chunk.
 
@@ -59,7 +58,7 @@ def rm(
 
         shardstore rm -r s3://bucket/data.zarr/scans
     """
-    target = resolve(url, storage_options(options_json, options)).as_key()
+    target = resolve(url, storage.parsed()).as_key()
     doomed = run_sync(_look(target))
     much = f"{plural(doomed.objects, doomed.noun)}, {size(doomed.nbytes)}"
     told = f"{doomed.what} {target.address}: {much}"

@@ -14,9 +14,9 @@ from typing import Any
 from fsspec.registry import available_protocols
 
 from shardstore._sync import run_sync
-from shardstore.adapters.fsspec.roots import root_depth
+from shardstore.adapters.fsspec.root import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.cli.output import said_if_slow
+from shardstore.cli.progress import said_if_slow
 from shardstore.errors import InvalidInput
 from shardstore.presented.flavours import Presented
 from shardstore.storage.opening.address import Address
@@ -27,7 +27,7 @@ from shardstore.stored.detect import is_draft
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of an address: the engine at the root, and the path in it. ``has_root`` where a ``zarr.json`` showed the root."""
+    """The target of an address: the engine at the root, and the path in it. ``has_root`` if a ``zarr.json`` showed the root."""
 
     address: Address
     options: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Target:
         return self if depth == self.depth else _at(self.address, self.options, depth, self.has_root)
 
     def as_key(self) -> Target:
-        """Return the target as a key in the directory above, where no document showed the root."""
+        """Return the target as a key in the directory above, if no document showed the root."""
         if self.has_root or self.path or not self.address.segments:
             return self
         return self.rooted_at(len(self.address.segments) - 1)
@@ -74,7 +74,7 @@ def resolve(url: str, options: Mapping[str, Any]) -> Target:
 
 
 def resolve_pair(source: str, target: str, source_options: Mapping[str, Any], target_options: Mapping[str, Any]) -> tuple[Target, Target]:
-    """Return two targets, with one engine where they are in one storage: then a move can be a rename, and a copy the server's."""
+    """Return two targets, with one engine if they are in one storage: then a move can be a rename, and a copy the server's."""
     one, other = resolve(source, source_options), resolve(target, target_options)
     a, b = one.address, other.address
     if (a.protocol, a.head, a.tail) != (b.protocol, b.head, b.tail) or dict(one.options) != dict(other.options):
@@ -123,7 +123,7 @@ def _check_slashes(url: str) -> None:
     match = _NEARLY_URL.fullmatch(url)
     if match is None or match[1] not in available_protocols() or os.path.lexists(url.partition("/")[0]):
         return
-    raise InvalidInput(f"{redacted(url)!r} is no path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
+    raise InvalidInput(f"{redacted(url)!r} is not a path that exists: did you mean {redacted(f'{match[1]}://{match[3]}')}?")
 
 
 def _at(address: Address, options: Mapping[str, Any], depth: int, has_root: bool) -> Target:

@@ -12,32 +12,12 @@ import typer
 from rich.text import Text
 
 from shardstore.adapters.tools.verification import decoder
-from shardstore.cli.arguments import (
-    AgainstOptionsJson,
-    AsJson,
-    Debug,
-    OptionPairs,
-    OptionsJson,
-    Url,
-    storage_options,
-)
-from shardstore.cli.execution import (
-    FULL_MEMORY,
-    Failures,
-    MaxMemory,
-    OnlyFailed,
-    PartOption,
-    Retries,
-    Scheduler,
-    Workers,
-    check_writable,
-    work,
-    write_failures,
-)
+from shardstore.cli.arguments import AgainstOptionsJson, AsJson, StorageOptions, Url, other_options
+from shardstore.cli.execution import WorkOptions
 from shardstore.cli.failures import ExitCode, exit_code
 from shardstore.cli.output import alike, complain, count, plural, print_json, show, show_others, size, wrapped
+from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options, resolve
-from shardstore.cli.transfer import Step, transfer_bar
 from shardstore.maintenance.census.file import merged, read_census
 from shardstore.maintenance.execution import Execution
 from shardstore.maintenance.verify.detectable import Detectable
@@ -48,6 +28,7 @@ _ARRAYS_NAMED = 8
 
 
 def verify(
+    *,
     url: Url,
     deep: Annotated[bool, typer.Option("--deep", help="Decode every chunk, by zarr's codecs.")] = False,
     against: Annotated[
@@ -63,18 +44,10 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    part: PartOption = None,
-    workers: Workers = None,
-    scheduler: Scheduler = None,
-    retries: Retries = 2,
-    max_memory: MaxMemory = FULL_MEMORY,
-    failures: Failures = None,
-    only_failed: OnlyFailed = None,
+    work: WorkOptions,
     as_json: AsJson = False,
-    options_json: OptionsJson = None,
-    options: OptionPairs = None,
+    storage: StorageOptions,
     against_options: AgainstOptionsJson = None,
-    debug: Debug = False,
 ) -> None:
     """Check metadata, indexes, bounds and checksums, and find objects that belong to nothing. Writes nothing.
 
@@ -94,17 +67,15 @@ def verify(
         shardstore verify --json s3://bucket/data.zarr --part 3/16
     """
     expected = merged([read_census(file) for file in census]) if census else None
-    given = storage_options(options_json, options)
+    given = storage.parsed()
     target = resolve(url, given)
     copy = None
     if against is not None:
-        of_copy = None if against_options is None else storage_options(against_options, None, "--against-options")
+        of_copy = other_options(against_options, "--against-options")
         there = resolve(against, pair_options(url, against, given, of_copy)[1])
         copy = Copy(there.engine.canonical, there.path)
-    check_writable("--failures", failures)
-    asked = part, workers, scheduler, retries, max_memory, only_failed
     advice = "nothing was changed, and what has been found so far is not told; --part I/N verifies in smaller pieces"
-    with work(advice, *asked) as arguments, transfer_bar() as bar:
+    with work.arguments(advice) as arguments, step_bar() as bar:
         report = verify_engine(
             target.engine.canonical,
             target.path,
@@ -119,7 +90,7 @@ def verify(
         print_json(_document(report))
     else:
         _show(str(target.address), report)
-    write_failures(failures, report.unread)
+    work.write_failures(report.unread)
     _conclude(report)
 
 

@@ -17,11 +17,11 @@ class OwnShards(Enum):
     """The permission of a client that sends the document of an array which is itself sharded."""
 
     REFUSED = "refused"
-    """Nothing: it would take a shard for what others call a chunk."""
+    """May send no sharded document: it would take a shard for what others call a chunk."""
     SAME = "same"
-    """The document of an array that has these chunks: the client reads and writes them chunk by chunk."""
+    """May send the document of an array that exists with these chunks: the client reads and writes it chunk by chunk."""
     NEW = "new"
-    """That of a new array too."""
+    """May also send the document of a new array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class SetIfMissing:
-    """The chunk becomes these bytes where it does not exist; ``creation``, where given, tells whether that was so."""
+    """The chunk becomes these bytes if it does not exist; ``creation``, if given, is told whether that was so."""
 
     data: BytesLike
     creation: Creation | None = None
@@ -50,10 +50,10 @@ class SetIfMissing:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Bytes from ``start`` of the chunk become these; the chunk grows where they reach past its end.
+    """Bytes from ``start`` of the chunk become these; the chunk grows if they reach past its end.
 
-    ``at_end``: on condition that the chunk ends at ``start``. ``may_be_whole``: these are all its bytes where that can be told without
-    looking at it (``with_whole`` tells).
+    ``at_end``: on condition that the chunk ends at ``start``. ``may_be_whole``: the bytes may be all of the chunk; ``with_whole`` finds
+    out, without reading it.
     """
 
     start: int
@@ -83,11 +83,11 @@ class Swapped:
     """The outcome of a ``Swap``; to be believed once the update has ended without an error."""
 
     happened: bool = False
-    """True where its condition held. If not, it changed nothing."""
+    """True if its condition held. If not, it changed nothing."""
     existed: bool = False
-    """True where there was a value."""
+    """True if there was a value."""
     lasted: bool = False
-    """True where no later action of the same commit changed the value again."""
+    """True if no later action of the same commit changed the value again."""
     version: Generation | None = None
     """The version of the value that it stored, if that lasted."""
 
@@ -101,7 +101,7 @@ class Swap:
     outcome: Swapped
 
     def apply(self, version: Generation | None) -> bool:
-        """Return whether it is carried out on a value of this version (``None``: there is none), which is noted."""
+        """Note in ``outcome``, and return, whether it is carried out on a value of this version; ``None``: there is no value."""
         self.outcome.existed = version is not None
         self.outcome.version = None
         self.outcome.happened = self.outcome.lasted = holds(self.condition, version)
@@ -116,12 +116,12 @@ _NEW = Generation("new")  # the version of what an action of this commit has mad
 
 
 def content_version(data: BytesLike) -> Generation:
-    """Return the version of a value that is told by its bytes alone."""
+    """Return a version that depends on the bytes of the value alone."""
     return Generation(hashlib.blake2b(data, digest_size=16).hexdigest())
 
 
 def revising(swap: Swap) -> Callable[[bytes | None], bytes | None]:
-    """Return the swap of a value whose versions are those of its content, for ``Revise``."""
+    """Return, for ``Revise``, a swap of a value that has the version of its content."""
 
     def compute(old: bytes | None) -> bytes | None:
         if not swap.apply(None if old is None else content_version(old)):

@@ -55,7 +55,7 @@ class _Contest:
 
 @dataclass(slots=True)
 class _Run:
-    """Commits of one object by this client, one right after the other, none of them contested."""
+    """A series of commits of one object by this client, one right after the other, none of them contested."""
 
     began: float
     ended: float
@@ -64,7 +64,7 @@ class _Run:
     """The number of attempts that it may last."""
 
     def goes_on(self, now: float) -> bool:
-        """Return whether a commit that begins now leaves nobody else the time for one."""
+        """Return whether a commit that begins now leaves no time for a commit of somebody else."""
         return now - self.ended < 2 * self.attempt_seconds
 
     @property
@@ -91,7 +91,7 @@ class Contention:
         return Turn(self, key)
 
     def contest(self, key: str) -> _Contest | None:
-        """Return what is remembered of the object."""
+        """Return the contest for the object, if one is remembered."""
         return self._contests.get(key)
 
     def contested(self, key: str) -> _Contest:
@@ -144,7 +144,7 @@ class Turn:
         return self._losses > 0
 
     async def start(self) -> None:
-        """Wait before the first attempt: where this client has just won against others, or may have all the time, let them go first."""
+        """Wait before the first attempt: if this client has just won against others, or has written all the time, let others go first."""
         contest = self._contention.contest(self._key)
         if contest is not None:
             await self._wait(contest.window_seconds)

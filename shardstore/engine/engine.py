@@ -11,25 +11,25 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
 from shardstore.engine.actions import ERASE, Action, EraseValue, OwnShards, Patch, SetIfMissing, SetValue, Swap, apply_actions
-from shardstore.engine.by_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.contention import Contention, Sleep
 from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.consolidated import stale_consolidated
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy, LocatedChunks
-from shardstore.engine.metadata.levels import LevelledStorage
-from shardstore.engine.moving import NodeAccess, copy_nodes, move_nodes
+from shardstore.engine.metadata.levels import LevelledDraft, LevelledStorage
+from shardstore.engine.moving import NodeAccess, copy_nodes, move_between
 from shardstore.engine.options import V3, EngineOptions
+from shardstore.engine.own_shards import Sight, chunks_in_shards, held_back, look
 from shardstore.engine.pinned import HeldValue, OpenValue, pin
-from shardstore.engine.reading.chunk_parts import ChunkParts, part_reads
+from shardstore.engine.reading.chunk_parts import ChunkParts, PartReads, ReadsInThreads
 from shardstore.engine.reading.listing import ListedBatch, ListedDir, Listing, directly_below
-from shardstore.engine.reading.page_cache_read import page_cache_read
+from shardstore.engine.reading.page_cache_read import PageCacheReader, ReadsPageCache
 from shardstore.engine.reading.prefetching import prefetch
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value
@@ -56,7 +56,7 @@ from shardstore.format.store_keys import (
     metadata_path,
 )
 from shardstore.model.chunks import ChunkCoords
-from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, resolve
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import Read, ReadOutcome, Storage
 from shardstore.storage.wrappers import CheckedStorage, Counters, CountingStorage, innermost
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
-    """The storage with the keys and documents of final Zarr v3, whatever is stored there."""
+    """Return the storage with the keys and documents of final Zarr v3, whatever format is stored there."""
     if options.stored not in ("auto", "transformer"):
         return storage
     shows_draft = options.present.shows_draft
@@ -75,15 +75,11 @@ def _flavoured(storage: Storage, options: EngineOptions) -> Storage:
     )
 
 
-def _may_have_levels(storage: Storage, options: EngineOptions) -> bool:
-    """Return whether more than one level of sharding may have to be taken off: by default only of storage transformers, which drafts
-    have.
-    """
-    return not options.present.shows_draft and (options.present_level != 1 or isinstance(storage, DetectedStorage))
-
-
 def _lacking(storage: Storage, options: EngineOptions) -> str | None:
-    """Return what the storage cannot do that the strategy needs, as a message; not asked without need: a mount may not be there yet."""
+    """Return a message if the strategy needs something that the storage cannot do, else ``None``.
+
+    Only the capabilities that the strategy needs are asked for: a mount may not be there yet.
+    """
     strategy = strategy_of(options.strategy)
     lacking = [words for name, words in strategy.needs.items() if not getattr(storage.capabilities, name)]
     if not lacking:
@@ -94,7 +90,7 @@ def _lacking(storage: Storage, options: EngineOptions) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Above:
-    """Makes an engine upon a storage, which takes one level of sharding off, and shows it as the storage below ``engine``."""
+    """Makes an engine upon a storage, which takes one level of sharding off, and returns it as the storage below ``engine``."""
 
     options: EngineOptions
     below: Callable[[Engine], Storage]
@@ -120,8 +116,8 @@ class _Above:
 class Engine(KeyedStore):
     """One store. Not safe to use from several event loops: the faces bring every call to the IO loop.
 
-    ``storage`` is what is stored, with the keys and documents of final Zarr v3. Of arrays whose shards hold shards this takes one level
-    off; or more, as the options say, where it is given ``below``, which shows an engine as the storage below another one.
+    ``storage`` holds what is stored. If shards hold shards, the engine takes one level of sharding off; or as many as the options say, if
+    it is given ``below``, which returns an engine as the storage below another engine.
     """
 
     def __init__(
@@ -142,14 +138,9 @@ class Engine(KeyedStore):
         self.storage = _flavoured(CheckedStorage(CountingStorage(storage, self.counters), sleep), self.options)
 
         contention = Contention(self.options.commit_attempts, self.counters, clock, sleep, rng)
-        ttl = self.options.metadata_ttl
-        shown = self.storage
-        if below is not None and _may_have_levels(self.storage, self.options):
-            shown = LevelledStorage(self.storage, self.options.present_level, _Above(self.options, below, weakref.ref(self)))
-            self.hierarchy = Hierarchy(shown, ttl, clock, shown.deep_arrays)
-        else:
-            self.hierarchy = Hierarchy(shown, ttl, clock)
+        shown, deep_arrays = self._without_levels(below)
         self._levelled = shown
+        self.hierarchy = Hierarchy(shown, self.options.metadata_ttl, clock, deep_arrays)
         self._indices = IndexCache(self.options.index_cache_bytes)
         limits = self.options.read_limits(storage.kind)
         self._documents = Documents(shown, self.hierarchy, self._indices, self.options, contention)
@@ -158,8 +149,12 @@ class Engine(KeyedStore):
         self._writer = Writer(self._committer, self.options.commit_concurrency)
         self._v2_arrays = WrittenV2Arrays(self.storage, self.options)
         self._values = Values(shown, self.hierarchy, self._documents, self._reader, self._writer, contention, self._v2_arrays)
-        self._page_cache_read = page_cache_read(storage, self.hierarchy, self._indices, self.counters)
-        self._part_reads = part_reads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
+        self._page_cache_read: PageCacheReader | None = None
+        if isinstance(storage, ReadsPageCache):
+            self._page_cache_read = PageCacheReader(storage, self.hierarchy, self._indices, self.counters)
+        self._part_reads: PartReads | None = None
+        if isinstance(storage, ReadsInThreads):
+            self._part_reads = PartReads(storage, self.hierarchy, self._indices, self._reader, limits, self.counters)
         self._versions = VersionReader(shown, self._values, self._reader)
         self._listing = Listing(shown, self.hierarchy, self._reader)
         self._erasing = Erasing(shown, self.hierarchy, self._indices, self._listing, self._reader, self._writer)
@@ -171,6 +166,16 @@ class Engine(KeyedStore):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage.url!r})"
 
+    def _without_levels(self, below: Callable[[Engine], Storage] | None) -> tuple[Storage, Mapping[str, object]]:
+        """Return the storage with all levels of sharding taken off but one, and the arrays of which some were taken off."""
+        level = self.options.present_level
+        if below is None or self.options.present.shows_draft or (level == 1 and not isinstance(self.storage, DetectedStorage)):
+            return self.storage, {}
+        levelled = LevelledStorage(self.storage, level, _Above(self.options, below, weakref.ref(self)))
+        if level == 1 and isinstance(self.storage, DetectedStorage) and not self.storage.is_draft:
+            return LevelledDraft(self.storage, levelled), levelled.deep_arrays
+        return levelled, levelled.deep_arrays
+
     # -- values ----------------------------------------------------------------------------------------------------
 
     @property
@@ -178,9 +183,9 @@ class Engine(KeyedStore):
         return isinstance(self.storage, DetectedStorage) and self.storage.is_draft
 
     def get_from_page_cache(self, key: str, request: ByteRequest) -> memoryview | None:
-        """A value, or the part of it that is asked for, that needs not be waited for, in the calling thread, whichever it is.
+        """Return a value, or the part that is asked for, if it is in memory; in the calling thread, whichever it is.
 
-        ``None`` says nothing: ``get`` has to be asked.
+        ``None`` means: ask ``get``.
         """
         if self._page_cache_read is None or self.held is not None or self._is_draft:
             return None
@@ -192,23 +197,20 @@ class Engine(KeyedStore):
         return self._part_reads is not None and self._part_reads.is_of_use and self.held is None and not self._is_draft
 
     def known_parts(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
-        """Like ``chunk_parts``, where nothing has to be waited for, in the calling thread; else ask that, with the result."""
+        """Do as ``chunk_parts`` does, in the calling thread, if no request is needed; else return what ``chunk_parts`` can go on from."""
         if self._part_reads is None or not self.reads_parts:
             return None
         return self._part_reads.known(keys, threads)
 
     async def chunk_parts(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
-        """Whole chunks in parts that so many threads read; ``None`` where ``get_many`` has to be asked for them."""
+        """Return whole chunks in parts that so many threads read; ``None`` if ``get_many`` has to be asked for them."""
         if self._part_reads is None or not self.reads_parts:
             return None
         check_keys(keys)
         return await self._part_reads.find(keys, threads, located)
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
-        """Values in the order of the requests; ``None`` for what does not exist, the error for what could not be read.
-
-        ``located`` are the chunks of the requests, where ``locate_chunks`` has found them.
-        """
+        """Return values as ``KeyedStore.get_many`` does. ``located`` are their chunks, if ``locate_chunks`` has found them."""
         overlay = self.held
         if overlay is None:
             return await self._values.get_many(requests, located)
@@ -218,18 +220,16 @@ class Engine(KeyedStore):
             if not overlay.decides(check_key(key)):
                 below.append(i)
             elif (held := overlay.get(key)) is not None:
-                inside = resolve(request, len(held))
-                values[i] = memoryview(held)[inside.start : inside.end]
+                values[i] = cut(memoryview(held), request)
         for i, value in zip(below, await self._values.get_many([requests[i] for i in below]), strict=True):
             values[i] = value
         return values
 
     def keep_versions(self) -> None:
-        """From now on, keep the versions of chunks that commits of this process do not change: somebody asks for them."""
+        """Keep, from now on, the versions of chunks that commits of this process do not change: somebody asks for them."""
         self._committer.keeps_versions = True
 
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Read values as ``Storage.read`` reads objects: all ranges of one version, or of the one that is asked for."""
         overlay = self.held
         if overlay is None:
             return await self._versions.read(reads)
@@ -247,11 +247,7 @@ class Engine(KeyedStore):
         return self._overlay or self._committing
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        """Carry out updates, durable on return unless a transaction is open; the error of each, or ``None``.
-
-        While a transaction is being committed, others wait: what they write is not part of it. Carried out even when it is
-        cancelled.
-        """
+        """Carry out updates as ``KeyedStore.update_many`` does. They wait while a transaction is being committed, and are no part of it."""
         return await uninterrupted(self._update_many(updates))
 
     async def _update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
@@ -310,7 +306,6 @@ class Engine(KeyedStore):
         return None
 
     async def pin(self, key: str) -> OpenValue | None:
-        """One version of a value, to be read piece by piece; ``None`` where there is none."""
         check_key(key)
         if (overlay := self.held) is not None and overlay.decides(key):
             held = overlay.get(key)
@@ -318,7 +313,6 @@ class Engine(KeyedStore):
         return await pin(key, self._levelled, self.hierarchy, self._reader, self._values)
 
     async def size(self, key: str) -> int | None:
-        """The size of a value in bytes, without reading it; ``None`` where there is none."""
         check_key(key)
         if (overlay := self.held) is not None and overlay.decides(key):
             return overlay.nbytes(key)
@@ -331,7 +325,6 @@ class Engine(KeyedStore):
     # -- listing ---------------------------------------------------------------------------------------------------
 
     async def list_batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
-        """Like ``list``, many keys at once: at most a shard's."""
         prefix = check_prefix(prefix)
         held = None if self.held is None else self.held.snapshot()  # a commit may end while the storage is listed
         async for batch in self._listing.batches(prefix):
@@ -341,7 +334,6 @@ class Engine(KeyedStore):
             yield ListedBatch(list(sizes), list(sizes.values()))
 
     async def list_dir(self, prefix: str, *, approximate: bool = False) -> ListedDir:
-        """Keys and prefixes directly below ``prefix``."""
         prefix = check_directory(prefix)
         if self.held is None:
             return await self._listing.directory(prefix, approximate=approximate)
@@ -350,11 +342,10 @@ class Engine(KeyedStore):
     # -- erasing ---------------------------------------------------------------------------------------------------
 
     async def erase_prefix(self, prefix: str) -> None:
-        """Erase everything below a prefix that is ``""`` or ends with ``/``."""
         await self.erase_below(prefix, keep_documents=False)
 
     async def erase_below(self, prefix: str, *, keep_documents: bool) -> None:
-        """Like ``erase_prefix``; with ``keep_documents``, all but the nodes' metadata."""
+        """Erase as ``erase_prefix`` does; with ``keep_documents``, all but the documents of nodes."""
         prefix = check_erased(prefix)
         await self._commit_ended.wait()
         if self._overlay is None:
@@ -367,9 +358,9 @@ class Engine(KeyedStore):
                     self._overlay.erase(value.key)
 
     async def erase_shards(self, path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]) -> None:
-        """Erase the chunks in shards that are ``wanted`` by their coordinates; ``layout`` is how the client sees them.
+        """Erase the chunks in shards whose coordinates are ``wanted``; ``layout`` is the one that the client sees.
 
-        Whole shards are removed unread where they are stored as the client sees them. Carried out even when it is cancelled.
+        Whole shards are removed unread if they are stored as the client sees them. Carried out even when the call is cancelled.
         """
         check_key(metadata_key(path))
         await self._commit_ended.wait()
@@ -388,14 +379,12 @@ class Engine(KeyedStore):
         await self._erasing.erase_chunks(prefix)
 
     async def check_v2_array(self, key: str, data: BytesLike) -> None:
-        """Refuse what would be refused as the document of a new array of Zarr v2; see ``v2_arrays_written``."""
+        """Check a document of a new array of Zarr v2 before it is written; see ``v2_arrays_written``."""
         overlay = self.held
         await self._v2_arrays.check(check_key(key), data, nothing_there=overlay is not None and overlay.erased_below(key))
 
     async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
-        """Return what a client's document of the array at ``path`` is of: the chunks that are shown, or shards of them; see
-        ``by_shards.look``.
-        """
+        """Return whether a client with this document of the array at ``path`` sees chunks or shards; see ``own_shards.look``."""
         check_key(metadata_key(path))
         await self._commit_ended.wait()
         return await look(
@@ -412,7 +401,7 @@ class Engine(KeyedStore):
 
     @property
     def node_access(self) -> NodeAccess:
-        """Return what ``moving`` takes of this."""
+        """Return the parts of this engine that ``moving`` needs."""
         return NodeAccess(self.storage, self.hierarchy, self._indices, self._erasing, self.options, self.no_transaction)
 
     async def copy_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
@@ -421,10 +410,10 @@ class Engine(KeyedStore):
 
     async def move_prefix(self, source: str, target: str, *, overwrite: bool = False) -> int:
         """Move everything at or below the path ``source`` as it is stored; see ``moving.move_between``. May be cancelled."""
-        return await move_nodes(self, source, target, overwrite=overwrite)
+        return await move_between(self, source, self, target, overwrite=overwrite)
 
     async def stale_consolidated(self, path: str) -> Sequence[str]:
-        """The groups above ``path`` whose consolidated metadata does not say what is there now; ask after it was copied or moved."""
+        """Return the groups above ``path`` whose consolidated metadata became stale when ``path`` was copied or moved."""
         return await stale_consolidated(self.storage, path)
 
     # -- transactions ----------------------------------------------------------------------------------------------
@@ -485,7 +474,7 @@ class Engine(KeyedStore):
             overlay.close()
 
     async def rollback(self) -> int:
-        """Discard what was held back; the number of keys that were."""
+        """Discard what was held back; return the number of its keys."""
         overlay, self._overlay = self._overlay, None
         if overlay is None:
             return 0
@@ -497,12 +486,12 @@ class Engine(KeyedStore):
 
     @property
     def canonical(self) -> Engine:
-        """The engine under the keys of final Zarr v3: this one. A view of an engine has it too."""
+        """Return the engine under the keys of final Zarr v3: this one. A view has this property too, with its engine."""
         return self
 
     @property
     def committer(self) -> Committer:
-        """Return what commits to single shards, for those who look after stored shards and not after values."""
+        """Return the committer, for tools that work on stored shards instead of values."""
         return self._committer
 
     async def is_node(self, path: str) -> bool:
@@ -514,20 +503,19 @@ class Engine(KeyedStore):
         return await self.hierarchy.node(path, fresh=True) is not None
 
     async def is_inside_array(self, path: str) -> bool:
-        """Return whether ``path`` lies among the chunk keys of a sharded array: what is below it is part of an array, no node."""
+        """Return whether ``path`` lies among the chunk keys of a sharded array, and so is not the path of a node."""
         within = await self._listing.array_prefix(check_prefix(path.strip("/") + "/"))
         return within is not None and bool(within.rest)
 
     async def locate_chunks(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Return where chunks of one array are, for ``get_many``; ``None`` where the keys are others, or a transaction holds values back.
+        """Return where chunks of one array are, for ``get_many``; ``None`` if some keys are others, or a transaction holds values back.
 
         Raises:
-            ShardStoreError: of an array's document.
+            ShardStoreError: an array's document cannot be read.
         """
         return None if self.held is not None else await self.hierarchy.locate_together(keys, for_write=False)
 
     async def shard_groups(self, keys: Sequence[str]) -> Sequence[Sequence[int]]:
-        """The numbers of ``keys``, those of one shard together; every other key by itself, in the order of the keys."""
         if self.held is not None:
             return [[i] for i in range(len(keys))]
         if (together := await self.locate_chunks(keys)) is not None:
@@ -539,7 +527,7 @@ class Engine(KeyedStore):
         return list(groups.values())
 
     async def layout(self, path: str) -> ArrayLayout | None:
-        """Return how the array at ``path`` is stored in shards, or ``None`` where it is not."""
+        """Return the layout of the sharded array at ``path``, or ``None`` if there is no such array."""
         check_key(metadata_key(path))
         node = await self.hierarchy.node(path, fresh=True)
         return None if node is None else node.layout
@@ -551,7 +539,7 @@ class Engine(KeyedStore):
 
 
 def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
-    """Hold back that a value is set."""
+    """Hold a value back in a transaction."""
     instead = overlay.instead(key)
     if instead is not None or own_shards is not OwnShards.REFUSED:
         data, instead = held_back(bytes(data), own_shards, instead)
@@ -559,6 +547,6 @@ def _hold(overlay: Overlay, key: str, data: BytesLike, own_shards: OwnShards = O
 
 
 def _without(batch: ListedBatch, decides: Callable[[str], bool]) -> ListedBatch:
-    """Return what a transaction says nothing of."""
+    """Return the keys of the batch that a transaction does not decide."""
     left = [not decides(key) for key in batch.keys]
     return ListedBatch(list(compress(batch.keys, left)), list(compress(batch.nbytes, left)))

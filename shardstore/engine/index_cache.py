@@ -1,8 +1,8 @@
 """Decoded shard indices, bounded in bytes. An entry counts only while a read of its generation succeeds.
 
-Two layouts of an array can have indices of the same length, so an index does not show by which of them its shard was written. It is
-*verified* once the array's document was read after the index, and still said the layout that the index was read by: shards are
-deleted before a document that gives them another meaning is written.
+Two layouts of an array can have indices of the same length, so an index does not show by which of them its shard was written. An index is
+*verified* once the array's document was read after it, and still had the layout by which the index was decoded: shards are deleted before
+a document that gives them another meaning is written.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class CachedIndex:
         return self.index.nbytes + _ENTRY_OVERHEAD + len(self.carried_versions) * _VERSION_OVERHEAD
 
     def version(self, slot: int, where: ChunkLocation) -> Generation:
-        """The version of the chunk in a slot, which lies at ``where``."""
+        """Return the version of the chunk in a slot; the chunk lies at ``where``."""
         return self.carried_versions.get(slot) or chunk_version(self.generation, where)
 
 
 class IndexCache:
-    """Least recently used go first. Used on one event loop only, so without a lock; but for ``peek``."""
+    """A cache that drops the least recently used index first. It has no lock: all but ``peek`` is called on one event loop only."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -53,7 +53,7 @@ class IndexCache:
         self._entries: OrderedDict[str, CachedIndex] = OrderedDict()
 
     def get(self, shard_key: str, index_format: IndexFormat) -> CachedIndex | None:
-        """The entry, unless it was decoded in another format than the array has now."""
+        """Return the entry, unless it was decoded in another format than the array has now."""
         entry = self._entries.get(shard_key)
         if entry is None:
             return None
@@ -64,8 +64,9 @@ class IndexCache:
         return entry
 
     def peek(self, shard_key: str, index_format: IndexFormat, *, unverified: bool) -> CachedIndex | None:
-        """Like ``get``, of a verified entry, or with ``unverified`` any, and from any thread: the cache stays as it is, but that the entry
-        counts as just used.
+        """Return a verified entry as ``get`` does, or any with ``unverified``; from any thread.
+
+        Changes nothing, except that the entry counts as just used.
         """
         entry = self._entries.get(shard_key)
         if entry is None or entry.index_format != index_format or not (entry.is_verified or unverified):
@@ -85,7 +86,7 @@ class IndexCache:
             self._used -= oldest.cost
 
     def verify(self, shard_key: str, entry: CachedIndex) -> CachedIndex:
-        """``entry`` as verified, remembered as that where it has not been replaced."""
+        """Return ``entry`` as verified; the cache has it so too, unless it was replaced meanwhile."""
         verified = replace(entry, is_verified=True)
         if self._entries.get(shard_key) is entry:
             self._entries[shard_key] = verified
@@ -109,14 +110,16 @@ class IndexCache:
 
 
 def chunk_version(shard: Generation, where: ChunkLocation) -> Generation:
-    """The version of a chunk: that of its shard and its place there, as they were when the chunk was first seen. It differs wherever the
-    bytes may differ, and is kept while commits of this process carry the chunk over unchanged (``CachedIndex.carried_versions``).
+    """Return the version of a chunk, made of the version of its shard and its place there.
+
+    It differs if the bytes may differ. While commits of this process carry the chunk over unchanged, it keeps the version that it had
+    when it was first seen (``CachedIndex.carried_versions``).
     """
     return Generation(f"{shard.token}:{where.offset}:{where.nbytes}")
 
 
 def parse_chunk_version(version: Generation) -> tuple[Generation, ChunkLocation] | None:
-    """The shard's version and the chunk's place in it, or ``None`` where it is the version of something else."""
+    """Return the shard's version and the chunk's place in it, or ``None`` if it is the version of something else."""
     shard, *place = version.token.rsplit(":", 2)
     if len(place) != 2 or not all(number.isdecimal() for number in place):
         return None
@@ -131,9 +134,9 @@ class IndexVersions:
         self._told_by = inmost if isinstance(inmost, ToldByRanges) else None
 
     def named(self, generation: Generation, index_format: IndexFormat, encoded: Callable[[], BytesLike]) -> Generation:
-        """``generation``, or that by which a shard of this index, ``encoded``, can be read again where it names nothing.
+        """Return the version to read the shard by: ``generation``, or one made from the index where the storage has no versions.
 
-        A shard that was written, or came whole, is read by one round then, as one whose index was read.
+        ``encoded`` returns the bytes of the index. With such a version a shard that was written, or read whole, is read in one round.
         """
         if self._told_by is None:
             return generation

@@ -69,7 +69,7 @@ class TickBatch(Generic[Request, Result]):
 def _weakly(
     method: Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]],
 ) -> Callable[[Sequence[Request]], Awaitable[Sequence[Result | Exception]]]:
-    """Return the method without a reference to its store: a store that nobody uses is to go at once, with its threads."""
+    """Return the method without a reference to its store: a store that nobody uses has to be freed at once, with its threads."""
     reference = weakref.WeakMethod(method)
 
     async def run(requests: Sequence[Request]) -> Sequence[Result | Exception]:
@@ -91,7 +91,7 @@ class KeyedStore(ABC):
 
     @abstractmethod
     async def get_many(self, requests: Sequence[KeyRequest]) -> list[Value]:
-        """Return values in the order of the requests; ``None`` for what does not exist, the error for what could not be read."""
+        """Return values in the order of the requests: ``None`` if a value does not exist, the error if it could not be read."""
 
     @abstractmethod
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
@@ -141,13 +141,13 @@ class KeyedStore(ABC):
         await uninterrupted(self._updates.submit(update))
 
     async def create(self, key: str, data: BytesLike) -> bool:
-        """Store a value where there is none; return ``False``, and change nothing, where there is one."""
+        """Store a value if there is none; otherwise change nothing and return ``False``."""
         creation = Creation()
         await self.update((key, SetIfMissing(data, creation)))
         return creation.happened
 
     async def erase_many(self, keys: Sequence[str]) -> None:
-        """Erase the values of these keys. Raises the first error when all that can be erased are."""
+        """Erase the values of these keys. If some cannot be erased, the others are, and then the first error is raised."""
         for error in await self.update_many([(key, ERASE) for key in keys]):
             if error is not None:
                 raise error

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class MemoryBudget:
-    """Grants bytes in the order in which they are asked for. What exceeds the whole budget is granted alone."""
+    """Grants bytes in the order in which they are asked for. A request for more than the whole budget is granted alone."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes

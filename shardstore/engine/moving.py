@@ -1,4 +1,4 @@
-"""Copying and moving whole nodes as they are stored: bytes, shards and all. Nothing is decoded, the sharding stays.
+"""Copies and moves whole nodes as they are stored. Nothing is decoded, and the sharding stays.
 
 A *node* here is everything at or below a presented path: an array, a group with all that is in it, or a single object; ``""`` is the root.
 
@@ -25,7 +25,7 @@ from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.writing.erasing import Erasing
 from shardstore.engine.writing.writer import uninterrupted
-from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.chunk_keys import looks_like_chunk_prefix
 from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
@@ -128,8 +128,8 @@ class _Place:
         return [node for node in self.nodes.hierarchy.export() if node.path == self.path or node.path.startswith(self.below)]
 
     def forget_moved(self, arrays: Iterable[Node]) -> None:
-        """Treat the moved arrays as if another client had deleted them: who still holds one and writes to it gets ``NotFound``, and makes
-        no stray objects.
+        """Treat the moved arrays as if another client had deleted them: whoever still writes to one gets ``NotFound``, and no stray object
+        is made.
         """
         self.forget()
         for node in arrays:
@@ -142,7 +142,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The contents of a source: an object of this very key, objects below it, or both; and whether there is something at the target."""
+    """The contents of a source: an object at its path, objects below it, or both; and whether the target is overwritten."""
 
     at: bool
     below: bool
@@ -150,12 +150,13 @@ class _Found:
 
 
 async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool = False) -> _Found:
-    """Refuse what cannot be done, before anything is changed.
+    """Return what is at the source. Refuse what cannot be done, before anything is changed.
 
     Raises:
-        InvalidInput: a path is none, the places overlap or, where something is to be overwritten, nobody can know whether they do; one
-            of them lies among the chunk keys of a sharded array, or a transaction is open.
+        InvalidInput: a path is not valid; the places overlap, or something is to be overwritten and it is not known whether they do; one
+            of them lies among the chunk keys of a sharded array; or a transaction is open.
         NotFound: there is nothing at the source.
+        StorageError: links in the source lead to what is not there.
         Conflict: there is something at the target, and it is not to be overwritten; or what would be written or removed is reached through
             a link, or mounted there.
     """
@@ -175,6 +176,7 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
                 f"{place.path!r} belongs to the chunks of the sharded array {owner.path!r} in {place.storage.url}: whole nodes are "
                 f"copied and moved, such as {owner.path!r}; read and write single chunks instead"
             )
+    await _check_links(source)
     found = await _look(source)
     if not (found.at or found.below):
         raise NotFound(f"there is nothing at {source}")
@@ -199,8 +201,30 @@ async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool
     return replace(found, overwrites=True)
 
 
+async def _check_links(source: _Place) -> None:
+    """Raise ``StorageError`` where links in a local source lead to what is not there: a copy without it would show fill values."""
+    if (find := getattr(innermost(source.storage), "dangling_links", None)) is not None:
+        missing = await find("" if is_draft(source.storage) else source.below)
+        if missing:
+            raise _unreachable(source.storage, missing[0])
+
+
+def _unreachable(storage: Storage, key: str) -> StorageError:
+    return StorageError(
+        f"{key!r} in {storage.url} leads to what is not there: make that reachable again, or remove it. A copy without it would show fill "
+        "values"
+    )
+
+
+async def _check_gone(storage: Storage, key: str) -> None:
+    """Raise ``StorageError`` where an object that was just found absent is listed still: a reference to what is not there."""
+    async for found in storage.list(key):
+        if found.key == key:
+            raise _unreachable(storage, key)
+
+
 async def _chunk_owner(place: _Place) -> Node | None:
-    """Return the sharded array of whose chunk keys ``place`` is one, or the beginning of several."""
+    """Return the sharded array that has a chunk key at ``place``, or several below it."""
     cuts = [(path, rest) for path, rest in ancestors(place.below) if looks_like_chunk_prefix(rest)]
     nodes = await place.nodes.hierarchy.load((path for path, _ in cuts), even_damaged=True)
     for path, rest in cuts:
@@ -215,7 +239,7 @@ async def _chunk_owner(place: _Place) -> Node | None:
 
 
 async def _look(source: _Place) -> _Found:
-    """Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
+    """Return what is at the source. Call after ``_chunk_owner``, which has read the document of the node, if there is one."""
     at = bool(source.path) and await source.storage.stat(source.path) is not None
     if source.nodes.hierarchy.known(source.path) is not None:
         return _Found(at, below=True)
@@ -238,7 +262,7 @@ async def _clear(target: _Place, found: _Found) -> None:
 
 
 class _Objects:
-    """A number of objects, their bytes, and what tells whether they are still the same versions; the order is nothing to it."""
+    """The number of some objects, their bytes, and a digest of their versions that does not depend on the order."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -280,10 +304,14 @@ class _Copying:
         self._documents: list[ObjectInfo] = []
 
     async def run(self) -> None:
-        """Copy all objects, each of them of one version. What was at the target goes object by object, as it is replaced, and the rest
-        when all data has come; but for documents and what is in the way, nothing of it goes before the source could be read.
+        """Copy all objects, each of them of one version.
+
+        Objects at the target go when they are replaced, and the rest when all data has been copied. Only documents, and objects that are
+        in the way, go before that.
         """
         try:
+            if self._overwrites:
+                await self._read_beginning()
             if self._overwrite and (cut := getattr(self.target.storage, "cut_links", None)) is not None:
                 await cut(self.target.below)
             left = await self._make_way() if self._overwrites else set()
@@ -306,8 +334,26 @@ class _Copying:
         finally:
             self.target.forget()
 
+    async def _read_beginning(self) -> None:
+        """Read the beginning of the first object that is no document: a source that cannot be read costs the target nothing.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        async for found in self.source.objects():
+            if _is_document(found.key):
+                continue
+            first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
+            (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if isinstance(outcome, Found):
+                return
+            await _check_gone(self.source.storage, found.key)
+
     async def _make_way(self) -> set[str]:
-        """Remove from the target its documents, by which new data would be misread, and objects where a directory is to be, or under one.
+        """Remove documents from the target, because new data would be misread by them, and objects that are in the way.
+
         Return the other keys there that nothing will be copied to.
         """
         old = {found.key async for found in self.target.objects()}
@@ -325,7 +371,7 @@ class _Copying:
             await self.target.storage.delete_many(some[start : start + _DELETED_AT_ONCE])
 
     async def check(self) -> None:
-        """Is everything at the target, and is the source still what was copied? Then it may go.
+        """Check, before the source is erased, that everything is at the target, and that the source is still what was copied.
 
         Raises:
             Conflict: it is not; source and target stay as they are.
@@ -371,7 +417,11 @@ class _Copying:
             raise first from first.__cause__  # the others are consequences
 
     async def _copy(self, found: ObjectInfo) -> None:
-        """Copy one object; one that is gone by now is left out."""
+        """Copy one object, unless it is gone by now.
+
+        Raises:
+            StorageError: it is listed still, and leads to what is not there.
+        """
         key = self.source.key_at(found.key, self.target)
         nbytes: int | None = found.nbytes
         if not self._by_server:
@@ -380,6 +430,7 @@ class _Copying:
         elif await self.target.storage.copy(found.key, key) is None:
             nbytes = None
         if nbytes is None:
+            await _check_gone(self.source.storage, found.key)
             return
         self.copied += 1
         self.nbytes += nbytes
@@ -387,7 +438,7 @@ class _Copying:
             self._progress(self.copied, self.nbytes)
 
     async def _carry(self, found: ObjectInfo, key: str) -> int | None:
-        """Read one version of an object from the source and write it to the target; its size, or ``None`` where it is gone."""
+        """Read one version of an object from the source and write it to the target; return its size, or ``None`` if it is gone."""
         first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
         for _ in range(_TRIES):
             (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
@@ -410,7 +461,7 @@ class _Copying:
         raise Conflict(f"{found.key!r} in {self.source.storage.url} kept changing while it was being copied: try again")
 
     def _translated(self, found: Found) -> bytes | None:
-        """Return an array's document, where its shards are to be those of the other means of sharding; ``None`` where it stays as it is."""
+        """Return an array's document if it has to name the other means of sharding at the target; ``None`` if it stays as it is."""
         document = parse_object(found.buffers[0])
         if document is None or not is_array(document):
             return None
@@ -446,11 +497,11 @@ async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
 async def copy_nodes(
     source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
-    """Copy everything at or below a path to another one, of the same store or another; the number of stored objects.
+    """Copy everything at or below a path to another one, of the same store or another; return the number of stored objects.
 
-    Each object is copied as one version of it. Within one storage the storage does it (``Storage.copy``), between two the bytes pass
-    through here, in bounded memory. What is at the target is replaced with ``overwrite``, object by object, and the rest of it goes when
-    all data has come. May be cancelled at any time, which leaves what any failure leaves: see above.
+    Each object is copied as one version of it. Within one storage the storage copies it (``Storage.copy``); between two storages the bytes
+    pass through here, in bounded memory. With ``overwrite``, the target is replaced object by object, and the rest of it goes when
+    all data has been copied. May be cancelled at any time, which leaves the same as a failure: see the head of this module.
 
     Raises:
         InvalidInput: the paths overlap, or nobody knows that what is to be overwritten is another place; they name a document or chunks
@@ -469,21 +520,14 @@ async def copy_nodes(
 # -- moving ------------------------------------------------------------------------------------------------------------
 
 
-async def move_nodes(
-    engine: HasNodes, source_path: str, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
-) -> int:
-    """Move everything at or below a path to another one of the same store, as ``move_between`` does."""
-    return await move_between(engine, source_path, engine, target_path, overwrite=overwrite, progress=progress)
-
-
 async def move_between(
     source: HasNodes, source_path: str, target: HasNodes, target_path: str, *, overwrite: bool = False, progress: Progress | None = None
 ) -> int:
-    """Move everything at or below a path; how many objects were copied for it, or 1 where one rename did it.
+    """Move everything at or below a path; return how many objects were copied for it, or 1 if one rename did it.
 
-    Renamed in one step where the storage can, however much it is. Otherwise copied, looked at, and then erased at the source: a
-    failure or cancellation before that leaves the source as it was, one after it the target whole. The erasure is carried out
-    even when it is cancelled, since a source that has lost some of its shards and kept its metadata shows fill values.
+    It is renamed in one step if the storage can do that. Otherwise it is copied, checked, and then erased at the source: a
+    failure or cancellation before the erasure leaves the source as it was, one after it leaves the target whole. The erasure is carried
+    out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
         Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy. Or the source lies behind a link, or

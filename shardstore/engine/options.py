@@ -1,4 +1,4 @@
-"""Options of an engine, with defaults that suit most. None of them ends up in metadata, but for new arrays' layout."""
+"""Options of an engine, with defaults that suit most. Metadata contains only the layout of new arrays, none of the other options."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class EngineOptions:
     chunks_per_shard: ShardingPolicy = "auto"
     """The policy that says which arrays are sharded when they are created; see ``shardstore.plan.policy``."""
     stored: Stored = "auto"
-    """The flavour of hierarchy that is stored, and the means by which new arrays are sharded."""
+    """The format of the hierarchy that is stored, and the means by which new arrays are sharded."""
     lost_transformers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     present: Flavour = V3
-    """Under whose keys and documents clients see what is stored; an option takes the name of a flavour too."""
+    """The flavour that clients see. The option of the same name also takes the name of a flavour."""
     present_level: PresentLevel = 1
     """The number of levels of sharding that are taken off, where shards hold shards. Storage transformers are all taken off in any case."""
     index_location: IndexLocation = "end"
     """The place of the shard index in the shards of new arrays."""
     index_checksum: bool = True
-    """True where new arrays protect the shard index by ``crc32c``."""
+    """True if new arrays protect the shard index by ``crc32c``."""
     chunk_order: ChunkOrder = "C"
     """The order of the chunks inside the shards that are written."""
     strategy: StrategyName | Strategy = "rewrite"
@@ -91,8 +91,8 @@ class EngineOptions:
     request_bytes: int = 16 * 2**20
     """Ranges are not merged into requests longer than this."""
     first_bytes: int | None = None
-    """The bytes that are asked for with the index of a small shard, so that it comes whole by one request, where that saves a round;
-    ``None``: by kind of storage."""
+    """The bytes that are read with the index of a small shard, to get all of it by one request if that saves a round; ``None``: by kind of
+    storage."""
     max_memory: int = 256 * 2**20
     """Bytes that a transaction holds in memory before it spills, and that commits hold at once of the chunks they keep."""
     commit_concurrency: int = 16

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardstore.engine.actions import content_version
+from shardstore.engine.fresh_layout import with_fresh_layout
 from shardstore.engine.index_cache import chunk_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, Hierarchy, MetadataTarget, PlainTarget
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_by_shard
-from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.values import Values
 from shardstore.errors import Conflict, ShardStoreError, StorageError
 from shardstore.model.chunks import ChunkLocation
@@ -17,7 +17,7 @@ from shardstore.storage.base import Absent, Changed, Failed, Found, Read, Storag
 
 
 class HeldValue:
-    """A value that is in memory already: a document as presented, or what a transaction holds back."""
+    """A value that is in memory: a document as presented, or a value that a transaction holds back."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
@@ -25,7 +25,7 @@ class HeldValue:
 
     @property
     def version(self) -> str:
-        """Differs wherever the bytes differ."""
+        """Return a version that differs if the bytes differ."""
         return content_version(self._data).token
 
     async def read(self, start: int, end: int) -> memoryview:
@@ -35,7 +35,7 @@ class HeldValue:
 class PinnedValue:
     """``nbytes`` bytes at ``offset`` of one version of a stored object.
 
-    ``version`` differs wherever the bytes may differ.
+    ``version`` differs if the bytes may differ.
     """
 
     def __init__(self, storage: Storage, key: str, stored_key: str, generation: Generation, offset: int, nbytes: int) -> None:
@@ -76,7 +76,7 @@ OpenValue = PinnedValue | HeldValue
 
 
 async def pin(key: str, storage: Storage, hierarchy: Hierarchy, reader: Reader, values: Values) -> OpenValue | None:
-    """Return the value of a key as it is now, ``None`` where there is none. What has no version to name is read whole.
+    """Return the value of a key as it is now, ``None`` if there is none. A value without a version is read whole.
 
     Raises:
         Corruption: the index of the chunk's shard, or the chunk's entry in it, is damaged.

@@ -1,4 +1,4 @@
-"""Carrying out what a transaction held back."""
+"""Commits what a transaction held back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OverlayCommit:
     _erased: list[str] = field(default_factory=list, init=False)
 
     async def run(self) -> None:
-        """Raises the first error, with a note that says what was stored before it."""
+        """Carry out the commit. Raises the first error, with a note that says what was stored before it."""
         keys = list(self._overlay.held())
         try:
             documents = [key for key in keys if metadata_path(key) is not None]
@@ -72,16 +72,14 @@ class OverlayCommit:
             self._stored += 1
 
     async def _run_documents_first(self, keys: list[str]) -> None:
-        """Write documents first where the storage is another engine: it would not take a value for a chunk that is stored before its
-        document.
-        """
+        """Write documents first. That is needed if the storage is another engine: it takes a value for a chunk only after its document."""
         are_set = [key for key in keys if metadata_path(key) is not None and self._overlay.get(key) is not None]
         await self._commit_wave(are_set)
         await self._commit_values([key for key in keys if metadata_path(key) is None])
         await self._commit_wave([key for key in keys if metadata_path(key) is not None and key not in set(are_set)])
 
     async def _plan(self, documents: list[str]) -> dict[str, PlannedArray]:
-        """Return the arrays that the transaction creates or changes. Refuse before any chunk is written what would be refused later."""
+        """Return the arrays that the transaction creates or changes. A document that would be refused later is refused here."""
         planned: dict[str, PlannedArray] = {}
         for key in documents:
             path, action = metadata_path(key), self._overlay.action(key)

@@ -1,4 +1,4 @@
-"""Values by presented key: located, then read or written as chunks, documents or objects of their own."""
+"""Reads and writes values by presented key: the keys are located, then each is a chunk, a document or an object of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shardstore.engine.actions import (
     tells_outcome,
 )
 from shardstore.engine.contention import Contention
+from shardstore.engine.fresh_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.metadata.documents import Documents
 from shardstore.engine.metadata.hierarchy import (
     ChunkTarget,
@@ -31,7 +32,6 @@ from shardstore.engine.metadata.hierarchy import (
 )
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard, group_located
-from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout, with_fresh_layout
 from shardstore.engine.writing.chunk_sizes import with_whole
 from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
@@ -72,7 +72,7 @@ class Values:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
-        """Return the bytes that each request asks for, clipped to the value; ``None`` where there is no value."""
+        """Return the bytes that each request asks for, clipped to the value; ``None`` if there is no value."""
         keys = [key for key, _ in requests]
         check_keys(keys)
         if (together := await self._get_together(keys, requests, located)) is not None:
@@ -91,7 +91,7 @@ class Values:
         return values
 
     async def _get_together(self, keys: Sequence[str], requests: Sequence[KeyRequest], located: LocatedChunks | None) -> list[Value] | None:
-        """Return the values of many chunks of one array; ``None`` where they are not, or something about them has to be found out first."""
+        """Return the values of many chunks of one array; ``None`` if the keys are others, or the array has to be looked up first."""
         try:
             if located is None:
                 located = await self._hierarchy.locate_together(keys, for_write=False)
@@ -104,7 +104,7 @@ class Values:
     async def _read(
         self, numbers: Sequence[int], targets: Sequence[Target | ShardStoreError], requests: Sequence[KeyRequest], values: list[Value]
     ) -> tuple[list[int], bool]:
-        """Read what was located; the requests that have to be located again, and whether without trusting what is known."""
+        """Read what was located; return the requests that have to be located again, and whether that has to be as for a write."""
         chunks: list[tuple[int, ChunkTarget]] = []
         plain: list[tuple[int, PlainTarget]] = []
         documents: list[tuple[int, MetadataTarget]] = []
@@ -137,7 +137,7 @@ class Values:
     async def _read_chunks(
         self, chunks: list[tuple[int, ChunkTarget]], requests: Sequence[KeyRequest], values: list[Value], others: Sequence[Read] = ()
     ) -> tuple[list[int], list[ReadOutcome]]:
-        """Return the requests that have to be located again, and what was read of ``others``, in the first round of the chunks."""
+        """Read chunks; return the requests that have to be located again, and the outcomes of ``others``, read in the first round."""
         shards = group_by_shard((n, target, requests[i][1]) for n, (i, target) in enumerate(chunks))
         try:
             found, outcomes = await self._reader.read_with(shards, len(chunks), others)
@@ -161,7 +161,7 @@ class Values:
     async def _show_plain(
         self, plain: list[tuple[int, PlainTarget]], owners: Sequence[Node | None], outcomes: Sequence[ReadOutcome], values: list[Value]
     ) -> list[int]:
-        """Return the requests of which the objects that were read may be something else by now."""
+        """Set the values of plain objects; return the requests whose objects may have become shards meanwhile."""
         pairs = zip(owners, outcomes, strict=True)
         errors = await self._documents_after(
             [None if owner is None or owner.predates_metadata_check(found) else owner for owner, found in pairs]
@@ -193,14 +193,14 @@ class Values:
         return list(dict.fromkeys(doubtful + outdated))
 
     def _plain_reads(self, reads: Sequence[Read], owners: Sequence[Node | None]) -> list[Read]:
-        """Return the reads, guarded by the documents of the owners where the storage can do that."""
+        """Return the reads, guarded by the documents of the owners if the storage has guarded reads."""
         if not self._storage.capabilities.guarded_reads:
             return list(reads)
         guards = [None if owner is None else Guard(metadata_key(owner.path), owner.generation) for owner in owners]
         return [replace(read, guard=guard) for read, guard in zip(reads, guards, strict=True)]
 
     async def _documents_after(self, owners: Sequence[Node | None]) -> dict[str, ShardStoreError]:
-        """Read the owners' documents in a round of their own where the storage has no guarded reads; return their errors by path."""
+        """Read the owners' documents in a round of their own, unless the storage has guarded reads; return their errors by path."""
         paths = list(dict.fromkeys(owner.path for owner in owners if owner is not None))
         if not paths or self._storage.capabilities.guarded_reads:
             return {}
@@ -214,19 +214,16 @@ class Values:
         return errors
 
     def _plain_owner(self, key: str) -> Node | None:
-        """Return the array without shards that is known to have such a chunk, unless it is known for good: it may have shards by now."""
+        """Return the known array without shards that has such a chunk: it may have shards by now. ``None`` if documents never change."""
         if self._hierarchy.never_checks:
             return None
-        for path, rest in possible_owners(key):
-            node = self._hierarchy.known(path)
-            if node is not None and node.coords_of(rest) is not None:
-                return None if node.layout is not None or self._hierarchy.is_pending(path) else node
-        return None
+        owner = self._hierarchy.owner(possible_owners(key))
+        return None if owner is None or owner[0].layout is not None or self._hierarchy.is_pending(owner[0].path) else owner[0]
 
     def may_be_shard(self, key: str) -> bool:
+        """Return whether the key looks like a chunk, and no array is known that has it."""
         owners = possible_owners(key)
-        known = [(self._hierarchy.known(path), rest) for path, rest in owners]
-        return bool(owners) and not any(node is not None and node.coords_of(rest) is not None for node, rest in known)
+        return bool(owners) and self._hierarchy.owner(owners) is None
 
     def _show_documents(
         self,
@@ -248,7 +245,7 @@ class Values:
         return None if stored is None else memoryview(stored.presented())
 
     async def size(self, key: str) -> int | None:
-        """Return the size of a value, which is not read unless it is a document; ``None`` where there is none.
+        """Return the size of a value, which is read only if it is a document; ``None`` if there is no value.
 
         Raises:
             Corruption: the index of the chunk's shard is damaged, or its entry.
@@ -272,16 +269,17 @@ class Values:
                     raise StaleLayout
                 case ChunkTarget():
                     (shard,) = group_by_shard([(0, target, EVERYTHING)])
-                    return await self._reader.chunk_nbytes(shard)
+                    place = await self._reader.chunk_place(shard)
+                    return None if place is None else place[1].nbytes
 
         return await with_fresh_layout(attempt, f"the metadata that decides where {key!r} lies kept changing; try again")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def update_many(self, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
-        """Carry out updates; durable on return. Metadata that is set goes first, metadata that is erased last.
+        """Carry out updates, durable on return. Documents that are set go first, documents that are erased go last.
 
-        The order in which programs send a node's keys (``c/…`` sorts before ``zarr.json``) does not matter therefore.
+        So the order in which programs send a node's keys does not matter (``c/…`` sorts before ``zarr.json``).
         """
         check_keys([key for key, _ in updates])
         errors: list[Exception | None] = [None] * len(updates)
@@ -291,7 +289,7 @@ class Values:
             await self._update_values(others, updates, errors)
             return errors
         set_first = [i for i in documents if not isinstance(updates[i][1], EraseValue)]
-        # A group's consolidated metadata is translated by what its arrays are: they go first.
+        # A group's consolidated metadata is translated by the documents of its arrays: they go first.
         for consolidated in (False, True):
             now = [i for i in set_first if _holds_consolidated(updates[i][1]) is consolidated]
             await self._update_documents(now, updates, errors)
@@ -303,7 +301,7 @@ class Values:
 
     @staticmethod
     def _refuse_chunks(others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
-        """Refuse chunks whose document came with them and was refused: they are not meant for the document that is there."""
+        """Refuse chunks if their document came with them and was refused: they do not belong to the document that is there."""
         refused = {metadata_path(updates[i][0]): i for i in failed}
         if not refused:
             return
@@ -442,7 +440,7 @@ class Values:
             return
 
     async def _swap_object(self, key: str, swap: Swap) -> None:
-        """Swap an object that is stored as it is presented: its versions are the storage's."""
+        """Swap an object that is stored as it is presented: its versions are those of the storage."""
         outcome = swap.outcome
         try:
             if swap.data is None:
@@ -456,7 +454,7 @@ class Values:
             outcome.happened = outcome.lasted = True
 
     async def locate_each(self, keys: Sequence[str], *, for_write: bool) -> Sequence[Target | ShardStoreError]:
-        """Return what each key means, or why that cannot be told; one array's trouble is not another's."""
+        """Return what each key means, or the error if an array's document cannot be read; the keys of other arrays have no error then."""
         try:
             return await self._hierarchy.locate(keys, for_write=for_write)
         except ShardStoreError as exc:

@@ -1,4 +1,4 @@
-"""Presented values with their versions, as storages give them of objects: what lies below another engine is read so."""
+"""Reads values together with their versions. An engine on top of another engine reads through this."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import content_version
+from shardstore.engine.fresh_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.index_cache import parse_chunk_version
 from shardstore.engine.metadata.hierarchy import ChunkTarget, GoneTarget, MetadataTarget, PlainTarget, Target
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import Value, group_by_shard
-from shardstore.engine.stale_layout import StaleLayout, each_with_fresh_layout
 from shardstore.engine.values import Values, unreadable
 from shardstore.errors import Conflict, NotFound, ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteRange, cut
@@ -22,7 +22,7 @@ _NO_BYTES = ByteRange(0, 0)
 
 @dataclass(eq=False, repr=False)
 class VersionReader:
-    """Reads of one store by version."""
+    """Reads the values of one store together with their versions."""
 
     _storage: Storage
     _values: Values
@@ -90,7 +90,7 @@ class VersionReader:
     async def _read_chunks(
         self, chunks: Sequence[tuple[int, ChunkTarget]], reads: Sequence[Read], outcomes: list[ReadOutcome]
     ) -> list[int]:
-        """Read chunks of whatever version, each with that version."""
+        """Read chunks of any version, each together with its version."""
         wanted = [(i, target, request) for i, target in chunks for request in reads[i].ranges or (_NO_BYTES,)]
         if not wanted:
             return []
@@ -138,7 +138,7 @@ def _of_chunk(read: Read, outcome: ReadOutcome) -> ReadOutcome:
 
 
 def of_content(read: Read, value: Value) -> ReadOutcome:
-    """Return what a read of a value means whose versions are those of its content."""
+    """Return the outcome of a read of a value that has the version of its content."""
     if isinstance(value, ShardStoreError):
         return Failed(value)
     if value is None:

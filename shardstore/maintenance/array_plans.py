@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import InvalidInput
@@ -28,7 +27,7 @@ class ArrayPlan:
     plain: PlainArray | None
     coding: ChunkCoding
     document: bytes = b""
-    """The presented document, in Zarr v3, without attributes; empty where the array's codecs have no counterpart there."""
+    """The presented document, in Zarr v3, without attributes; empty if the array's codecs have no counterpart there."""
     is_v2: bool = False
 
     @property
@@ -84,13 +83,9 @@ class ArrayPlan:
             number = number * max(1, g) + c
         return number
 
-    @property
-    def possible_objects(self) -> int:
-        return prod(self.object_grid)
-
 
 def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
-    """Return the plan of a stored node of Zarr v3; ``None`` where it is no array, or its objects cannot be identified."""
+    """Return the plan of a stored node of Zarr v3; ``None`` if it is no array, or its objects cannot be identified."""
     if document is None or (node.layout is None and node.plain is None):
         return None
     presented = present_array(document)
@@ -101,7 +96,7 @@ def plan_array(node: Node, document: JsonObject | None) -> ArrayPlan | None:
 
 
 def plan_v2_array(path: str, zarray: JsonObject) -> ArrayPlan | None:
-    """Return the plan of a stored array of Zarr v2; ``None`` where its objects cannot be identified."""
+    """Return the plan of a stored array of Zarr v2; ``None`` if its objects cannot be identified."""
     shape = sizes(zarray.get("shape"), 0)
     chunk_shape = sizes(zarray.get("chunks"), 1, None if shape is None else len(shape))
     separator = zarray.get("dimension_separator") or "."

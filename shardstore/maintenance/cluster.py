@@ -100,7 +100,7 @@ class ClusterExecutor(Executor):
         self._client.loop.add_callback(self._client.cancel, list(open_.values()), asynchronous=True)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Submit a task. Raises ``ExecutorLost`` where the scheduler is lost, or its workers keep dying; so do
+        """Submit a task. Raises ``ExecutorLost`` if the scheduler is lost, or its workers keep dying; so do
         futures that had not ended.
         """
         if self._is_lost():
@@ -219,7 +219,7 @@ class _Watch:
 
     @property
     def is_over(self) -> bool:
-        """True where no worker is to be expected any more."""
+        """True if no worker is to be expected any more."""
         return self._has_had_workers and self._clock() - self._well >= self._patience.most
 
 
@@ -249,4 +249,4 @@ def executor_of(given: object) -> Executor | None:
         return ClusterExecutor(given._client, **given._kwargs)  # which it shows in no other way
     if given is None or isinstance(given, Executor):
         return given
-    raise InvalidInput(f"executor {given!r} is no concurrent.futures.Executor and no client of a dask cluster (distributed.Client)")
+    raise InvalidInput(f"executor {given!r} is neither a concurrent.futures.Executor nor a client of a dask cluster (distributed.Client)")

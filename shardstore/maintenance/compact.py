@@ -8,29 +8,34 @@ at once more, and no client loses its writes. Chunks are neither decoded nor che
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex
-from shardstore.engine.metadata.hierarchy import Node
 from shardstore.engine.options import EngineOptions, check_flags
-from shardstore.engine.stale_layout import StaleLayout
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
-from shardstore.maintenance.object_tasks import halved
-from shardstore.maintenance.own_shards import own_shards
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.pins import Pin, Pins, is_held
-from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
+from shardstore.maintenance.shard_content import Damage, StoredShard, check_layout, current, dead_nbytes, look_at
+from shardstore.maintenance.shard_work import (
+    MOST_FAILED,
+    FailedShard,
+    Listed,
+    LookTask,
+    ShardProgress,
+    ShardRun,
+    can_delete_emptied,
+    check_can_swap,
+)
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.stored_shards import StoredShard, current, in_tasks, look_at, stored_shards
-from shardstore.maintenance.survey.shards import Damage, dead_nbytes
 from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
-from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 
@@ -95,15 +100,6 @@ class CompactReport:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
-    """A task: look at the indices of some shards."""
-
-    place: Place
-    shards: tuple[StoredShard, ...]
-    bound: Bound
-
-
-@dataclass(frozen=True, slots=True)
 class Loose:
     """A shard to be rewritten, as it was when it was looked at."""
 
@@ -148,15 +144,11 @@ class Compacted:
     reason: str = ""
 
 
-def _halves(task: LookTask) -> list[LookTask]:
-    return [replace(task, shards=tuple(some)) for some in halved(task.shards)]
+def look(task: LookTask, bound: Bound) -> Looked:
+    return run_sync(_look(task, bound))
 
 
-def look(task: LookTask) -> Looked:
-    return run_sync(_look(task))
-
-
-async def _look(task: LookTask) -> Looked:
+async def _look(task: LookTask, bound: Bound) -> Looked:
     engine = Engine(task.place.storage)
     loose: list[Loose] = []
     damaged: list[Damage] = []
@@ -165,20 +157,19 @@ async def _look(task: LookTask) -> Looked:
         if seen is None:
             continue
         if isinstance(seen.index, Corruption) or _what_is_wrong(seen.index, seen.nbytes):
-            if await current(engine, shard) is None:
-                raise Conflict(f"array {shard.path!r} was changed while its shards were looked at: run it again")
+            await check_layout(engine, shard)
             damaged.append(Damage(shard.path, shard.key, _what_is_wrong(seen.index, seen.nbytes)))
             continue
         dead = dead_nbytes(shard.layout.index_format, seen.index, seen.nbytes)
         all_dead += dead
         is_empty = not seen.index.present().any()
-        if is_empty or task.bound.is_passed(dead, seen.nbytes):
+        if is_empty or bound.is_passed(dead, seen.nbytes):
             loose.append(Loose(shard, seen.generation.token, is_empty, seen.nbytes, dead))
     return Looked(tuple(loose), tuple(damaged), all_dead)
 
 
 def _what_is_wrong(index: ShardIndex | Corruption, object_nbytes: int) -> str:
-    """Return in words why a shard cannot be rewritten; empty where it can."""
+    """Return in words why a shard cannot be rewritten; empty if it can."""
     if isinstance(index, Corruption):
         return f"its index is damaged: {index}"
     wrong = int(index.invalid(object_nbytes).sum())
@@ -264,8 +255,8 @@ def compact(
         url: the root of the store, as for ``shardstore.open``.
         path: the array or group whose shards are looked at; all by default.
         pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
-        dead_ratio: a shard is rewritten where more than this share of its bytes is dead: neither the index nor part of a chunk.
-        dead_bytes: a shard is also rewritten where at least so many bytes are dead.
+        dead_ratio: a shard is rewritten if more than this share of its bytes is dead: neither the index nor part of a chunk.
+        dead_bytes: a shard is also rewritten if at least so many bytes are dead.
         order: ``"C"`` or ``"morton"``, the order of the chunks in a rewritten shard.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
             cluster; threads of this process by default.
@@ -275,7 +266,7 @@ def compact(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:
@@ -292,12 +283,10 @@ def compact(
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
-    engine = Engine(place.storage)
-    run_sync(check_own(engine.storage, path.strip("/")))
+    run = _Run(place, bound, held, order, execution, progress)
     if not dry_run:
-        run_sync(check_can_swap(engine.storage, exclusive))
-    run_sync(held.check(engine))
-    run = _Run(engine, place, bound, held, order, execution, progress)
+        run_sync(check_can_swap(run.engine.storage, exclusive))
+    run_sync(held.check(run.engine))
     run.look(path)
     if dry_run:
         run.count_what_would_be()
@@ -306,51 +295,31 @@ def compact(
     return run.report(path, dry_run)
 
 
-class _Run:
+class _Run(ShardRun):
     """The state of one run."""
 
-    def __init__(
-        self, engine: Engine, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None
-    ) -> None:
-        self._engine = engine
-        self._place = place
+    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None) -> None:
+        super().__init__(place, execution, progress)
         self._bound = bound
         self._pins = pins
         self._order = order
-        self._execution = execution
-        self._progress = progress
-        self._unreadable: list[Node] = []
         self._loose: list[Loose] = []
-        self._shards = self._dead = 0
-        self._done = self._done_nbytes = self._loose_nbytes = 0
+        self._dead = self._done_nbytes = self._loose_nbytes = 0
         self._rewritten = self._deleted = self._before = self._after = 0
         self._pinned: list[str] = []
         self._damaged: list[Damage] = []
-        self._failed: list[FailedShard] = []
 
     def look(self, path: str) -> None:
-        takes = self._execution.takes
-        mine = own_shards(
-            self._engine, (shard for shard in stored_shards(self._engine, path, self._unreadable) if takes(shard.key)), self._failed
-        )
-        tasks = (LookTask(self._place, some, self._bound) for some in in_tasks(mine))
-        self._execution.carry_out(look, tasks, self._looked, self._look_failed, _halves)
-        for key in self._execution.unmet():
-            self._failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))
+        self.look_at_all(path, partial(look, bound=self._bound), self._looked)
 
-    def _looked(self, task: LookTask, found: Looked) -> None:
-        self._shards += len(task.shards)
+    def _looked(self, found: Looked) -> None:
         self._dead += found.dead_nbytes
         self._loose += found.loose
         self._loose_nbytes += sum(loose.nbytes for loose in found.loose)
         self._damaged += found.damaged
-        self._tell(ShardProgress("looking", self._shards, failed=len(self._failed)))
-
-    def _look_failed(self, failure: Failure[LookTask]) -> None:
-        self._failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
 
     def count_what_would_be(self) -> None:
-        can_delete = can_delete_emptied(self._engine.storage.capabilities)
+        can_delete = can_delete_emptied(self.engine.storage.capabilities)
         for loose in self._loose:
             if is_held(self._pins.at(loose.shard.key), loose.generation):
                 self._pinned.append(loose.shard.key)
@@ -360,12 +329,12 @@ class _Run:
                 self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
 
     def compact(self) -> None:
-        window = self._execution.window_bytes
+        window = self.execution.window_bytes
         tasks = (
-            CompactTask(self._place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window)
+            CompactTask(self.place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window)
             for loose in self._loose
         )
-        self._execution.carry_out(compact_shard, tasks, self._compacted, self._compact_failed)
+        self.work_on_each(compact_shard, tasks, len(self._loose), self._compacted, self._nbytes)
 
     def _compacted(self, task: CompactTask, outcome: Compacted) -> None:
         if outcome.what == "pinned":
@@ -374,7 +343,6 @@ class _Run:
             self._damaged.append(Damage(task.shard.path, task.shard.key, outcome.reason))
         else:
             self._count(outcome)
-        self._advance(task)
 
     def _count(self, outcome: Compacted) -> None:
         self._rewritten += outcome.what == "rewritten"
@@ -382,25 +350,16 @@ class _Run:
         self._before += outcome.nbytes_before
         self._after += outcome.nbytes_after
 
-    def _compact_failed(self, failure: Failure[CompactTask]) -> None:
-        self._failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
-        self._advance(failure.task)
-
-    def _advance(self, task: CompactTask) -> None:
-        self._done += 1
+    def _nbytes(self, task: CompactTask) -> tuple[int, int]:
         self._done_nbytes += task.nbytes
-        self._tell(ShardProgress("working", self._done, len(self._loose), self._done_nbytes, self._loose_nbytes, len(self._failed)))
-
-    def _tell(self, progress: ShardProgress) -> None:
-        if self._progress is not None:
-            self._progress(progress)
+        return self._done_nbytes, self._loose_nbytes
 
     def report(self, path: str, is_dry_run: bool) -> CompactReport:
         return CompactReport(
-            url=self._engine.storage.url,
+            url=self.engine.storage.url,
             path=path.strip("/"),
             is_dry_run=is_dry_run,
-            shards=self._shards,
+            shards=self.shards,
             rewritten=self._rewritten,
             deleted=self._deleted,
             nbytes_before=self._before,
@@ -408,6 +367,6 @@ class _Run:
             dead_nbytes=self._dead,
             pinned=Listed.of(self._pinned),
             damaged=Listed.of(self._damaged),
-            failed=Listed.of(self._failed, MOST_FAILED),
-            unreadable=tuple(node.path for node in self._unreadable),
+            failed=Listed.of(self.failed, MOST_FAILED),
+            unreadable=tuple(node.path for node in self.unreadable),
         )

@@ -54,7 +54,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
-            raise InvalidInput(f"part {self.number}/{self.of} is none: parts are counted from 1, as in 1/{max(1, self.of)}")
+            raise InvalidInput(f"there is no part {self.number}/{self.of}: parts are counted from 1, as in 1/{max(1, self.of)}")
 
     @classmethod
     def parse(cls, text: str) -> Part:
@@ -112,7 +112,7 @@ class Execution:
     executor: ExecutorLike | None = None
     """The executor; ``None``: threads of this process. A client of a dask cluster becomes its executor."""
     workers: int | None = None
-    """The number of concurrent tasks: the threads without an executor; the executor's workers, where it does not give their number."""
+    """The number of concurrent tasks: the threads without an executor; the executor's workers, if it does not give their number."""
     retries: int = 2
     """The number of retries of a task after its storage failed, or its worker was lost."""
     part: Part = WHOLE
@@ -186,7 +186,7 @@ class Execution:
         """Do every task. ``done`` and ``failed`` are called in the calling thread, in the order in which tasks end.
 
         ``halves`` cuts a failed task into smaller ones, which are tried instead, so that the failure of one object is not reported for
-        others. It returns one task or none where the task cannot be cut.
+        others. It returns one task or none if the task cannot be cut.
 
         No more tasks are taken from the iterable than are in flight. Where ``tasks``, ``done`` or ``failed`` raise, or the caller is
         interrupted, no further task is started, and the error is raised when all running tasks have ended.

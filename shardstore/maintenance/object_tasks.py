@@ -1,41 +1,46 @@
-"""Cut work to size: objects into tasks of one array each, and the reads of a task into windows of so many bytes."""
+"""Cut work to size: listings into pages, reads into windows of so many bytes, and failed tasks into halves."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
-from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.walk import Located
+from shardstore._sync import run_sync
+from shardstore.storage.base import ObjectInfo, Storage
 
 T = TypeVar("T")
+OfObjects = TypeVar("OfObjects", bound=Any)
+"""The class of a task: a dataclass with ``objects``, a tuple."""
 
-_OBJECTS_A_TASK = 256
-_INDEX_BYTES_A_TASK = 4 * 2**20
-_CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
-
-
-def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool]) -> Iterator[tuple[ArrayPlan, list[Located]]]:
-    """Yield objects of arrays, in the order of their arrival; ``reads_all`` returns for which arrays all bytes will be read."""
-    plan: ArrayPlan | None = None
-    some: list[Located] = []
-    nbytes = 0
-    for located in objects:
-        assert located.plan is not None
-        if plan is not None and some and (plan is not located.plan or _is_full(plan, len(some), nbytes if reads_all(plan) else 0)):
-            yield plan, some
-            some, nbytes = [], 0
-        plan = located.plan
-        some.append(located)
-        nbytes += located.info.nbytes
-    if plan is not None and some:
-        yield plan, some
+_KEYS_A_PAGE = 1000
 
 
-def _is_full(plan: ArrayPlan, objects: int, nbytes: int) -> bool:
-    index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
-    return objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK or nbytes >= _CONTENT_BYTES_A_TASK
+async def pages(storage: Storage, prefix: str) -> AsyncIterator[list[ObjectInfo]]:
+    """Yield what the storage lists below ``prefix``, a thousand objects at a time.
+
+    Raises:
+        StorageError: a request failed.
+    """
+    page: list[ObjectInfo] = []
+    async for info in storage.list(prefix):
+        page.append(info)
+        if len(page) == _KEYS_A_PAGE:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
+def one_by_one(batches: AsyncIterator[Sequence[T]]) -> Iterator[T]:
+    """Yield the items of batches that are made on the IO loop. Not to be called there."""
+    while (batch := run_sync(_next(batches))) is not None:
+        yield from batch
+
+
+async def _next(batches: AsyncIterator[Sequence[T]]) -> Sequence[T] | None:
+    return await anext(batches, None)
 
 
 def in_windows(items: Iterable[T], nbytes_of: Callable[[T], int], window_bytes: int) -> Iterator[list[T]]:
@@ -59,8 +64,13 @@ def halved(items: Sequence[T]) -> list[Sequence[T]]:
     return [items[:middle], items[middle:]] if middle else [items]
 
 
+def by_halves(task: OfObjects) -> list[OfObjects]:
+    """Return two tasks, each with half of the objects; the task itself if it cannot be cut."""
+    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
+
+
 class Ahead(Generic[T]):
-    """Tasks, taken so many objects ahead of the work that their total is known early: at once where there are not more."""
+    """Tasks, taken so many objects ahead of the work that their total is known early: at once if there are not more."""
 
     def __init__(self, tasks: Iterable[T], objects_of: Callable[[T], int], most_objects: int = 100_000) -> None:
         self._tasks = tasks

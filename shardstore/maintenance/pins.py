@@ -43,11 +43,11 @@ class Pins:
 
     @classmethod
     def of(cls, pins: Iterable[Pin]) -> Pins:
-        """Return the pins as a set. Raises ``InvalidInput`` where one of them is no ``Pin``."""
+        """Return the pins as a set. Raises ``InvalidInput`` if one of them is not a ``Pin``."""
         found: dict[str, set[str | None]] = {}
         for pin in pins:
             if not isinstance(pin, Pin):
-                raise InvalidInput(f"{pin!r} is no pin: give shardstore.maintenance.pins.Pin(key), or Pin(key, generation)")
+                raise InvalidInput(f"{pin!r} is not a pin: give shardstore.maintenance.pins.Pin(key), or Pin(key, generation)")
             found.setdefault(pin.key, set()).add(pin.generation)
         return cls({key: frozenset(tokens) for key, tokens in found.items()})
 
@@ -88,7 +88,7 @@ def parse_pins(text: str) -> list[Pin]:
     """Return the pins in a file, one per line: a key as it is, or a JSON object with ``key`` and, for one version only, ``generation``.
 
     Raises:
-        InvalidInput: a line begins as JSON, but is no such object.
+        InvalidInput: a line begins like JSON, but is not such an object.
     """
     return [_parse_line(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
@@ -99,7 +99,7 @@ def _parse_line(number: int, line: str) -> Pin:
     try:
         document = json.loads(line)
     except ValueError as exc:
-        raise InvalidInput(f"line {number} of the pins begins as JSON and is none ({exc})") from exc
+        raise InvalidInput(f"line {number} of the pins begins like JSON but is not ({exc})") from exc
     key, generation = document.get("key"), document.get("generation")
     if not isinstance(key, str) or not key or not isinstance(generation, str | None):
         raise InvalidInput(f'line {number} of the pins is not of the form {{"key": "ct/c/0/1", "generation": "…"}}')

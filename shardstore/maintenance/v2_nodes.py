@@ -21,16 +21,12 @@ _MOST_ABSENT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class V2Document:
-    """One of ``.zarray``, ``.zgroup``, ``.zattrs`` and ``.zmetadata``; ``None`` where it is no JSON object."""
+    """One of ``.zarray``, ``.zgroup``, ``.zattrs`` and ``.zmetadata``; ``None`` if it is no JSON object."""
 
     path: str
     name: Literal[".zarray", ".zgroup", ".zattrs", ".zmetadata"]
     document: JsonObject | None
     reason: str = ""
-
-    @property
-    def key(self) -> str:
-        return join(self.path, self.name)
 
 
 class V2Nodes:
@@ -64,7 +60,7 @@ class V2Nodes:
         return any(path in self._arrays and self._arrays[path] is None for path, _ in ancestors(key))
 
     async def load(self, paths: Iterable[str]) -> None:
-        """Read the arrays at ``paths``, where there are any. Raises ``StorageError`` where a request failed."""
+        """Read the arrays at ``paths``, if there are any. Raises ``StorageError`` if a request failed."""
         if len(self._absent) > _MOST_ABSENT:
             self._absent.clear()
         unknown = [path for path in dict.fromkeys(paths) if path not in self._arrays and path not in self._absent]
@@ -78,7 +74,7 @@ class V2Nodes:
 
 
 async def read_v2(storage: Storage, keys: Sequence[str]) -> list[V2Document | None]:
-    """Return the documents at ``keys``, ``None`` where there is none.
+    """Return the documents at ``keys``, ``None`` if there is none.
 
     Raises:
         StorageError: a request failed.

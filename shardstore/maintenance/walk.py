@@ -5,23 +5,25 @@ Neither keys nor objects are kept: memory grows with the number of nodes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.format.json_text import JsonObject
 from shardstore.format.store_keys import ancestors, check_prefix, metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array
+from shardstore.maintenance.object_tasks import one_by_one, pages
 from shardstore.maintenance.survey.nodes import SurveyedNodes
 from shardstore.maintenance.v2_nodes import V2Nodes
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 
-_KEYS_AT_ONCE = 1000
+_OBJECTS_A_TASK = 256
+_INDEX_BYTES_A_TASK = 4 * 2**20
+_CONTENT_BYTES_A_TASK = 64 * 2**20  # so that there are enough tasks to go round
 
 Role = Literal["document", "v2-document", "array", "stray", "untold"]
 
@@ -74,20 +76,12 @@ class Walk:
         Raises:
             StorageError: a request failed.
         """
-        found: list[ObjectInfo] = []
-        async for info in self._engine.storage.list(self.prefix):
-            found.append(info)
-            if len(found) >= _KEYS_AT_ONCE:
-                yield await self.locate(found)
-                found = []
-        if found:
-            yield await self.locate(found)
+        async for page in pages(self._engine.storage, self.prefix):
+            yield await self.locate(page)
 
     def located(self) -> Iterator[Located]:
         """Yield what the storage lists, one by one. Not to be called on the IO loop. Raises as ``batches`` does."""
-        batches = self.batches()
-        while batch := run_sync(_next(batches)):
-            yield from batch
+        return one_by_one(self.batches())
 
     async def locate(self, infos: list[ObjectInfo]) -> list[Located]:
         """Return the role of each object."""
@@ -120,5 +114,23 @@ class Walk:
         return any(record.node.kind == "other" for path, _ in ancestors(key) if (record := self.nodes.get(path)) is not None)
 
 
-async def _next(batches: AsyncIterator[list[Located]]) -> list[Located] | None:
-    return await anext(batches, None)
+def gathered(objects: Iterable[Located], reads_all: Callable[[ArrayPlan], bool]) -> Iterator[tuple[ArrayPlan, list[Located]]]:
+    """Yield objects of arrays, in the order of their arrival; ``reads_all`` returns for which arrays all bytes will be read."""
+    plan: ArrayPlan | None = None
+    some: list[Located] = []
+    nbytes = 0
+    for located in objects:
+        assert located.plan is not None
+        if plan is not None and some and (plan is not located.plan or _is_full(plan, len(some), nbytes if reads_all(plan) else 0)):
+            yield plan, some
+            some, nbytes = [], 0
+        plan = located.plan
+        some.append(located)
+        nbytes += located.info.nbytes
+    if plan is not None and some:
+        yield plan, some
+
+
+def _is_full(plan: ArrayPlan, objects: int, nbytes: int) -> bool:
+    index_nbytes = 0 if plan.layout is None else plan.layout.index_format.nbytes
+    return objects >= _OBJECTS_A_TASK or (objects + 1) * index_nbytes > _INDEX_BYTES_A_TASK or nbytes >= _CONTENT_BYTES_A_TASK

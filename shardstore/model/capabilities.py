@@ -1,4 +1,4 @@
-"""Abilities of a kind of storage, as positive flags: absent means no."""
+"""Abilities of a kind of storage, as positive flags: without a flag it does not have the ability."""
 
 from __future__ import annotations
 

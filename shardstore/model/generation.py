@@ -25,9 +25,7 @@ class Generation:
 
     @property
     def digest(self) -> int:
-        """64 bits of the token, the same in every process, to compare with those of generations of the same storage; 0 where the
-        generation cannot come again.
-        """
+        """64 bits of the token, never 0 and the same in every process, to compare with those of generations of the same storage."""
         data = self.token.encode(errors="surrogatepass")
         return (google_crc32c.value(data) << 32 | zlib.crc32(data)) or 1
 

@@ -5,11 +5,11 @@
     in place:   | old shard, its index too | padding | new chunks | index |
     elsewhere:  | old shard to its index   | new chunks           | index |
 
-The storage keeps its own notes in the padding. What no index refers to any more is dead: replaced chunks, padding, in
-place the old index. Past a bound the shard is rewritten instead.
+The storage keeps its own notes in the padding. Bytes are dead if no index refers to them any more: replaced chunks, padding, and, in
+place, the old index. Past a bound the shard is rewritten instead.
 
-In place, others may find the file of any length that is a whole number of pages meanwhile. A chunk that is a shard itself has an index at
-its end; so no chunk ends there.
+While bytes are appended in place, others may see the file with any length that is a whole number of pages. A chunk that is itself a shard
+has an index at its end; so no chunk may end at such a length.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def plan_append(
 ) -> CommitPlan:
     """Plan a commit of ``updates`` (slot to new bytes, or ``None`` to erase) onto ``old``.
 
-    With ``padding_nbytes`` in place, with so much padding.
-
-    As ``plan_rewrite`` plans it where no chunk stays, or more than ``max_dead_fraction`` of the object would be dead.
+    With ``padding_nbytes``, the append is in place, with so many bytes of padding. If no chunk stays, or more than ``max_dead_fraction`` of
+    the object would be dead, the plan is that of ``plan_rewrite``.
 
     Raises:
         Corruption: an entry that would have to be kept cannot be right; a write of that chunk itself goes through.

@@ -1,4 +1,4 @@
-"""Commit plans: what a shard consists of after a commit, segments of the old version and new bytes, and the new index.
+"""Commit plans: the contents of a shard after a commit, as segments of the old version and new bytes, and the new index.
 
 Strategies plan commits: ``rewriting`` and ``appending`` have a module each, and ``strategies`` is the table of them.
 
@@ -74,10 +74,10 @@ class Strategy(ABC):
     """The value of the option ``strategy``."""
 
     needs: ClassVar[Mapping[str, str]] = {}
-    """The ``Capabilities`` that it needs, by name, and what a storage without them cannot do, as a message says it after "cannot"."""
+    """The ``Capabilities`` that it needs, by name, each with the end of the sentence "the storage cannot ..."."""
 
     def unsuited(self, index_format: IndexFormat) -> str | None:
-        """Return what the shards need that are indexed otherwise than this strategy can update, after "the strategy needs"."""
+        """Return the end of the sentence "the strategy needs ..." if it cannot update shards with this index format, else ``None``."""
         return None
 
     @abstractmethod
@@ -92,7 +92,7 @@ class Strategy(ABC):
 def kept_slots(
     index_format: IndexFormat, old: ShardIndex | None, old_nbytes: int, updates: Mapping[int, BytesLike | None]
 ) -> npt.NDArray[np.bool_] | DeleteShard | NothingToDo:
-    """Return ``(nslots,)``: the chunks of ``old`` that stay; or what is to be done where nothing has to be written.
+    """Return ``(nslots,)``: true for the chunks of ``old`` that stay. If no shard has to be written, return the plan instead.
 
     Raises:
         Corruption: an entry that would have to be kept cannot be right.
@@ -110,7 +110,7 @@ def kept_slots(
 
 
 def check_kept(old: ShardIndex, old_nbytes: int, kept: npt.NDArray[np.bool_]) -> None:
-    """Refuse to carry over what is no chunk; ``kept``: ``(nslots,)``.
+    """Check the entries of the chunks that stay; ``kept``: ``(nslots,)``.
 
     Raises:
         Corruption: an entry that is to be kept cannot be right.

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The pieces that some chunks lie in, in the order of the first chunk of each: ``(npieces,)`` each, but for ``of_chunk``."""
+    """The pieces that some chunks lie in, in the order of the first chunk of each. All fields but ``of_chunk`` are ``(npieces,)``."""
 
     starts: Ints
     """Bytes of the object, as ``ends`` (exclusive)."""
@@ -38,7 +38,7 @@ class Pieces:
 
 
 def shared_pieces(offsets: Ints, lengths: Ints) -> Pieces | None:
-    """Return the pieces of chunks, given by where they lie, in any order; ``None`` where each is a piece of its own."""
+    """Return the pieces of chunks, which are given by their places, in any order; ``None`` if each is a piece of its own."""
     ends = offsets + lengths
     if bool((offsets[1:] >= ends[:-1]).all()):
         return None  # as a rewritten shard has them: one behind the other

@@ -54,7 +54,7 @@ def plan_rewrite(
 
 
 def plan_compaction(index_format: IndexFormat, old: ShardIndex, old_nbytes: int, order: ChunkOrder = "C") -> WriteShard | DeleteShard:
-    """Return the plan that stores the chunks of ``old``, pieces in the order of the first of their chunks, and nothing else.
+    """Plan a shard with the chunks of ``old`` and nothing else; pieces are in the order of the first of their chunks.
 
     Raises:
         Corruption: an entry cannot be right.

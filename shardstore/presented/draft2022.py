@@ -14,7 +14,7 @@ from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMi
 from shardstore.engine.reading.listing import ListedDir, ListedValue, directly_below
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.engine.values import KeyUpdate
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import InvalidInput
 from shardstore.format.draft2022.keys import (
     ARRAY_SUFFIX,
     DATA_ROOT,
@@ -38,7 +38,7 @@ from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path
 from shardstore.format.v2.kept import RESERVED
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, KnownArray, Meaning, Part, PresentedFlavour, View, parsed_document
+from shardstore.presented.view import Canonical, DocumentPart, KnownArray, Meaning, PresentedFlavour, ShownPart, View, parsed_document
 
 _ARRAY, _GROUP = "array", "group"
 _TRANSFORMERS = "storage_transformers"
@@ -62,7 +62,7 @@ class DraftFlavour(PresentedFlavour):
 
     # -- documents -----------------------------------------------------------------------------------------------------
 
-    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+    async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         shown = [view.of_document(part, documents[part.path]) for part in parts]
         # What cannot be translated is shown as it is stored, under the one of the two keys where it lies.
         others = [i for i, part in enumerate(parts) if isinstance(document := documents[part.path], memoryview) and not _is_node(document)]
@@ -71,7 +71,7 @@ class DraftFlavour(PresentedFlavour):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
-    def shown(self, part: Part, document: bytes | None) -> bytes | None:
+    def shown(self, part: DocumentPart, document: bytes | None) -> bytes | None:
         if document is None:
             return None
         if not _is_node(document):
@@ -81,7 +81,7 @@ class DraftFlavour(PresentedFlavour):
             return None  # a group is implicit that has none
         return dumps_zarr2(_without_ours(stored, canonical))
 
-    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+    def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
         if data is None:
             return None
         key = _document_key(part)
@@ -145,8 +145,8 @@ class DraftFlavour(PresentedFlavour):
                     yield ListedValue(key, None)
 
     async def _held_documents(self, view: View, paths: Iterable[str]) -> list[str]:
-        parts = [Part(path, kind) for path in paths for kind in (_ARRAY, _GROUP)]
-        shown = await view.read_parts(parts)
+        parts = [DocumentPart(path, kind) for path in paths for kind in (_ARRAY, _GROUP)]
+        shown = await view.read_document_parts(parts)
         return [_document_key(part) for part, data in zip(parts, shown, strict=True) if isinstance(data, bytes)]
 
     async def _presented_key(self, view: View, canonical: str) -> str | None:
@@ -158,7 +158,7 @@ class DraftFlavour(PresentedFlavour):
 
     async def _scalar_key(self, view: View, path: str) -> str:
         """Return the one of its two keys under which the chunk of a 0-d array is shown, and written."""
-        document = (await view.documents_of([Part(path, _ARRAY)]))[path]
+        document = (await view.documents_of([DocumentPart(path, _ARRAY)]))[path]
         stored = split_stored(loads_object(document))[1] if isinstance(document, memoryview) and _is_node(document) else None
         return scalar_data_keys(path)[0 if scalar_key_name(stored or {}) == "c" else 1]
 
@@ -243,14 +243,14 @@ def _meaning(key: str, arrays: dict[str, KnownArray]) -> Meaning:
     return Canonical(verbatim_key(key) if canonical is None else canonical)
 
 
-def _part(key: str) -> Part | None:
+def _part(key: str) -> DocumentPart | None:
     """Return the document that a presented key is of."""
     canonical = canonical_key(key) if key.startswith(META_ROOT) else None
     path = None if canonical is None else document_path(canonical)
-    return None if path is None else Part(path, _ARRAY if key.endswith(ARRAY_SUFFIX) else _GROUP)
+    return None if path is None else DocumentPart(path, _ARRAY if key.endswith(ARRAY_SUFFIX) else _GROUP)
 
 
-def _document_key(part: Part) -> str:
+def _document_key(part: DocumentPart) -> str:
     return array_document_key(part.path) if part.kind == _ARRAY else group_document_key(part.path)
 
 

@@ -32,14 +32,24 @@ from shardstore.format.v2.keys import (
     v2_chunk_key,
 )
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, KnownArray, Meaning, Nothing, Part, PresentedFlavour, View, parsed_document
+from shardstore.presented.view import (
+    Canonical,
+    DocumentPart,
+    KnownArray,
+    Meaning,
+    Nothing,
+    PresentedFlavour,
+    ShownPart,
+    View,
+    parsed_document,
+)
 
 _DOCUMENTS_AT_ONCE = 100
 _NODE_NAMES = (ARRAY_NAME, GROUP_NAME)
 
 
 @dataclass(frozen=True, slots=True)
-class _WrittenPart(Part):
+class _WrittenPart(DocumentPart):
     """A part that is written, with what has been read for it.
 
     ``pending`` is the ``.zattrs`` that was written ahead of the node, ``nodes`` the documents below a group, for its consolidated metadata.
@@ -66,13 +76,13 @@ class V2Flavour(PresentedFlavour):
 
     def _meaning(self, view: View, key: str, owners: Sequence[tuple[str, str]], arrays: dict[str, KnownArray]) -> Meaning:
         if (document := document_key(key)) is not None:
-            return Part(document.path, document.name)
+            return DocumentPart(document.path, document.name)
         if metadata_path(key) is not None:
             return Nothing("it is the key of a Zarr v3 document, and this view is of Zarr v2: write .zarray, .zgroup and .zattrs")
         for path, rest in owners:
             if (array := arrays.get(path)) is None:
                 gone = view.hierarchy.vanished(path)
-                was = None if gone is None else gone.layout or gone.plain
+                was = None if gone is None else gone.array
                 if was is not None and canonical_chunk_key(rest, was.key_encoding, was.ndim) is not None:
                     return Nothing(
                         f"array {path!r} has been deleted or moved by another client: create it again, or open what is there now"
@@ -86,7 +96,7 @@ class V2Flavour(PresentedFlavour):
 
     # -- documents -------------------------------------------------------------------------------------------------------
 
-    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+    async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         shown = [view.of_document(part, documents[part.path]) for part in parts]
         # Of a node that is stored as Zarr v2, and attributes that were written ahead of their node.
         beside = [i for i, part in enumerate(parts) if documents[part.path] is None]
@@ -95,7 +105,7 @@ class V2Flavour(PresentedFlavour):
             shown[i] = bytes(value) if isinstance(value, memoryview) else value
         return shown
 
-    def shown(self, part: Part, document: bytes | None) -> bytes | None:
+    def shown(self, part: DocumentPart, document: bytes | None) -> bytes | None:
         canonical = None if document is None else loads_object(document)
         if canonical is None or not (is_array(canonical) or is_group(canonical)):
             return None
@@ -110,7 +120,7 @@ class V2Flavour(PresentedFlavour):
             shown, _ = group_to_v2(canonical)
         return None if shown is None else dumps_zarr2(shown)
 
-    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
+    def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
         new = None if data is None else parsed_document(data, join(part.path, part.kind))
         pending, nodes = (part.pending, part.nodes) if isinstance(part, _WrittenPart) else (None, {})
         previous = None if document is None else loads_object(document)
@@ -151,7 +161,7 @@ class V2Flavour(PresentedFlavour):
 
     async def _update_wave(self, view: View, updates: Sequence[KeyUpdate]) -> list[Exception | None]:
         meanings = await self.meanings(view, [check_key(key) for key, _ in updates], for_write=True)
-        parts = {i: meaning for i, meaning in enumerate(meanings) if isinstance(meaning, Part)}
+        parts = {i: meaning for i, meaning in enumerate(meanings) if isinstance(meaning, DocumentPart)}
         if not parts:
             return await view.update_meant(updates, meanings)
         documents = await view.documents_of(list(parts.values()))
@@ -184,7 +194,7 @@ class V2Flavour(PresentedFlavour):
         stored = await self._stored_as_v2(view, paths)
         readable = {path: beside for path, beside in stored.items() if isinstance(beside, dict)}
         waiting = {path: beside[ATTRIBUTES_NAME] for path, beside in readable.items() if ATTRIBUTES_NAME in beside}
-        parts = [Part(path, ATTRIBUTES_NAME) for path in waiting]
+        parts = [DocumentPart(path, ATTRIBUTES_NAME) for path in waiting]
         documents = await view.documents_of(parts)
         parts = [part for part in parts if isinstance(documents[part.path], memoryview)]
         late = [part for part in parts if taken.get(part.path) != waiting[part.path]]
@@ -209,7 +219,7 @@ class V2Flavour(PresentedFlavour):
         """Return the documents of the nodes that a ``.zmetadata`` names, by path relative to its group."""
         inside = (parse_object(data) or {}).get("metadata")  # what is no JSON is refused when it is translated
         names = {d.path for key in inside if (d := document_key(key)) is not None and d.path} if isinstance(inside, dict) else set()
-        documents = await view.documents_of([Part(join(path, name), CONSOLIDATED_NAME) for name in names])
+        documents = await view.documents_of([DocumentPart(join(path, name), CONSOLIDATED_NAME) for name in names])
         return {name: loads_object(_raised(document)) for name in names if (document := documents[join(path, name)]) is not None}
 
     # -- listing ---------------------------------------------------------------------------------------------------------
@@ -248,7 +258,7 @@ class V2Flavour(PresentedFlavour):
     async def _presented_key(self, view: View, canonical: str) -> str | None:
         """Return the presented key of what is listed under a canonical one, and is no document of v3."""
         if (named := document_key(canonical)) is not None:
-            documents = await view.documents_of([Part(named.path, named.name)])
+            documents = await view.documents_of([DocumentPart(named.path, named.name)])
             return canonical if documents[named.path] is None else None  # left over beside a document of v3, which is what counts
         owners = possible_owners(canonical)
         arrays = await view.arrays([path for path, _ in owners], for_write=False)
@@ -259,7 +269,7 @@ class V2Flavour(PresentedFlavour):
 
     async def _parts_at(self, view: View, paths: Sequence[str]) -> list[str]:
         """Return the keys of the parts of the documents at ``paths``; what v2 cannot show is left out."""
-        parts = [Part(path, name) for path in paths for name in DOCUMENT_NAMES]
+        parts = [DocumentPart(path, name) for path in paths for name in DOCUMENT_NAMES]
         documents = await view.documents_of(parts)
         for document in documents.values():
             if document is not None:

@@ -1,4 +1,4 @@
-"""An engine under other keys: each presented key is a canonical one, a part of a document, an object beside the hierarchy, or nothing.
+"""An engine under other keys. Each presented key means a canonical key, a part of a document, or nothing.
 
 Flavours subclass it. The canonical keys are those of final Zarr v3, which the engine itself knows; what is pinned, held back by a
 transaction, committed and retried is the engine's business.
@@ -32,14 +32,14 @@ from shardstore.storage.base import ABSENT, Read, ReadOutcome
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """The value of this canonical key."""
+    """The key means the value of this canonical key."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The part that the flavour shows as ``kind`` of the document of the node at ``path``."""
+class DocumentPart:
+    """The key means a part of the document of the node at ``path``; the flavour calls the part ``kind``."""
 
     path: str
     kind: str
@@ -52,38 +52,40 @@ class Nothing:
     reason: str
 
 
-Meaning = Canonical | Part | Nothing
+Meaning = Canonical | DocumentPart | Nothing
 
+ShownPart = bytes | ShardStoreError | None
+"""The bytes of a part of a document, ``None`` if there is no such part, or the error."""
 
 KnownArray = ArrayLayout | PlainArray
 """An array whose chunks have known names."""
 
 
 class PresentedFlavour(Flavour, ABC):
-    """A flavour that is not the engine's own: what keys and documents mean, as functions of a view. It keeps no state."""
+    """A flavour that is not the engine's own: the meaning of keys and documents, as functions of a view. It keeps no state."""
 
     @abstractmethod
     async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         """Return what each presented key means."""
 
     @abstractmethod
-    def shown(self, part: Part, document: bytes | None) -> bytes | None:
-        """Return the bytes of a part of the node whose canonical presented document is ``document``; ``None``: there is no such part.
+    def shown(self, part: DocumentPart, document: bytes | None) -> bytes | None:
+        """Return the bytes of a part of ``document``, the canonical presented document of its node; ``None`` if there is no such part.
 
         Raises:
             ShardStoreError: the flavour cannot express it.
         """
 
     @abstractmethod
-    def revised(self, part: Part, data: bytes | None, document: bytes | None) -> bytes | None:
-        """Return the canonical presented document with ``data`` as that part, or without the part; ``None``: no document is left.
+    def revised(self, part: DocumentPart, data: bytes | None, document: bytes | None) -> bytes | None:
+        """Return the canonical presented document with ``data`` as that part, or without the part; ``None`` if no document is left.
 
         Raises:
             InvalidInput: final Zarr v3 cannot express it.
         """
 
     @abstractmethod
-    async def show_parts(self, view: View, parts: Sequence[Part], documents: dict[str, Value]) -> list[bytes | ShardStoreError | None]:
+    async def show_parts(self, view: View, parts: Sequence[DocumentPart], documents: dict[str, Value]) -> list[ShownPart]:
         """Return the bytes of each part, whole; ``documents`` are those of the parts' nodes, by path."""
 
     @abstractmethod
@@ -110,7 +112,6 @@ class View(KeyedStore):
         super().__init__()
         self.engine = engine
         self.flavour = flavour
-        # What is not about keys is the engine's own.
         self.options = engine.options
         self.storage = engine.storage
         self.hierarchy = engine.hierarchy
@@ -159,7 +160,7 @@ class View(KeyedStore):
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     async def arrays(self, paths: Iterable[str], *, for_write: bool) -> dict[str, KnownArray]:
-        """Return the arrays whose chunks have known names among the nodes of Zarr v3 at ``paths``, in one round of requests at most."""
+        """Return those nodes of Zarr v3 at ``paths`` that are arrays whose chunks have known names, in one round of requests at most."""
         arrays: dict[str, KnownArray] = {}
         unknown: list[str] = []
         hierarchy, held = self.engine.hierarchy, self.engine.held
@@ -170,17 +171,17 @@ class View(KeyedStore):
                 continue
             node = hierarchy.known(path)
             if node is not None and (hierarchy.is_fresh(node) or not for_write):
-                if (array := (node.layout or node.plain)) is not None:
-                    arrays[path] = array
+                if node.array is not None:
+                    arrays[path] = node.array
             elif node is not None or for_write or not hierarchy.recently_absent(path):
                 unknown.append(path)
         for path, node in (await self._nodes(unknown) if unknown else {}).items():
-            if node is not None and (array := (node.layout or node.plain)) is not None:
-                arrays[path] = array
+            if node is not None and node.array is not None:
+                arrays[path] = node.array
         return arrays
 
     async def _nodes(self, paths: Sequence[str]) -> dict[str, Node | None]:
-        """Return the nodes at ``paths`` that can be read. The engine looks for the others again, and tells who asks for their keys."""
+        """Return the nodes at ``paths`` that can be read. The engine reads the others again when it is asked for their keys."""
         try:
             return await self.engine.hierarchy.load(paths)
         except ShardStoreError:
@@ -194,13 +195,13 @@ class View(KeyedStore):
     # -- values --------------------------------------------------------------------------------------------------------
 
     async def locate_chunks(self, keys: Sequence[str]) -> None:
-        """Return nothing: keys are found one by one, by what they mean."""
+        """Return ``None``: the meaning of each key is looked up by itself."""
         return
 
     async def get_many(self, requests: Sequence[KeyRequest], located: LocatedChunks | None = None) -> list[Value]:
         meanings = await self.flavour.meanings(self, [check_key(key) for key, _ in requests], for_write=False)
         canonical = [(i, m.key) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
-        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, DocumentPart)]
         wanted = [(key, requests[i][1]) for i, key in canonical]
         if not parts:
             return _in_order(len(requests), canonical, await self.engine.get_many(wanted))
@@ -212,15 +213,15 @@ class View(KeyedStore):
             values[i] = cut(memoryview(data), requests[i][1]) if isinstance(data, bytes) else data
         return values
 
-    async def documents_of(self, parts: Sequence[Part]) -> dict[str, Value]:
+    async def documents_of(self, parts: Sequence[DocumentPart]) -> dict[str, Value]:
         """Return the canonical presented documents, by path."""
         paths = list(dict.fromkeys(part.path for part in parts))
         return dict(zip(paths, await self.engine.get_many(_documents(paths)), strict=True))
 
-    async def read_parts(self, parts: Sequence[Part]) -> list[bytes | ShardStoreError | None]:
+    async def read_document_parts(self, parts: Sequence[DocumentPart]) -> list[ShownPart]:
         return await self.flavour.show_parts(self, parts, await self.documents_of(parts))
 
-    def of_document(self, part: Part, document: Value) -> bytes | ShardStoreError | None:
+    def of_document(self, part: DocumentPart, document: Value) -> ShownPart:
         if isinstance(document, ShardStoreError):
             return document
         try:
@@ -231,10 +232,10 @@ class View(KeyedStore):
     async def read_versions(self, reads: Sequence[Read]) -> list[ReadOutcome]:
         meanings = await self.flavour.meanings(self, [check_key(read.key) for read in reads], for_write=True)
         canonical = [(i, replace(reads[i], key=m.key)) for i, m in enumerate(meanings) if isinstance(m, Canonical)]
-        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, Part)]
+        parts = [(i, m) for i, m in enumerate(meanings) if isinstance(m, DocumentPart)]
         outcomes: list[ReadOutcome] = [ABSENT] * len(reads)
         found, shown = await asyncio.gather(
-            self.engine.read_versions([read for _, read in canonical]), self.read_parts([part for _, part in parts])
+            self.engine.read_versions([read for _, read in canonical]), self.read_document_parts([part for _, part in parts])
         )
         for (i, _), outcome in zip(canonical, found, strict=True):
             outcomes[i] = outcome
@@ -246,7 +247,7 @@ class View(KeyedStore):
         return await uninterrupted(self.flavour.update_many(self, updates))
 
     async def update_meant(self, updates: Sequence[KeyUpdate], meanings: Sequence[Meaning]) -> list[Exception | None]:
-        """Carry out updates of which it is known what their keys mean."""
+        """Carry out updates; ``meanings`` are those of their keys."""
         errors: list[Exception | None] = [None] * len(updates)
         numbers: list[int] = []
         translated: list[KeyUpdate] = []
@@ -254,10 +255,10 @@ class View(KeyedStore):
             match meaning:
                 case Canonical():
                     translated.append((meaning.key, action))
-                case Part() if isinstance(action, Patch):
+                case DocumentPart() if isinstance(action, Patch):
                     errors[i] = InvalidInput(f"the metadata document {key!r} can only be set whole")
                     continue
-                case Part():
+                case DocumentPart():
                     translated.append((metadata_key(meaning.path), self.on_document(meaning, action)))
                 case Nothing(reason):
                     if not isinstance(action, EraseValue):
@@ -268,8 +269,8 @@ class View(KeyedStore):
             errors[i] = error
         return errors
 
-    def on_document(self, part: Part, action: Action) -> Revise:
-        """Return the same action on the document that the part is of."""
+    def on_document(self, part: DocumentPart, action: Action) -> Revise:
+        """Return the action on the whole document that changes this part of it."""
 
         def compute(document: bytes | None) -> bytes | None:
             def revised(inner: Callable[[bytes | None], bytes | None]) -> bytes | None:
@@ -310,8 +311,8 @@ class View(KeyedStore):
         value = await self._read_part(meaning)
         return None if value is None else HeldValue(value)
 
-    async def _read_part(self, part: Part | Nothing) -> bytes | None:
-        (value,) = await self.read_parts([part]) if isinstance(part, Part) else (None,)
+    async def _read_part(self, part: DocumentPart | Nothing) -> bytes | None:
+        (value,) = await self.read_document_parts([part]) if isinstance(part, DocumentPart) else (None,)
         if isinstance(value, ShardStoreError):
             raise value
         return value

@@ -19,7 +19,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, Segment
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Another object and its version; if that changes, what was read means nothing."""
+    """Another object and its version. If the version changes, what was read means nothing."""
 
     key: str
     generation: Generation
@@ -53,8 +53,8 @@ def document_read(key: str) -> Read:
 
 
 class ServerTimes(NamedTuple):
-    """The times when a server stored a version, which nobody else can set, and when it was asked for it; seconds since the epoch by its
-    own clock.
+    """When a server stored a version, and when it was asked for that version: seconds since the epoch by the server's own clock, which
+    nobody else can set.
     """
 
     stored: float
@@ -69,7 +69,7 @@ class Found:
     nbytes: int
     buffers: tuple[memoryview, ...]
     times: ServerTimes | None = None
-    """The server's times, where it gives them and they can be trusted."""
+    """The server's times, if it gives them and they can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ GUARD_CHANGED = GuardChanged()
 
 
 UNKNOWN_NBYTES = 2**63 - 1
-"""The size of an object where a listing, or a read of a part, does not give it; more than any object has."""
+"""The size of an object if a listing, or a read of a part, does not give it; more than any object has."""
 
 
 class ObjectInfo(NamedTuple):
-    """One object as a listing or ``stat`` shows it; with ``generation`` where that costs nothing more."""
+    """One object as a listing or ``stat`` shows it; with ``generation`` if that costs nothing more."""
 
     key: str
     nbytes: int
@@ -162,8 +162,8 @@ class Storage(Protocol):
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         """Store the pieces of ``body``, ``nbytes`` in all, as one object, and return its version.
 
-        The object is durable and visible when this returns, never partly. Raises ``ConditionFailed`` where the condition did not hold,
-        ``WriteOutcomeUnknown`` where the answer was lost and reading back could not settle it. An error, or a body that ends early,
+        The object is durable and visible when this returns, never partly. Raises ``ConditionFailed`` if the condition did not hold,
+        ``WriteOutcomeUnknown`` if the answer was lost and reading back could not settle it. An error, or a body that ends early,
         leaves the old object. The exception is an error while a stored object is made durable.
         """
         ...
@@ -171,10 +171,10 @@ class Storage(Protocol):
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         """Replace the object by ``segments``, its copies taken from version ``source`` of the same key.
 
-        Called only where ``capabilities.compose``. Raises as ``write`` does; also ``ConditionFailed`` where ``source`` is gone, and
-        ``Unsupported``, with nothing written, where the server turns out not to be able to do it; then the capability is gone too.
+        Called only if ``capabilities.compose``. Raises as ``write`` does; also ``ConditionFailed`` if ``source`` is gone, and
+        ``Unsupported``, with nothing written, if the server turns out not to be able to do it; then the capability is gone too.
 
-        Where ``capabilities.appends_in_place``, segments may be appended in place if they are all of the old object, then
+        If ``capabilities.appends_in_place``, segments may be appended in place if they are all of the old object, then
         ``Padding(APPEND_PADDING_NBYTES)``, then new bytes; the old bytes stay as they are. Readers that do not go through this protocol
         may see any beginning of the new object: it may end with a page of the file, or inside one of the pieces. The caller makes sure
         that no such beginning looks whole.
@@ -182,7 +182,7 @@ class Storage(Protocol):
         ...
 
     async def copy(self, source: str, target: str) -> Generation | None:
-        """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; return ``None`` where there is no
+        """Store one version of the object at ``source``, whole, under ``target`` too, whatever is there; return ``None`` if there is no
         source.
 
         Where the kind can, the bytes do not go through this process. The copy is durable and visible when this returns.
@@ -190,16 +190,16 @@ class Storage(Protocol):
         ...
 
     async def rename_prefix(self, source: str, target: str) -> bool:
-        """Move all objects below ``source/`` to ``target/`` in one step; return ``False``, with nothing done, where the kind cannot.
+        """Move all objects below ``source/`` to ``target/`` in one step; return ``False``, with nothing done, if the kind cannot.
 
-        Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` where there is something below ``target`` already, or an
-        object at it, and ``Conflict`` where a link below ``source`` would lead elsewhere from there; nothing was changed. The caller makes
+        Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` if there is something below ``target`` already, or an
+        object at it, and ``Conflict`` if a link below ``source`` would lead elsewhere from there; nothing was changed. The caller makes
         sure that nobody writes below ``source`` meanwhile.
         """
         ...
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        """Remove the object; return ``False`` where there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
+        """Remove the object; return ``False`` if there was none. Raises ``ConditionFailed`` (``IfGeneration`` only)."""
         ...
 
     async def delete_many(self, keys: Sequence[str]) -> None:
@@ -233,6 +233,6 @@ class ToldByRanges(Protocol):
     """
 
     def version_by(self, request: ByteRequest, data: BytesLike) -> Generation | None:
-        """Return the version of an object in which ``request`` gives ``data``; ``None`` where these bytes are too many to be read again
+        """Return the version of an object in which ``request`` gives ``data``; ``None`` if these bytes are too many to be read again
         each time.
         """

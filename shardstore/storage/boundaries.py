@@ -35,8 +35,9 @@ async def links_above(storage: Storage, keys: Sequence[str]) -> list[str | None]
 
 def is_reached_through(link: str, what: str, storage: Storage) -> Conflict:
     """Return the error to raise, or to report, for what is reached through a link."""
+    place = f"{what!r} in {redacted(storage.url)}" if what else redacted(storage.url)
     return Conflict(
-        f"{what!r} in {redacted(storage.url)} is reached through the link {link} in the middle of a store: what that leads to is neither "
+        f"{place} is reached through the link {link} in the middle of a store: what that leads to is neither "
         "erased nor rewritten, moved or added to. Name the place that it leads to, or put that in its place. Nothing was changed"
     )
 

@@ -1,4 +1,4 @@
-"""Exceptions of the packages below that say that a server was not reached at all.
+"""Recognise the exceptions of client libraries that say that a server was not reached at all.
 
 Nothing of aiohttp, botocore or requests is imported: their classes are recognised by name.
 """
@@ -18,7 +18,7 @@ CHECK_ADDRESS = "check the network, and host and port of the URL"
 
 
 def is_unreachable(exc: BaseException) -> bool:
-    """Return whether no connection was made. An error where a connection broke, or where the answer was a refusal, is not such an error."""
+    """Return whether no connection was made. A connection that broke, or an answer that was a refusal, is another error."""
     return any(
         base.__name__ in _NAMES or (base.__name__ == _OF_REQUESTS and base.__module__.partition(".")[0] == "requests")
         for error in (exc, exc.__cause__)

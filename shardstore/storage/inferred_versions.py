@@ -44,14 +44,14 @@ def is_unversioned(generation: Generation) -> bool:
 
 
 def agrees(asked: Generation, found: Generation) -> bool:
-    """Return whether ``found`` may be the version ``asked``: it has the same name, or, where neither has a version, the same size."""
+    """Return whether ``found`` may be the version ``asked``: it has the same name, or, if neither has a version, the same size."""
     if is_unversioned(asked) and is_unversioned(found):
         return asked.token.rpartition("-")[2] == found.token.rpartition("-")[2]
     return asked == found
 
 
 def trace_of(info: Mapping[str, Any]) -> str | None:
-    """Return the part of the metadata ``info`` of an object that tells its versions apart, except for the size; ``None`` where there is no
+    """Return the part of the metadata ``info`` of an object that tells its versions apart, except for the size; ``None`` if there is no
     such part.
     """
     named = {str(name).lower().replace("-", "_"): value for name, value in info.items()}
@@ -67,11 +67,11 @@ def version_from(trace: str, nbytes: int) -> Generation:
 
 
 def version_of(info: Mapping[str, Any], nbytes: int) -> Generation | None:
-    """Return the version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` where it shows none."""
+    """Return the version that the metadata ``info`` of an object of ``nbytes`` shows, or ``None`` if it shows none."""
     trace = trace_of(info)
     return None if trace is None else version_from(trace, nbytes)
 
 
 def _text(value: object) -> str:
-    """Return a value as text, times as seconds: a listing may show a number where the object itself shows a date."""
+    """Return a value as text, times as seconds: a listing may show a number, and the object itself a date."""
     return repr(value.timestamp()) if isinstance(value, datetime) else repr(value)

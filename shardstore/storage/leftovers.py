@@ -1,4 +1,4 @@
-"""Leftovers of writers that died: readers do not see them, but they take space, and on some servers cost money.
+"""Leftovers of writers that died. Readers do not see them, but they take space, and on some servers cost money.
 
 A storage that can list it has a coroutine method ``leftovers(prefix)``, which is no part of the protocol: kinds without it leave
 nothing behind, or have no way to ask.
@@ -24,7 +24,7 @@ class Leftover:
 
 
 async def leftovers_of(storage: Storage, prefix: str) -> Sequence[Leftover] | None:
-    """Return what is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` where it cannot be
+    """Return what is left below ``prefix`` (``""``, or ending with ``/``) of the storage inside all wrappers; ``None`` if it cannot be
     asked.
 
     Raises:

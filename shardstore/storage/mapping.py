@@ -10,16 +10,15 @@ from typing import Any
 
 from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike, resolve
+from shardstore.model.ranges import resolve
 from shardstore.storage.base import ABSENT, UNKNOWN_NBYTES, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import ReadsAndWrites, check_directory
+from shardstore.storage.fallbacks import ReadsAndWrites, ReadsOnly, check_directory, direct_children
 from shardstore.storage.inferred_versions import unversioned
 
 _IN_MEMORY = (dict,)  # whose values cost nothing to look at
 
 
-class MappingStorage(ReadsAndWrites):
+class MappingStorage(ReadsOnly, ReadsAndWrites):
     """The values of ``mapping``, which nobody may change meanwhile: it gives no versions, and no size before a value was read."""
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
@@ -66,28 +65,12 @@ class MappingStorage(ReadsAndWrites):
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        objects: list[ObjectInfo] = []
-        prefixes: dict[str, None] = {}
-        async for info in self.list(prefix):
-            name, slash, _ = info.key[len(prefix) :].partition("/")
-            if slash:
-                prefixes[f"{prefix}{name}/"] = None
-            else:
-                objects.append(info)
-        return DirListing(tuple(objects), tuple(prefixes))
+        infos = {info.key: info async for info in self.list(prefix)}
+        keys, prefixes = direct_children(infos, prefix)
+        return DirListing(tuple(infos[key] for key in keys), prefixes)
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        raise self._read_only(key)
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        raise self._read_only(key)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        if keys:
-            raise self._read_only(keys[0])
-
-    def _read_only(self, key: str) -> ReadOnly:
-        return ReadOnly(f"{key!r} cannot be written or deleted: a {type(self.mapping).__name__} is only read from")
+    def refusal(self, action: str, key: str) -> ReadOnly:
+        return ReadOnly(f"{action} {key!r}: a {type(self.mapping).__name__} is only read from")
 
     async def close(self) -> None:
         """Do nothing: no resources are held."""

@@ -1,7 +1,7 @@
 """Objects in fsspec's process-wide memory filesystem, the one behind ``memory://``.
 
 Readers and writers that use fsspec directly see the same objects. A generation is a token stamped on the file object that fsspec
-stores; replacing that object, or changing its length, makes a new generation.
+stores; replacing that object, or changing its bytes, makes a new generation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardstore.storage.base import (
     Read,
     ReadOutcome,
 )
-from shardstore.storage.fallbacks import check_directory
+from shardstore.storage.fallbacks import check_directory, direct_children
 from shardstore.storage.requests.body import byte_view, joined
 from shardstore.storage.requests.conditions import check_deletion
 
@@ -53,20 +53,22 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_after_fork)
 
 
-def _generation(file: MemoryFile, nbytes: int) -> Generation:
-    """Return the version of ``file``; call with the lock held. A foreign object gets its token when it is first seen."""
-    stamp: tuple[Generation, int] | None = getattr(file, _STAMP, None)
-    if stamp is None or stamp[1] != nbytes:
-        stamp = (Generation(f"{_process_token}-{next(_serial)}-{nbytes}"), nbytes)
+def _generation(file: MemoryFile, data: bytes) -> Generation:
+    """Return the version of ``file``, of which ``data`` is ``getvalue()``; call with the lock held. A foreign object gets its token when it
+    is first seen.
+
+    The bytes are kept with the token: as long as somebody else holds them, ``BytesIO`` copies them before it writes in place. So they are
+    rarely compared: the same object is the same content.
+    """
+    stamp: tuple[Generation, bytes] | None = getattr(file, _STAMP, None)
+    if stamp is None or stamp[1] != data:  # of one object that is known at once
+        stamp = (Generation(f"{_process_token}-{next(_serial)}-{len(data)}"), data)
         setattr(file, _STAMP, stamp)
     return stamp[0]
 
 
 class MemoryStorage:
-    """Objects below ``path`` of ``memory://``. Every operation is atomic; nothing survives the process.
-
-    A foreign change in place that keeps the length is not seen as a new generation.
-    """
+    """Objects below ``path`` of ``memory://``. Every operation is atomic; nothing survives the process."""
 
     def __init__(self, path: str = "") -> None:
         self.path: str = MemoryFileSystem._strip_protocol(path)
@@ -117,7 +119,7 @@ class MemoryStorage:
             if file is None:
                 return None
             data = file.getvalue()
-            return _generation(file, len(data)), data
+            return _generation(file, data), data
 
     def _read_one(self, read: Read) -> ReadOutcome:
         found = self._snapshot(read.key)
@@ -146,11 +148,11 @@ class MemoryStorage:
         return outcomes
 
     def _check(self, key: str, condition: Condition) -> None:
-        """Raise ``ConditionFailed`` where ``condition`` does not hold; call with the lock held."""
+        """Raise ``ConditionFailed`` if ``condition`` does not hold; call with the lock held."""
         file = self._files.get(f"{self.path}/{key}")
         if isinstance(condition, IfAbsent) and file is not None:
             raise ConditionFailed(f"{key!r} exists in {self.url}")
-        if isinstance(condition, IfGeneration) and (file is None or _generation(file, len(file.getvalue())) != condition.generation):
+        if isinstance(condition, IfGeneration) and (file is None or _generation(file, file.getvalue()) != condition.generation):
             raise ConditionFailed(f"{key!r} in {self.url} is not the version that was asked for")
 
     def _replace(self, key: str, data: bytes, condition: Condition) -> Generation:
@@ -158,7 +160,7 @@ class MemoryStorage:
         file = MemoryFile(self._fs, path, data)
         with _lock:
             self._check(key, condition)
-            generation = _generation(file, len(data))
+            generation = _generation(file, file.getvalue())
             self._place(path, file)
         return generation
 
@@ -240,17 +242,9 @@ class MemoryStorage:
 
     async def list_dir(self, prefix: str) -> DirListing:
         check_directory(prefix)
-        objects: list[ObjectInfo] = []
-        prefixes: dict[str, None] = {}
-        for key in self._keys(prefix):
-            name, slash, _ = key[len(prefix) :].partition("/")
-            if slash:
-                prefixes[prefix + name + slash] = None
-            elif name:
-                info = await self.stat(key)
-                if info is not None:
-                    objects.append(info)
-        return DirListing(tuple(objects), tuple(prefixes))
+        keys, prefixes = direct_children(self._keys(prefix), prefix)
+        infos = [await self.stat(key) for key in keys]
+        return DirListing(tuple(info for info in infos if info is not None), prefixes)
 
     async def close(self) -> None:
         """Do nothing: no resources are held."""

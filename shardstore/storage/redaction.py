@@ -11,7 +11,7 @@ from shardstore.errors import InvalidInput
 HARMLESS = frozenset(
     {"asynchronous", "auto_mkdir", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths"}
 )
-"""Options of fsspec itself, which mean nothing where a storage does without fsspec."""
+"""Options of fsspec itself, which mean nothing to a storage that does without fsspec."""
 
 # Greedy up to the last "@" before the path: a password may hold one.
 _USER = re.compile(r"(?<=://)[^/\s'\"<>]*@")
@@ -31,7 +31,7 @@ def redacted(text: str) -> str:
 
 
 def shown_cause(exc: BaseException) -> BaseException | None:
-    """Return ``exc``, or ``None`` where it or its causes would show a secret in a traceback; for ``raise … from``."""
+    """Return ``exc``, or ``None`` if it or its causes would show a secret in a traceback; for ``raise … from``."""
     error: BaseException | None = exc
     while error is not None:
         if redacted(str(error)) != str(error):
@@ -41,6 +41,6 @@ def shown_cause(exc: BaseException) -> BaseException | None:
 
 
 def unusable_options(what: str, options: Mapping[str, Any], exc: Exception) -> InvalidInput:
-    """Return the error where a filesystem fails on its options by an exception of Python's; it names them, without their values."""
+    """Return the error for a filesystem that fails on its options by one of Python's exceptions. It names the options, not their values."""
     given = ", ".join(sorted(set(options) - HARMLESS)) or "none"
     return InvalidInput(f"{what}: check the values of its storage_options, which are {given} ({type(exc).__name__}: {redacted(str(exc))})")

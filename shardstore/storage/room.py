@@ -28,13 +28,13 @@ class Room:
     """The path that was asked about."""
     nbytes: int
     files: int | None
-    """The number of files that can still be made; ``None`` where the file system has no fixed number of them."""
+    """The number of files that can still be made; ``None`` if the file system has no fixed number of them."""
     block_nbytes: int
     """The unit in which files take up room."""
 
 
 def room_at(path: str) -> Room | None:
-    """Return the room at a local path, of which only some directories may exist; ``None`` where the system cannot tell."""
+    """Return the room at a local path, of which only some directories may exist; ``None`` if the system cannot tell."""
     if not hasattr(os, "statvfs"):
         return None
     while not os.path.isdir(path):
@@ -45,7 +45,7 @@ def room_at(path: str) -> Room | None:
     try:
         found = os.statvfs(path)
     except OSError:
-        return None  # a file system that does not tell; what does not fit will be told by writing it
+        return None  # a file system that does not say: a write that does not fit will fail
     if not found.f_blocks:
         return None  # of a file system without a size of its own
     return Room(path, found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None, found.f_frsize)

@@ -1,55 +1,29 @@
 """Places in which nothing changes as long as they are open, because nothing can or because the user says so.
 
-There, everything seen of an object stays true: filesystems without versions are not asked again for changes, and metadata documents are
+Everything seen of an object stays true there: filesystems without versions are not asked again for changes, and metadata documents are
 not read again. Nothing is written to such a place, since that would contradict the promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from fsspec.registry import known_implementations, registry
-
-from shardstore.errors import InvalidInput
+from shardstore.errors import InvalidInput, ReadOnly
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
+from shardstore.storage.fallbacks import ReadsOnly
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.wrappers import StorageWrapper
 
-OPTION = "static"
-"""The option's name; also among ``storage_options``, so that everything that takes those takes it."""
-
 
 def check_static(static: object) -> bool | None:
-    """Raise ``InvalidInput`` where the value is not true, false or ``None``, which leaves it to the kind of storage."""
+    """Raise ``InvalidInput`` if the value is not true, false or ``None``, which leaves it to the kind of storage."""
     if static is None or isinstance(static, bool):
         return static
-    raise InvalidInput(f"{OPTION}={static!r} is neither True nor False: it says whether nothing changes while the place is open")
-
-
-def static_from(options: MutableMapping[str, Any], given: bool | None) -> bool | None:
-    """Return the value that ``options`` have, also under a protocol, or else the ``given`` one; it is removed from ``options``.
-
-    Raises:
-        InvalidInput: they have an invalid value, or another one than was given.
-    """
-    said: set[bool | None] = {given}
-    if OPTION in options:
-        said.add(check_static(options.pop(OPTION)))
-    for name, of_link in list(options.items()):
-        if (name in known_implementations or name in registry) and isinstance(of_link, Mapping) and OPTION in of_link:
-            said.add(check_static(of_link[OPTION]))
-            options[name] = {inner: value for inner, value in of_link.items() if inner != OPTION}
-    said.discard(None)
-    if len(said) > 1:
-        raise InvalidInput(f"{OPTION} is given twice, and differently")
-    return said.pop() if said else None
+    raise InvalidInput(f"static={static!r} is neither True nor False: it says whether nothing changes while the place is open")
 
 
 def as_said(static: bool | None, storage: Storage) -> Storage:
@@ -63,7 +37,7 @@ def as_said(static: bool | None, storage: Storage) -> Storage:
     return StaticLocal(storage) if isinstance(storage, LocalStorage) else StaticStorage(storage)
 
 
-class StaticStorage(StorageWrapper):
+class StaticStorage(ReadsOnly, StorageWrapper):
     """The same place as ``inner``, where nothing changes."""
 
     def __reduce__(self) -> tuple[type[StaticStorage], tuple[Storage]]:
@@ -81,7 +55,7 @@ class StaticStorage(StorageWrapper):
     @property
     def identity(self) -> str:
         """A text that tells this place from others. Not to be shown."""
-        return f"{OPTION} {getattr(self.inner, 'identity', self.inner.url)}"
+        return f"static {getattr(self.inner, 'identity', self.inner.url)}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -102,24 +76,8 @@ class StaticStorage(StorageWrapper):
     async def list_dir(self, prefix: str) -> DirListing:
         return await self.inner.list_dir(prefix)
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        raise contradicts("writing", key, self.url)
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise contradicts("writing", key, self.url)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        raise contradicts("copying to", target, self.url)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        raise contradicts("moving to", target, self.url)
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        raise contradicts("deleting", key, self.url)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        if keys:
-            raise contradicts("deleting", keys[0], self.url)
+    def refusal(self, action: str, key: str) -> ReadOnly:
+        return contradicts(action, key, self.url)
 
 
 class StaticLocal(StaticStorage):

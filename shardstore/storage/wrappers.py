@@ -1,4 +1,5 @@
-"""Storages that forward everything to another one: the base of all such, one that checks answers, and one that counts requests.
+"""Storages that forward everything to another one: the base of all such, one that first finds out which one, one that
+checks answers, and one that counts requests.
 
 The engine puts ``CheckedStorage`` and ``CountingStorage`` around the storage that it is given. Other wrappers, such as those in
 ``shardstore.testing``, derive from ``StorageWrapper``.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
@@ -73,6 +75,69 @@ class StorageWrapper:
         await self.inner.close()
 
 
+class SettledStorage(StorageWrapper, ABC):
+    """Forwards everything to the storage that shows what is stored in ``inner``, which the first request finds out."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.found: Storage | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return (self.found or self.found_meanwhile() or self.inner).capabilities
+
+    async def probe(self) -> Capabilities:
+        await self.inner.probe()
+        return self.capabilities
+
+    def found_meanwhile(self) -> Storage | None:
+        """Return what somebody else has found out to be stored, if anybody has."""
+        return None
+
+    @abstractmethod
+    async def settled(self) -> Storage:
+        """Return the storage that everything goes to; ``inner`` for now if it could not be found out."""
+
+    @abstractmethod
+    async def first_read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read, and find out what is stored by that as well, if possible."""
+
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await (self.first_read(reads) if self.found is None else self.found.read(reads))
+
+    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
+        return await (await self.settled()).write(key, body, nbytes, condition)
+
+    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
+        return await (await self.settled()).compose(key, source, segments, condition)
+
+    async def copy(self, source: str, target: str) -> Generation | None:
+        return await (await self.settled()).copy(source, target)
+
+    async def rename_prefix(self, source: str, target: str) -> bool:
+        return await (await self.settled()).rename_prefix(source, target)
+
+    async def delete(self, key: str, condition: Condition) -> bool:
+        return await (await self.settled()).delete(key, condition)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        await (await self.settled()).delete_many(keys)
+
+    async def stat(self, key: str) -> ObjectInfo | None:
+        return await (await self.settled()).stat(key)
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for found in (await self.settled()).list(prefix):
+            yield found
+
+    async def list_dir(self, prefix: str) -> DirListing:
+        return await (await self.settled()).list_dir(prefix)
+
+    async def cut_links(self, prefix: str) -> None:
+        if (cut := getattr(await self.settled(), "cut_links", None)) is not None:
+            await cut(prefix)
+
+
 class CheckedStorage(StorageWrapper):
     """Forwards to ``inner``, and checks the answers: reads are as long as was asked for, only reads of one version are answered by
     ``Changed``, and only a caller's own cancellation cancels a request.
@@ -83,7 +148,7 @@ class CheckedStorage(StorageWrapper):
         self._sleep = sleep
 
     async def _asked(self, what: str, key: str, request: Awaitable[T], error: type[ShardStoreError] = StorageError) -> T:
-        """Return the answer to a request; raise ``error`` where it was cancelled by nobody here."""
+        """Return the answer to a request; raise ``error`` if it was cancelled by nobody here."""
         try:
             return await request
         except asyncio.CancelledError as exc:
@@ -122,7 +187,7 @@ class CheckedStorage(StorageWrapper):
         return [self._whole(read, outcome) for read, outcome in zip(reads, outcomes, strict=True)]
 
     def _whole(self, read: Read, outcome: ReadOutcome) -> ReadOutcome:
-        """Return the outcome, or a failure where it was cut short."""
+        """Return the outcome, or a failure if it was cut short."""
         if not isinstance(outcome, Found):
             return outcome
         for request, buffer in zip(read.ranges, outcome.buffers, strict=True):

@@ -1,32 +1,30 @@
-"""Detect which flavour of hierarchy is stored at a place, by the first request there.
+"""Detects which format of hierarchy is stored at a place, by the first request there.
 
-A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. Where it is found, everything
-goes through ``DraftStorage`` from then on; anything else is what is stored as it is shown.
+A hierarchy of the 2022 draft has an entry point, ``zarr.json`` at its root, which no final Zarr v3 has. If it is found, everything
+goes through ``DraftStorage`` from then on. Anything else is shown as it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from shardstore.errors import AccessDenied
 from shardstore.format.draft2022.keys import ENTRY_POINT_KEY, document_path
 from shardstore.format.draft2022.metadata import is_entry_point
 from shardstore.format.json_text import parse_object
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import BytesLike, Segment
-from shardstore.storage.base import Absent, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
-from shardstore.storage.wrappers import StorageWrapper
+from shardstore.storage.base import Absent, Failed, Found, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.wrappers import SettledStorage
 from shardstore.stored.draft2022.storage import DraftStorage
 
 _ROOT = document_read(ENTRY_POINT_KEY)
 
 
-class DetectedStorage(StorageWrapper):
-    """``inner``, or its draft hierarchy with the keys of final Zarr v3 where that is what is stored.
+class DetectedStorage(SettledStorage):
+    """``inner``, or, if a draft hierarchy is stored there, that hierarchy with the keys of final Zarr v3.
 
-    That costs no request where the first read finds a node of final Zarr v3 or asks for the root's, and one in every other case, which
-    is no round of its own where the first read is of no document. With ``draft`` it is the draft's hierarchy, or an error where something
+    To find out costs no request if the first read finds a node of final Zarr v3, or asks for the root's document. Otherwise it costs one
+    request. If the first read is of data, both are sent together. With ``draft`` it is the draft's hierarchy, or an error if something
     else is stored; for ``with_stored`` see ``DraftStorage``.
     """
 
@@ -35,9 +33,8 @@ class DetectedStorage(StorageWrapper):
         self.override = dict(override)
         self._draft = draft
         self._with_stored = with_stored
-        self._found: Storage | None = None
         self.is_draft = draft
-        """True where a draft hierarchy has been found, or asked for."""
+        """True if a draft hierarchy has been found, or asked for."""
 
     def __reduce__(self) -> tuple[partial[DetectedStorage], tuple[Storage, dict[str, tuple[int, ...]]]]:
         return partial(DetectedStorage, draft=self._draft, with_stored=self._with_stored), (self.inner, self.override)
@@ -46,80 +43,46 @@ class DetectedStorage(StorageWrapper):
         return f"DetectedStorage({self.inner!r})"
 
     async def settled(self) -> Storage:
-        """Return the storage that everything goes to; ``inner`` for now where it could not be found out.
+        """Return the storage that everything goes to; ``inner`` for now if it could not be found out.
 
         Raises:
             InvalidInput, Unsupported: (``draft``) something else is stored here, or a hierarchy that is not understood.
         """
-        if self._found is None and self._draft:
+        if self.found is None and self._draft:
             draft = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
             if (problem := await draft.problem()) is not None:
                 raise problem
-            self._found = draft
-        if self._found is None:
+            self.found = draft
+        if self.found is None:
             (outcome,) = await self.inner.read([_ROOT])
             self._settle([_ROOT], [outcome])
-        return self._found or self.inner
+        return self.found or self.inner
 
     def _settle(self, reads: Sequence[Read], outcomes: Sequence[ReadOutcome]) -> None:
-        """Conclude from reads of ``inner`` what is stored, where they tell."""
+        """Conclude from reads of ``inner`` what is stored, if they show it."""
         is_v3 = False
         for read, outcome in zip(reads, outcomes, strict=True):
             if document_path(read.key) is None or read.ranges != _ROOT.ranges:
                 continue
             if isinstance(outcome, Found) and read.key == ENTRY_POINT_KEY and is_entry_point(parse_object(outcome.buffers[0])):
-                self._found = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
+                self.found = DraftStorage(self.inner, self.override, with_stored=self._with_stored)
                 self.is_draft = True
                 return
             # S3 without the right to list answers 403 to what does not exist.
             is_refused = isinstance(outcome, Failed) and isinstance(outcome.error, AccessDenied)
             is_v3 = is_v3 or isinstance(outcome, Found) or (read.key == ENTRY_POINT_KEY and (isinstance(outcome, Absent) or is_refused))
         if is_v3:
-            self._found = self.inner
+            self.found = self.inner
 
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        storage = await self.settled() if self._draft else self._found
-        if storage is None:
-            tells = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
-            asked = reads if tells else [*reads, _ROOT]
-            outcomes = await self.inner.read(asked)
-            self._settle(asked, outcomes)
-            storage = await self.settled() if tells else self._found or self.inner
-            if storage is self.inner:
-                return outcomes[: len(reads)]
-        return await storage.read(reads)
-
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        return await (await self.settled()).write(key, body, nbytes, condition)
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        return await (await self.settled()).compose(key, source, segments, condition)
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        return await (await self.settled()).copy(source, target)
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        return await (await self.settled()).rename_prefix(source, target)
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        return await (await self.settled()).delete(key, condition)
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        await (await self.settled()).delete_many(keys)
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        return await (await self.settled()).stat(key)
-
-    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for found in (await self.settled()).list(prefix):
-            yield found
-
-    async def list_dir(self, prefix: str) -> DirListing:
-        return await (await self.settled()).list_dir(prefix)
-
-    async def cut_links(self, prefix: str) -> None:
-        if (cut := getattr(await self.settled(), "cut_links", None)) is not None:
-            await cut(prefix)
+    async def first_read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        if self._draft:
+            return await (await self.settled()).read(reads)
+        tells = any(document_path(read.key) is not None and read.ranges == _ROOT.ranges for read in reads)
+        asked = reads if tells else [*reads, _ROOT]
+        outcomes = await self.inner.read(asked)
+        self._settle(asked, outcomes)
+        storage = await self.settled() if tells else self.found or self.inner
+        return outcomes[: len(reads)] if storage is self.inner else await storage.read(reads)
 
 
 def is_draft(storage: Storage) -> bool:
@@ -131,8 +94,8 @@ def is_draft(storage: Storage) -> bool:
 
 
 def restored_arrays(storage: Storage) -> Collection[str]:
-    """Return the paths of arrays whose storage transformers were lost, and are given by whoever opened the storage.
+    """Return the paths of arrays whose storage transformers were lost, and were given again when the storage was opened.
 
-    More than one may have been lost: then what the last one's shards hold is not the chunks of the document's codecs.
+    More than one may have been lost: then the last one's shards do not hold the chunks of the document's codecs, but shards.
     """
     return storage.override if isinstance(storage, DetectedStorage | DraftStorage) else ()

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -21,9 +21,7 @@ from shardstore.model.generation import Condition, Generation, IfGeneration, Unc
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
 from shardstore.storage.base import CHANGED, ConditionFailed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.body import Body, byte_view
-from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
-
-Sleep = Callable[[float], Awaitable[object]]
+from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
 _CHANGING = frozenset({"write", "compose", "copy", "rename_prefix", "delete", "delete_many"})
 
@@ -54,7 +52,7 @@ class Delay:
 class DropReply:
     """The request is carried out, but its caller gets no answer.
 
-    A change ends in ``WriteOutcomeUnknown``, as where a storage could not confirm it by reading back; a query ends in a
+    A change ends in ``WriteOutcomeUnknown``, as if a storage could not confirm it by reading back; a query ends in a
     ``StorageError``.
     """
 
@@ -139,7 +137,7 @@ class Fault:
 
 
 class FaultStorage(StorageWrapper):
-    """Forwards to ``inner``, except requests that ``faults`` strike; where several strike one, the first fault counts.
+    """Forwards to ``inner``, except requests that ``faults`` strike; if several strike one, the first fault counts.
 
     Without faults it only counts: ``requests`` holds all requests, ``struck`` those that were struck. A ``rename_prefix`` counts even
     for kinds that cannot do it, which shows only afterwards. ``sleep`` is called for ``TimeOut`` and ``Delay``. A pickle has the same
@@ -376,7 +374,7 @@ def at_every_request(effect: Effect, attempt: Callable[[Fault], bool], *, every:
     struck.
 
     ``attempt`` starts from the same state each time, runs the operation over a ``FaultStorage`` with the given fault, checks the
-    outcome, and returns whether the fault struck anything: the sweep ends where it did not.
+    outcome, and returns whether the fault struck anything: the sweep ends if it did not.
     """
     for struck, at in enumerate(itertools.count(1, every)):
         if not attempt(Fault(at, effect)):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import BytesLike, CopiedRange, Segment
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, ReadOutcome, Storage
 from shardstore.storage.requests.bound import Bound
-from shardstore.storage.wrappers import KEYS_A_REQUEST, StorageWrapper
-
-Sleep = Callable[[float], Awaitable[None]]
+from shardstore.storage.wrappers import KEYS_A_REQUEST, Sleep, StorageWrapper
 
 
 class LatencyStorage(StorageWrapper):

@@ -170,7 +170,7 @@ def s3(s3_url: S3Url, monkeypatch: pytest.MonkeyPatch) -> Any:
     on_io_loop(storage.probe())
     calls = Calls(storage.fs, monkeypatch)
     honour_on_completion(storage, calls)
-    facts = facts_of(storage._client)
+    facts = facts_of(storage.client)
     facts.multipart_conditions = facts.copies_parts = facts.copies_on_condition = True
     yield storage, calls
     forget_facts()
@@ -200,7 +200,7 @@ def test_on_s3_where_it_cannot_be_conditional_it_rewrites(s3: tuple[S3Storage, C
     """As with moto: found out at the first append, which is written whole; the next one is planned otherwise."""
     storage, calls = s3
     array, values = large(shardstore.open(storage, chunks_per_shard=(64,), strategy="append", metadata_ttl=3600))
-    facts_of(storage._client).multipart_conditions = False
+    facts_of(storage.client).multipart_conditions = False
     for chunk in (5, 40):
         array[chunk * 2**18 : (chunk + 1) * 2**18] = values[chunk * 2**18 : (chunk + 1) * 2**18] = chunk
     assert "create_multipart_upload" not in calls.methods

@@ -103,7 +103,7 @@ def test_what_is_not_there(fs: ShardedFileSystem) -> None:
         with pytest.raises(NotFound, match=f"'{key}' does not exist"):
             fs.open(key, "rb")
     for mode in ("r+b", "w+b", "q", "rwb"):
-        with pytest.raises(InvalidInput, match="is none of rb, wb, xb, ab"):
+        with pytest.raises(InvalidInput, match="is not one of rb, wb, xb, ab"):
             fs.open("lines.txt", mode)
 
 

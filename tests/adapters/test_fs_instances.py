@@ -273,9 +273,9 @@ def refused() -> Iterator[tuple[Callable[[], object], type[Exception], str]]:
     yield (
         lambda: fsspec.core.url_to_fs("sharded::s3://b/x", key="k", secret="s"),
         InvalidInput,
-        "a link below.*s3={'key'.*'key' is none of sharded's",
+        "a link below.*s3={'key'.*'key' is not an option of sharded",
     )
-    yield lambda: fsspec.core.url_to_fs("sharded::s3://b/x", anon=True), InvalidInput, "s3={'anon'.*'anon' is none of sharded's"
+    yield lambda: fsspec.core.url_to_fs("sharded::s3://b/x", anon=True), InvalidInput, "s3={'anon'.*'anon' is not an option of sharded"
     yield lambda: ShardedFileSystem(fo=5), InvalidInput, "fo=5 is not a path"  # type: ignore[arg-type]
     yield lambda: ShardedFileSystem(fo="x", fs="s3"), InvalidInput, "fs='s3' is not an fsspec filesystem"
     yield lambda: ShardedFileSystem(fo="x", target_protocol=5), InvalidInput, "target_protocol=5"  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_stale_consolidated_metadata_is_warned_of(local: Place) -> None:
 def test_a_place_that_is_not_found_from_the_root_is_warned_of(local: Place) -> None:
     assert succeed("cp", f"{local.url}/ct", f"{local.url}/scans/ct").err == ""
     lost = f"{local.url}/no-group/ct"
-    warning = f"warning: {local.url}/no-group is no group, so {lost} is not found from the root: make one by zarr.create_group\n"
+    warning = f"warning: {local.url}/no-group is not a group, so {lost} is not found from the root: make one by zarr.create_group\n"
     assert succeed("mv", f"{local.url}/ct", lost).err == warning
     assert succeed("cp", lost, f"{local.url}-elsewhere/ct").err == ""  # no store there yet
 

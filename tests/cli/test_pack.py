@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 from shardstore.cli.execution import cluster, parse_bytes
-from shardstore.cli.transfer import Step, _Lines
+from shardstore.cli.progress import Step, _Lines
 from shardstore.errors import InvalidInput
 from tests.cli.running import PLAIN, run, succeed
 from tests.packing.sources import stored
@@ -99,7 +99,7 @@ def test_parts(source: Path, tmp_path: Path) -> None:
         (("-s", "{"), 2, "is not JSON"),
         (("-s", "[1]"), 2, "give a number"),
         (("--part", "3"), 2, "not of the form I/N"),
-        (("--max-memory", "lots"), 2, "no number of bytes"),
+        (("--max-memory", "lots"), 2, "is not a number of bytes"),
         (("--max-memory", "1MiB"), 2, "at least 16 MiB"),
         (("--price", "put"), 2, "not of the form"),
         (("--price", "head=1"), 2, "prices"),

@@ -27,7 +27,8 @@ from shardstore.cli.app import app
 from shardstore.cli.arguments import storage_options
 from shardstore.cli.commands import COMMANDS
 from shardstore.cli.failures import MEANINGS, ExitCode, exit_code, first_error, message
-from shardstore.cli.output import count, plural, progress_bar, said_if_slow, size
+from shardstore.cli.output import count, plural, size
+from shardstore.cli.progress import progress_bar, said_if_slow
 from shardstore.errors import (
     AccessDenied,
     Conflict,
@@ -312,7 +313,7 @@ def test_option_values() -> None:
     pairs = ["key=123", "secret=12", "token=0", "password=true", "profile=null", 'token={"a": 1}']
     assert storage_options(None, pairs) == {"key": "123", "secret": "12", "token": {"a": 1}, "password": "true", "profile": None}
     for value in ('{"region_name"', " [1"):
-        with pytest.raises(InvalidInput, match="the value of option client_kwargs begins as JSON and is none"):
+        with pytest.raises(InvalidInput, match="the value of option client_kwargs begins like JSON but is not"):
             storage_options(None, [f"client_kwargs={value}"])
 
 
@@ -457,7 +458,7 @@ def test_without_zarr_the_package_names_the_extra() -> None:
         (
             "anon",
             "s3",
-            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is none of sharded's",
+            "give options of a link below by its protocol: s3={'anon': …}, in storage_options too; 'anon' is not an option of sharded",
         ),
     ],
 )

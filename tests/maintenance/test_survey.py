@@ -8,17 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
 
 import shardstore
 from shardstore.engine.engine import Engine
 from shardstore.errors import Conflict, NotFound
 from shardstore.maintenance.survey.run import ArraySurvey, Survey, Usage, survey
-from shardstore.maintenance.survey.shards import covered_nbytes
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Found, Read, ReadOutcome
@@ -336,14 +333,3 @@ def test_shards_of_an_array_that_changes_meanwhile_are_not_called_damaged(storag
     objects.put("x/c/0", b"not a shard of the array that was")
     with pytest.raises(Conflict, match="changed while its shards were looked at"):
         surveyed(Resharding(storage))
-
-
-ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12)
-
-
-@given(ranges)
-def test_covered_bytes(offsets_and_lengths: list[tuple[int, int]]) -> None:
-    starts = np.array([start for start, _ in offsets_and_lengths], dtype=np.int64)
-    ends = starts + np.array([nbytes for _, nbytes in offsets_and_lengths], dtype=np.int64)
-    covered = {byte for start, nbytes in offsets_and_lengths for byte in range(start, start + nbytes)}
-    assert covered_nbytes(starts, ends) == len(covered)

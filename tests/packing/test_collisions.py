@@ -60,6 +60,8 @@ def v2_flat(**more: Any) -> dict[str, Any]:
     return {**V2_ARRAY, **more}
 
 
+DEEP = "/".join(["x" * 200] * 25)
+
 CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     "a shard's name": (
         {**mapping({".zgroup": V2_GROUP, "a/.zarray": V2_ARRAY}), "a/0": CHUNK, "a/c.0": b"notes"},
@@ -108,6 +110,10 @@ CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
     "names for files": (
         {**mapping({"zarr.json": V3_GROUP}), "x" * 256: b"", ".a.shardstore-tmp": b""},
         {"x" * 256: "more than 255 bytes", ".a.shardstore-tmp": "lock or temporary file"},
+    ),
+    "paths for files": (
+        {**mapping({"zarr.json": V3_GROUP, f"{DEEP}/a/zarr.json": v3_array()}), f"{DEEP}/x": b""},
+        {f"{DEEP}/a": "too many for a file", f"{DEEP}/x": "too many for a file"},
     ),
 }
 

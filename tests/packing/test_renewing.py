@@ -305,7 +305,9 @@ def test_an_array_that_goes_over_as_it_is_loses_its_document_before_new_chunks_c
     (mine / "g/b/zarr.json").write_text(json.dumps(document))
     (mine / "g/b/c/0").write_bytes(b"other")
 
-    def die(*_: Any) -> Any:
+    def die(_self: Any, _do: Any, units: Any, *_: Any) -> Any:
+        assert (target / "g/b/zarr.json").exists()
+        assert any(found.key == "g/b/c/0" for unit in units for found in getattr(unit, "objects", ()))
         raise Died
 
     with monkeypatch.context() as patch:
@@ -331,7 +333,10 @@ def test_no_reader_finds_new_chunks_under_an_old_document(tmp_path: Path, monkey
     packed(mine, target, chunks_per_shard=lambda info: tuple(counts * len(info.shape)))
     counts[0] = 4
 
-    def die(*_: Any) -> Any:
+    def die(_self: Any, _do: Any, units: Any, *_: Any) -> Any:
+        """Begin with the units, and carry none out."""
+        for unit in units:
+            assert unit.path is None or not (target / unit.path / "zarr.json").exists()
         raise Died
 
     with monkeypatch.context() as patch:

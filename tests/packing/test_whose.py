@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ import shardstore
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes
-from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound
+from shardstore.errors import Conflict, Corruption, Incomplete, InvalidInput, NotFound
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.location import Location, location_of
 from shardstore.storage.opening.open import open_storage
@@ -57,7 +58,7 @@ def test_a_record_is_not_kept_among_other_things(tmp_path: Path, other: str, ove
     source, place = made(tmp_path / "s"), tmp_path / "records"
     (place / other).parent.mkdir(parents=True)
     (place / other).write_text("mine")
-    with pytest.raises(Conflict, match="is no place for a record, it holds other objects"):
+    with pytest.raises(Conflict, match="cannot be the place of a record: it holds other objects"):
         pack(source, tmp_path / "t", record=place, overwrite=overwrite)
     assert files(place) == {other: b"mine"}
     assert not (tmp_path / "t").exists()
@@ -73,6 +74,58 @@ def test_the_record_of_another_target_is_refused(tmp_path: Path) -> None:
         assert files(place) == before
     assert pack(source, tmp_path / "t", record=place).skipped == 2
     assert pack(source, tmp_path / "t", record=place, overwrite=True).done == 2
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_record_beside_another_target_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    """It does not say whose it is: its name does."""
+    source, other = made(tmp_path / "s"), made(tmp_path / "s2", 5)
+    pack(source, tmp_path / "t")
+    before = files(tmp_path / "t.pack")
+    with pytest.raises(Conflict, match=r"is of another target, file://.*/t: give each a record of its own"):
+        pack(other, tmp_path / "u", record=tmp_path / "t.pack", overwrite=overwrite)
+    assert files(tmp_path / "t.pack") == before
+    assert pack(source, tmp_path / "t", record=tmp_path / "t.pack").skipped == 2
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_record_of_another_target_is_refused_beside_the_target_too(tmp_path: Path, overwrite: bool) -> None:
+    source, place = made(tmp_path / "s"), tmp_path / "w.pack"
+    pack(source, tmp_path / "t", record=place)
+    before = files(place)
+    with pytest.raises(Conflict, match=r"is of another target, file://.*/t: give each a record of its own"):
+        pack(source, tmp_path / "w", overwrite=overwrite)
+    assert files(place) == before
+    assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("job.json", '{"mine": 1}'),
+        ("job.json", "mine"),
+        ("failed-1-of-1.jsonl", '["a", "c/0", "mine"]'),
+        (f"units-{0:032x}.jsonl", "mine"),
+    ],
+)
+def test_names_alone_make_no_record(tmp_path: Path, name: str, content: str, is_beside: bool, overwrite: bool) -> None:
+    source, place = made(tmp_path / "s"), tmp_path / ("t.pack" if is_beside else "project")
+    place.mkdir()
+    (place / name).write_text(content)
+    with pytest.raises((Conflict, Corruption), match=r"cannot be the place of a record|belongs to no record of packing"):
+        pack(source, tmp_path / "t", overwrite=overwrite, **({} if is_beside else {"record": place}))
+    assert files(place) == {name: content.encode()}
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_target_that_is_moved_with_its_record_goes_on(tmp_path: Path) -> None:
+    source = made(tmp_path / "s")
+    pack(source, tmp_path / "t")
+    (tmp_path / "t").rename(tmp_path / "elsewhere")
+    (tmp_path / "t.pack").rename(tmp_path / "elsewhere.pack")
+    assert pack(source, tmp_path / "elsewhere").skipped == 2
 
 
 def test_what_an_overwritten_record_had_made_goes(tmp_path: Path) -> None:
@@ -137,7 +190,8 @@ def test_links_to_nowhere_are_cut_or_refused(tmp_path: Path, at: str) -> None:
     with pytest.raises(Conflict, match=f"'{at}' leads elsewhere"):
         pack(source, tmp_path / "new")
     assert f"'{at}' leads elsewhere" in " ".join(pack(source, tmp_path / "new", dry_run=True).notes)
-    assert not (tmp_path / "nowhere").exists()
+    assert pack(source, tmp_path / "new", overwrite=True).complete  # where there is nothing else
+    assert (values(tmp_path / "new"), (tmp_path / "new/b").is_symlink(), (tmp_path / "nowhere").exists()) == ([3] * 8, False, False)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -426,3 +480,26 @@ def test_readers_of_the_old_target_see_no_mixture(tmp_path: Path) -> None:
     assert not (target / "a/zarr.json").exists()
     assert not (target / "b/zarr.json").exists()
     assert os.path.exists(target / "zarr.json")
+
+
+# -- consolidated metadata, of which the draft has none ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_consolidated_metadata_are_left_out_of_a_draft(tmp_path: Path, zarr_format: Any, overwrite: bool) -> None:
+    source, target = tmp_path / "s", tmp_path / "t"
+    root = zarr.open_group(source, mode="w", zarr_format=zarr_format)
+    encoding: Any = {"name": "v2" if zarr_format == 2 else "default", "separator": "/"}
+    array = root.create_array("g/a", shape=(8,), chunks=(1,), dtype="i4", compressors=None, chunk_key_encoding=encoding)
+    array[...] = np.arange(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr's, that they are in no specification
+        zarr.consolidate_metadata(source)
+    if overwrite:
+        made(target, 5, "old")
+    assert pack(source, target, stored="transformer", overwrite=overwrite).complete
+    shown = zarr.open_group(shardstore.open(target), mode="r")
+    assert sorted(shown.array_keys()) == []
+    assert np.asarray(shown["g/a"]).tolist() == list(range(8))
+    assert shardstore.verify(target, against=source).findings == ()

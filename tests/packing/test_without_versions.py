@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import io
 import json
 import os
+import re
 import tarfile
+import threading
+import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -128,6 +132,16 @@ def as_references_into_one_file(root: Path, objects: Objects) -> Any:
     return references(root, found)
 
 
+def as_memory_in_place(root: Path, objects: Objects) -> Any:
+    """Written into the objects that are there."""
+    memory = fsspec.filesystem("memory")
+    for key, data in objects.items():
+        path = f"/{root}/in-place/{key}"
+        with memory.open(path, "r+b" if memory.exists(path) else "wb") as file:
+            file.write(data)
+    return f"memory://{root}/in-place"
+
+
 def as_inline_references(root: Path, objects: Objects) -> Any:
     return references(root, {key: "base64:" + base64.b64encode(data).decode() for key, data in objects.items()})
 
@@ -158,6 +172,7 @@ KINDS: list[Callable[[Path, Objects], Any]] = [
     as_tar,
     as_references_to_files,
     as_references_into_one_file,
+    as_memory_in_place,
     as_inline_references,
     as_moved_references,
 ]
@@ -180,6 +195,61 @@ def test_a_change_of_equal_size_is_noticed(kind: Callable[[Path, Objects], Any],
     assert read_by_zarr(target, "b").tolist() == [5, 5, 8, 8]
     assert (target / "notes.txt").read_bytes() == b"NOTES"
     assert pack(kind(tmp_path, objects), target).complete
+
+
+class Dated(http.server.BaseHTTPRequestHandler):
+    """Serves what ``server.objects`` holds, with dates of whole seconds and no ETags."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        data = server.objects.get(self.path.strip("/"))
+        whole = len(data or b"")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, end = (int(wanted[1]), min(int(wanted[2]) + 1, whole)) if wanted else (0, whole)
+        self.send_response(404 if data is None else 206 if wanted else 200)
+        self.send_header("Content-Length", str(end - start))
+        self.send_header("Content-Range", f"bytes {start}-{end - 1}/{whole}")
+        self.send_header("Last-Modified", self.date_time_string(server.stored))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write((data or b"")[start:end])
+
+    do_HEAD = do_GET  # noqa: N815  # the name that the server looks for
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("age", [0, 60])
+def test_references_to_what_has_dates_of_whole_seconds(age: int, objects: Objects, tmp_path: Path) -> None:
+    """Within the second of its date an object can change, and be as old as it was."""
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dated)
+    server.objects, server.stored = dict(objects), int(time.time()) - age
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    target, url = tmp_path / "t.zarr", f"http://127.0.0.1:{server.server_port}"
+    source = references(tmp_path, {key: [f"{url}/{key}"] for key in objects})
+    first = pack(source, target)
+    assert first.complete
+    assert first.unversioned == (() if age else ("a", "b", None))
+    server.objects["a/c/0"] = (9).to_bytes(4, "little")
+    server.stored += bool(age)
+    assert pack(source, target).complete
+    assert read_by_zarr(target, "a").tolist() == [9, 3, 3, 3, 3, 3]
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_mapping_of_ours_shows_what_another_client_has_just_made(tmp_path: Path) -> None:
+    """Its engine believes what it has read for a second."""
+    group = zarr.open_group(tmp_path / "s", mode="w")
+    group.create_array("a", shape=(8,), chunks=(1,), dtype="i4", compressors=None, fill_value=7)[...] = 1
+    source, target = shardstore.get_mapper(tmp_path / "s"), tmp_path / "t"
+    assert pack(source, target).complete
+    del group["a"]
+    array = group.create_array("a", shape=(8,), chunks=(1,), shards=(2,), dtype="i4", compressors=None, fill_value=7)
+    array[...] = np.arange(8)
+    assert pack(source, target).complete
+    assert read_by_zarr(target, "a").tolist() == list(range(8))
 
 
 # -- what tells nothing at all -------------------------------------------------------------------------------------------
@@ -229,7 +299,7 @@ def test_units_without_versions_are_done_again_and_the_report_says_so(bare: tupl
     assert (report.done, report.skipped, report.complete) == (first.units, 0, True)
     assert "tells no versions of what a, b, the other objects are made from" in report.notes[-1]
     assert read_by_zarr(target, "a").tolist() == [9, 3, 3, 3, 3, 3]
-    with pytest.raises(InvalidInput, match="cannot be packed in parts: it tells no versions of a, b, other objects"):
+    with pytest.raises(InvalidInput, match="cannot be packed in parts: it has no versions for a, b, other objects"):
         pack((fs, root), tmp_path / "u.zarr", part="1/2")
     assert not (tmp_path / "u.zarr").exists()
 

@@ -13,7 +13,7 @@ import shardstore
 from shardstore.errors import ShardStoreError
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.storage.base import Absent, Failed, Found, Read
-from shardstore.storage.http.facts import forget_facts
+from shardstore.storage.http.client import forget_facts
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.requests.ranged_reads import TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage

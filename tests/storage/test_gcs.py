@@ -663,7 +663,7 @@ def test_a_large_body_of_another_length_leaves_the_old_object(large: SyncStorage
 
 def test_conditions_where_parts_cannot_have_them(storage: GCSStorage, large: SyncStorage, calls: Calls) -> None:
     first = large.write("a", pieces(LARGE), len(LARGE), IF_ABSENT)
-    assert facts_of(storage._client).resumable_conditions is False  # fake-gcs-server ignores them
+    assert facts_of(storage.client).resumable_conditions is False  # fake-gcs-server ignores them
     assert large.keys() == ["a"]
     assert large.get("a") == LARGE
     before = len(calls.made)
@@ -676,7 +676,7 @@ def test_conditions_where_parts_cannot_have_them(storage: GCSStorage, large: Syn
 
 
 def test_a_spooled_body_carries_its_checksum(storage: GCSStorage, large: SyncStorage, calls: Calls) -> None:
-    facts_of(storage._client).resumable_conditions = False
+    facts_of(storage.client).resumable_conditions = False
     sent: list[bytes] = []
 
     async def record(send: Callable[..., Any], *arguments: str, **options: Any) -> Any:
@@ -692,7 +692,7 @@ def test_a_spooled_body_carries_its_checksum(storage: GCSStorage, large: SyncSto
 
 
 def test_a_spooled_body_is_sent_again(storage: GCSStorage, large: SyncStorage, network: Network) -> None:
-    facts_of(storage._client).resumable_conditions = False
+    facts_of(storage.client).resumable_conditions = False
     network.acts = [network.too_many, network.lose]
     generation = large.write("a", pieces(LARGE), len(LARGE), IF_ABSENT)
     assert len(network.slept) == 2
@@ -710,7 +710,7 @@ def test_what_is_too_large_for_a_file_is_refused(large: SyncStorage) -> None:
 
 def test_conditional_uploads_in_parts(storage: GCSStorage, large: SyncStorage, calls: Calls, honouring: HonouringUploads) -> None:
     first = large.write("a", pieces(LARGE), len(LARGE), IF_ABSENT)
-    assert facts_of(storage._client).resumable_conditions is True
+    assert facts_of(storage.client).resumable_conditions is True
     assert large.keys() == ["a"]
     before = len(calls.made)
     second = large.write("a", pieces(LARGE[:-1]), len(LARGE) - 1, IfGeneration(first))
@@ -726,7 +726,7 @@ def test_conditional_uploads_in_parts(storage: GCSStorage, large: SyncStorage, c
 def test_racing_large_writes_have_one_winner(
     storage: GCSStorage, large: SyncStorage, calls: Calls, honouring: HonouringUploads, parts_have_conditions: bool
 ) -> None:
-    facts_of(storage._client).resumable_conditions = parts_have_conditions
+    facts_of(storage.client).resumable_conditions = parts_have_conditions
     old = large.put("a", b"old")
 
     async def race() -> list[int]:

@@ -22,8 +22,7 @@ from shardstore.errors import AccessDenied, InvalidInput, ReadOnly, StorageError
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Found, Read, Storage
-from shardstore.storage.http.client import Retries
-from shardstore.storage.http.facts import forget_facts
+from shardstore.storage.http.client import Retries, forget_facts
 from shardstore.storage.http.listing import children
 from shardstore.storage.http.storage import HTTPStorage
 from shardstore.storage.opening.open import open_storage

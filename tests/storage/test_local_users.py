@@ -384,7 +384,7 @@ def test_a_file_with_another_name_in_the_place_of_a_lock_keeps_its_permissions(t
 
 def test_a_lock_file_that_is_never_the_same_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system whose numbers of files do not hold; nobody waits for ever."""
-    monkeypatch.setattr(local_locks, "_is_called", lambda status, name: False)
-    with pytest.raises(StorageError, match="another one each time"):
+    monkeypatch.setattr(local_locks, "is_called", lambda status, name: False)
+    with pytest.raises(StorageError, match="keeps changing its inode number"):
         SyncStorage(LocalStorage(tmp_path, fsync=False)).put("a", b"1")
     assert not local_lock_files._held

@@ -415,7 +415,7 @@ def test_a_completion_without_an_etag(large: SyncStorage, calls: Calls) -> None:
 
 def test_conditions_where_parts_cannot_have_them(storage: S3Storage, large: SyncStorage, calls: Calls) -> None:
     first = large.write("a", pieces(LARGE), len(LARGE), IF_ABSENT)  # moto ignores If-Match on completion
-    assert facts_of(storage._client).multipart_conditions is False
+    assert facts_of(storage.client).multipart_conditions is False
     assert large.get("a") == LARGE
     second = large.write("a", [LARGE[:-1]], len(LARGE) - 1, IfGeneration(first))
     for condition in (IF_ABSENT, IfGeneration(first)):
@@ -428,7 +428,7 @@ def test_conditions_where_parts_cannot_have_them(storage: S3Storage, large: Sync
 
 def honour_on_completion(storage: S3Storage, calls: Calls) -> None:
     """Moto as AWS: conditions of a completion are checked."""
-    client = storage._client
+    client = storage.client
     original = storage.fs._call_s3
 
     async def call(method: str, *lists: Any, **parameters: Any) -> Any:
@@ -443,7 +443,7 @@ def test_conditional_multipart_uploads(storage: S3Storage, large: SyncStorage, c
     monkeypatch.setattr(storage.fs, "_call_s3", storage.fs._call_s3)  # restored afterwards
     honour_on_completion(storage, calls)
     first = large.write("a", pieces(LARGE), len(LARGE), IF_ABSENT)
-    assert facts_of(storage._client).multipart_conditions is True
+    assert facts_of(storage.client).multipart_conditions is True
     second = large.write("a", pieces(LARGE), len(LARGE), IfGeneration(first))
     losing(calls, "complete_multipart_upload")
     third = large.write("a", [LARGE[:-1]], len(LARGE) - 1, IfGeneration(second))

@@ -43,7 +43,7 @@ def calls(storage: S3Storage, monkeypatch: pytest.MonkeyPatch) -> Calls:
     on_io_loop(storage.probe())
     made = Calls(storage.fs, monkeypatch)
     honour_on_completion(storage, made)
-    facts = facts_of(storage._client)
+    facts = facts_of(storage.client)
     facts.multipart_conditions = facts.copies_parts = facts.copies_on_condition = True
     return made
 
@@ -104,8 +104,8 @@ def test_a_source_that_is_replaced_meanwhile(s: SyncStorage, calls: Calls, old: 
     async def call(method: str, *lists: Any, **parameters: Any) -> Any:
         response = await original(method, *lists, **parameters)
         if method == "upload_part_copy":
-            key = storage._client.full_key("a")
-            await original("put_object", Bucket=storage._client.bucket, Key=key, Body=b"another")
+            key = storage.client.full_key("a")
+            await original("put_object", Bucket=storage.client.bucket, Key=key, Body=b"another")
         return response
 
     storage.fs._call_s3 = call

@@ -22,7 +22,7 @@ from shardstore.model.generation import IF_ABSENT
 from shardstore.model.ranges import ByteRange, ByteSuffix
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.gcs import probe as gcs_probe
-from shardstore.storage.http import facts as http_facts
+from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
@@ -77,7 +77,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_client, gcs_probe, http_facts):
+    for facts in (s3_client, gcs_probe, http_client):
         facts.forget_facts()
 
 
@@ -507,7 +507,7 @@ def test_an_upload_that_is_gone_refuses_nothing(server: Wire) -> None:
     server.server.on(mis.drop_reply(), method="POST", target="uploadId=", nth=1)
     storage = case.storage(retries=True)
     assert isinstance(storage, S3Storage)
-    assert not on_io_loop(s3_probe.probe_multipart(storage._client))
+    assert not on_io_loop(s3_probe.probe_multipart(storage.client))
     assert server.objects.keys() == before
 
 

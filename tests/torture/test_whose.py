@@ -107,6 +107,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="whose-")).resolve()
         self.made: set[str] = set()  # by runs of pack
+        self.kept: dict[str, str] = {}  # objects of records, each with the target of the run that made it
         self.last: Run | None = None
         self.bucket = ""
         self.fs: Any = None
@@ -315,7 +316,7 @@ class Machine(RuleBasedStateMachine):
                 return False
             directory, _, name = path.rpartition("/")
             if directory == kept and name.startswith(OWN):
-                return not was_there or path in self.made
+                return not was_there or self.kept.get(path) == top
             return _is_in(path, top) and (overwrite or not was_there or path in self.made)
 
         run = f"{way} of {store} by {how} into {goal}, overwrite={overwrite}, record={record}"
@@ -323,6 +324,7 @@ class Machine(RuleBasedStateMachine):
         after = self.world()
         changed = {path for path in after if before.get(path) != after[path]}
         self.made = {path for path in self.made if path in after} | changed
+        self.kept |= dict.fromkeys((path for path in changed if path.rpartition("/")[0] == kept), top)
         if not refused and report is not None:
             assert report.complete, run
             assert any(_is_in(path, top) for path in after), f"{run} is complete, and nothing is there"

@@ -27,7 +27,7 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import ConditionFailed, Found, Read, Storage
 from shardstore.storage.gcs import probe as gcs_probe
 from shardstore.storage.gcs.storage import GCSStorage
-from shardstore.storage.http import facts as http_facts
+from shardstore.storage.http import client as http_client
 from shardstore.storage.s3 import client as s3_client
 from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.storage import S3Storage
@@ -75,7 +75,7 @@ def fresh(server: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    for facts in (s3_client, gcs_probe, http_facts):
+    for facts in (s3_client, gcs_probe, http_client):
         facts.forget_facts()
 
 

@@ -37,15 +37,15 @@ class ChainLink:
 
 
 def check_options(names: Iterable[str], target_protocol: object) -> None:
-    """Refuse options that are none of this link's, but were meant for the one below.
+    """Refuse options that this link does not have, such as those that were meant for the link below.
 
     Raises:
-        InvalidInput: an option is not known, and is no misspelling either.
+        InvalidInput: an option is unknown, and is not a misspelling of a known one.
     """
     for name in names:
         if name not in _OWN_OPTIONS and not difflib.get_close_matches(name, _OWN_OPTIONS, 1):
             raise InvalidInput(
-                f"{_remedy(name, target_protocol)}; {name!r} is none of sharded's options, which are {', '.join(_OWN_OPTIONS)}"
+                f"{_remedy(name, target_protocol)}; {name!r} is not an option of sharded, which has {', '.join(_OWN_OPTIONS)}"
             )
 
 
@@ -58,10 +58,10 @@ def _remedy(name: str, target_protocol: object) -> str:
 
 
 def link_below(fo: object, target_protocol: object, target_options: Mapping[str, Any] | None, fs: object) -> ChainLink:
-    """The link that ``fo`` and its companions describe.
+    """Return the link that ``fo`` and its companions describe.
 
     Raises:
-        InvalidInput: they describe none, or contradict each other.
+        InvalidInput: they describe no link, or contradict each other.
     """
     if not isinstance(fo, str):
         raise InvalidInput(f"fo={fo!r} is not a path: give the root of the store, as in sharded::s3://bucket/data.zarr")

@@ -28,9 +28,9 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
     file that is never closed.
 
     Raises:
-        InvalidInput: there is no such mode.
-        NotFound: (``rb``) there is no such value.
-        FileExistsError: (``xb``) there is one, when the file is opened or when it is closed.
+        InvalidInput: the mode is unknown.
+        NotFound: (``rb``) the value does not exist.
+        FileExistsError: (``xb``) the value exists when the file is opened or when it is closed.
         Conflict: (``rb``) the value was replaced between two ranges.
     """
 
@@ -38,7 +38,7 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
 
     def __init__(self, fs: Any, path: str, engine: Presented, key: str, mode: str = "rb", size: int | None = None, **options: Any) -> None:
         if mode not in _MODES:
-            raise InvalidInput(f"mode {mode!r} for {key!r} is none of {', '.join(_MODES)}: a value is read, or stored whole")
+            raise InvalidInput(f"mode {mode!r} for {key!r} is not one of {', '.join(_MODES)}: a value is read, or stored whole")
         self._engine = engine
         self._key = key
         self._pinned: OpenValue | None = None
@@ -63,7 +63,7 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
         return bytes(run_sync(self._pinned.read(start, end)))
 
     def _upload_chunk(self, final: bool = False) -> bool:
-        """Called with more than a block, and at the end: a value is stored whole, so it is kept until then."""
+        """Store the value at the end; fsspec also calls this for each block, which is kept until then, since a value is stored whole."""
         if not final:
             return False
         if self._discarded:
@@ -83,9 +83,9 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
         self._discarded = True
 
     def note_discarded(self, error: BaseException) -> None:
-        """Store nothing, because of an error, which is told so; a file that is read is none of its business."""
+        """Store nothing because of an error, and add a note to the error. A file that is read is left alone."""
         if self.mode != "rb":
-            self.discard()  # half a value is none
+            self.discard()  # half a value is not stored
             error.add_note(f"{self._key!r} was being written and was not stored")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -106,7 +106,7 @@ class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no 
 
 
 class PackedFile(io.BufferedIOBase):
-    """Compresses what is written into a file, and closes both; fsspec's compressors leave the file to the garbage collector."""
+    """A writer that compresses into a file, and closes both; fsspec's compressors leave the file to the garbage collector."""
 
     def __init__(self, packer: Any, file: ShardedFile) -> None:
         super().__init__()
@@ -139,14 +139,14 @@ class PackedFile(io.BufferedIOBase):
         self.close()
 
     def __del__(self) -> None:
-        # Compressors write what they hold when they are collected; the file, which says that it was not closed, takes and drops it.
+        # A compressor writes the rest when it is collected; the file drops that, and warns that it was not closed.
         if not self.closed:
             self._file.discard()
             self._packer.close()
 
 
 class TextFile(io.TextIOWrapper):
-    """A file as text, of which a block that ends with an exception stores nothing either."""
+    """A file as text. A block that ends with an exception stores nothing here either."""
 
     def __init__(self, buffer: Any, file: ShardedFile, **options: Any) -> None:
         super().__init__(buffer, **options)
@@ -158,11 +158,11 @@ class TextFile(io.TextIOWrapper):
         self.close()
 
     def __del__(self) -> None:
-        """Nothing: the file below says that it was not closed, and closing it here would store it."""
+        """Do nothing: the file below warns that it was not closed, and closing it here would store it."""
 
 
 def _reopened(version: str, reopen: Callable[..., ShardedFile], arguments: tuple[Any, ...]) -> ShardedFile:
-    """A file out of a pickle, at the place where it was in the version that it was opened at.
+    """Return a file out of a pickle, at the position that it had, in the version that was opened.
 
     Raises:
         Conflict: there is another version now.

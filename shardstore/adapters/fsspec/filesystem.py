@@ -15,7 +15,7 @@ from fsspec.json import FilesystemJSONEncoder
 from fsspec.utils import tokenize
 
 from shardstore._sync import iterate, run_async
-from shardstore.adapters.batch_values import given_bytes, raise_failed
+from shardstore.adapters.batch_values import given_bytes, raise_failed, raise_first
 from shardstore.adapters.fsspec.chain import check_options, link_below
 from shardstore.adapters.fsspec.file import PackedFile, ShardedFile, TextFile
 from shardstore.adapters.fsspec.root import Root, without_protocol
@@ -27,6 +27,7 @@ from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.listing import ListedValue
 from shardstore.errors import InvalidInput, NotFound, ReadOnly
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 from shardstore.presented.flavours import Presented
 from shardstore.storage.wrappers import Counters
@@ -39,19 +40,19 @@ Info = dict[str, Any]
 class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # type: ignore[misc]  # fsspec has no types
     """A filesystem whose files are the presented keys of a store: documents without sharding, and single chunks.
 
-    Paths are those of the filesystem below, as in every chain: ``bucket/data.zarr/ct/c/0/0`` over S3. Those that do not start
-    with the root of the store are taken as relative to it, so ``ct/c/0/0`` names the same file. There are no empty directories.
+    Paths are those of the filesystem below, as in every chain: ``bucket/data.zarr/ct/c/0/0`` over S3. A path that does not
+    start with the root of the store is relative to it, so ``ct/c/0/0`` names the same file. There are no empty directories.
     Instances on the same place with the same options share one engine, with zarr's stores and mappings too.
 
     Args:
         fo, target_protocol, target_options: the chain below, as fsspec gives them; ``fo`` is the root of the store.
         fs: a filesystem below, in place of ``target_protocol`` and ``target_options``.
         read_only: refuse every write.
-        pipeline: hand zarr's whole selections and assignments to the engine, where zarr opens arrays through this.
+        pipeline: hand zarr's whole selections and assignments to the engine, if zarr opens arrays through this.
         options: of the engine; see ``shardstore.open``.
 
     Raises:
-        InvalidInput: an option is not known or has a value that cannot be right; there is nothing below.
+        InvalidInput: an option is unknown or has an invalid value, or there is nothing below.
     """
 
     protocol = "sharded"
@@ -91,7 +92,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return without_protocol(path)
 
     def key_of(self, path: str) -> str:
-        """The presented key that a path names; ``""`` for the root."""
+        """Return the presented key that a path names; ``""`` for the root."""
         return self._root.key_of(path)
 
     def settle(self) -> None:
@@ -140,7 +141,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     @property
     def handle(self) -> Handle:
-        """Return what this shares with the other faces on the same place."""
+        """The recipe and the engine, which this shares with the other faces on the same place."""
         return self._root.handle
 
     @property
@@ -151,12 +152,12 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
 
     @property
     def counters(self) -> Counters:
-        """Return what the engine has done so far: requests, bytes, commits, conflicts, index hits."""
+        """The counters of the engine: requests, bytes, commits, conflicts, index hits."""
         return self._root.handle.engine.counters
 
     @property
     def uses_pipeline(self) -> bool:
-        """Return whether zarr hands whole selections and assignments to the engine."""
+        """True if zarr hands whole selections and assignments to the engine."""
         return self._pipeline
 
     def __repr__(self) -> str:
@@ -174,24 +175,24 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         }
 
     def _offer_pipeline(self) -> None:
-        """Where zarr is in use, its arrays over this filesystem are to read and write in batches."""
+        """Make zarr's arrays over this filesystem read and write in batches, if zarr is in use."""
         if self._pipeline and "zarr" in sys.modules:
             from shardstore.adapters.zarr.pipeline import install_pipeline
 
             install_pipeline()
 
     def check_writable(self) -> None:
-        """Raises ``ReadOnly`` where this instance may not write."""
+        """Raise ``ReadOnly`` if this instance may not write."""
         if self.read_only:
             raise ReadOnly(f"{self.handle.url} was opened read-only: open it with read_only=False to write")
 
     def invalidate_cache(self, path: str | None = None) -> None:
-        """There is no listing cache, and indices are validated by every read."""
+        """Do nothing: there is no listing cache, and every read validates the indices."""
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
-        """The bytes of one file from ``start`` to ``end`` (exclusive); negative ones count from its end."""
+        """Return the bytes of one file from ``start`` to ``end`` (exclusive); negative numbers count from its end."""
         key = await self._file_key(path)
         request, part = _byte_request(start, end)
         value = await run_async(self.engine.get((key, request)))
@@ -209,7 +210,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         on_error: str = "return",
         **kwargs: Any,
     ) -> list[bytes | Exception]:
-        """Ranges of many files in one batch: two rounds of requests. ``max_gap`` is left to the engine."""
+        """Return ranges of many files, in one batch of two rounds of requests. The engine chooses ``max_gap`` itself."""
         if not isinstance(paths, list):
             raise TypeError("paths must be a list")
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
@@ -228,13 +229,13 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             else:
                 out.append(bytes(value[part]))
         if on_error != "return":
-            _raise_first(out)
+            raise_first(out)
         return out
 
     async def _cat(
         self, path: Any, recursive: bool = False, on_error: str = "raise", batch_size: int | None = None, **kwargs: Any
     ) -> bytes | dict[str, bytes | Exception]:
-        """Whole files: one as bytes, many as a dictionary by path. One batch."""
+        """Return whole files in one batch: one file as bytes, many as a dictionary by path."""
         paths = await self._expand_path(path, recursive=recursive)
         if recursive:
             paths = [p for p in paths if await self._isfile(p)] if len(paths) == 1 else await self._files_of(paths)
@@ -246,7 +247,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return {p: v for p, v in zip(paths, values, strict=True) if on_error != "omit" or not isinstance(v, Exception)}
 
     async def _files_of(self, paths: Sequence[str]) -> list[str]:
-        """Those of the paths, of which some are directories of others, that are files."""
+        """Return the paths that are files; the others are directories of these."""
         parents = {p.rpartition("/")[0] for p in paths}
         return [p for p in paths if p not in parents]
 
@@ -259,9 +260,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         compression: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Open a file; what is written to it, as text or compressed too, is stored when it is closed, and not by a block that fails.
+        """Open a file; what is written to it is stored when it is closed, and not by a block that fails.
 
-        What ``fsspec.open`` opens is different: it closes its files after an exception as it does without one.
+        This holds for text and compressed files too, but not for ``fsspec.open``, which closes its files after an exception as usual.
         """
         self.settle()
         binary = mode if "b" in mode else mode.replace("t", "") + "b"
@@ -295,7 +296,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     # -- looking ---------------------------------------------------------------------------------------------------
 
     async def _info(self, path: str, **kwargs: Any) -> Info:
-        """Name, size in bytes and type; the size of a chunk as it is encoded, of a document as it is presented."""
+        """Return name, size in bytes and type. A chunk has its encoded size, a document its presented one."""
         key = await self._key(path)
         if not key and not await self._has_any(""):
             key = await self._file_key(path)
@@ -314,9 +315,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return False
 
     async def _ls(self, path: str, detail: bool = True, *, with_sizes: bool = True, **kwargs: Any) -> list[Any]:
-        """Return what lies directly below a directory, exactly; a file by itself."""
+        """Return the direct children of a directory, exactly; for a file, the file."""
         key = await self._key(path)
-        listed = await run_async(self.engine.list_dir(key + "/" if key else ""))
+        listed = await run_async(self.engine.list_dir(join(key, "")))
         values: Sequence[ListedValue] = listed.values
         if key and not listed.values and not listed.prefixes:
             nbytes = await run_async(self.engine.size(key))
@@ -331,7 +332,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return infos if detail else [info["name"] for info in infos]
 
     async def _add_sizes(self, infos: Iterable[Info]) -> None:
-        """Documents have to be read to know how long they are as presented."""
+        """Add the missing sizes: the presented size of a document is known only after reading it."""
         unknown = [info for info in infos if info["size"] is None]
         requests = [(self.key_of(info["name"]), EVERYTHING) for info in unknown]
         for info, value in zip(unknown, await run_async(self.engine.get_many(requests)), strict=True):
@@ -348,9 +349,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         with_sizes: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """All files below a path, by one listing and one index request a shard."""
+        """Return all files below a path, by one listing and one index request a shard."""
         key = await self._key(path)
-        start = key + "/" if key else ""
+        start = join(key, "")
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         found: dict[str, Info] = {}
@@ -390,7 +391,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
     async def _walk(
         self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = "omit", detail: bool = False, **kwargs: Any
     ) -> AsyncIterator[tuple[str, Any, Any]]:
-        """Directories, each with what is directly in it; from one listing, unless ``maxdepth`` makes single levels cheaper."""
+        """Yield each directory with its direct children, from one listing, unless ``maxdepth`` makes single levels cheaper."""
         if maxdepth is not None:
             kwargs["with_sizes"] = detail  # of every level below, too
             async for level in super()._walk(path, maxdepth, topdown, on_error, detail=detail, **kwargs):
@@ -434,13 +435,13 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             yield (here, directories, files) if detail else (here, list(directories), list(files))
 
     async def _du(self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any) -> Any:
-        """Bytes of all files below a path: chunks as encoded, documents as presented."""
+        """Return the bytes of all files below a path: chunks as encoded, documents as presented."""
         infos = await self._find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True)
         sizes = {name: info["size"] or 0 for name, info in infos.items()}
         return sum(sizes.values()) if total else sizes
 
     async def _ukey(self, path: str) -> str:
-        """Differs wherever the file's bytes may differ."""
+        """Return a text that differs if the file's bytes may differ."""
         key = await self._file_key(path)
         value = await run_async(self.engine.pin(key))
         if value is None:
@@ -448,7 +449,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         return str(tokenize(self._root.path_of(key), value.version))
 
     def ukey(self, path: str) -> str:
-        """Differs wherever the file's bytes may differ: of a chunk the version of its shard and its place in it."""
+        """Return a text that differs if the file's bytes may differ; for a chunk, made of the version of its shard and its place in it."""
         return str(sync(self.loop, self._ukey, path))
 
     def checksum(self, path: str) -> int:
@@ -461,7 +462,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         raise_failed(await run_async(self.engine.update_many(updates)))
 
     async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Store a file; durable on return. ``mode="create"`` only where there is none, else ``FileExistsError``."""
+        """Store a file; durable on return. With ``mode="create"`` an existing file is kept, and ``FileExistsError`` raised."""
         self.check_writable()
         key = await self._file_key(path, to_create=True)
         if mode == "create":
@@ -495,7 +496,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         """Erase files in one batch; with ``recursive`` directories too, whole shards unread and metadata last.
 
         Paths are taken as they stand: this is what zarr calls, whose arrays may be named ``a[1]``. A file that is not there is
-        no error, as on object stores.
+        not an error, as on object stores.
         """
         self.check_writable()
         paths = [path] if isinstance(path, str) else list(path)
@@ -517,7 +518,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         elif not below:
             raise self._missing(key)
         if below:
-            await run_async(self.engine.erase_prefix(key + "/" if key else ""))
+            await run_async(self.engine.erase_prefix(join(key, "")))
 
     async def _rm_expanded(self, path: Any, recursive: bool, maxdepth: int | None) -> None:
         paths = await self._expand_path(path)
@@ -538,7 +539,7 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         sync(self.loop, self._rm_expanded, path, recursive, maxdepth)
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        """Nothing is to be done: directories are there once something is in them."""
+        """Check that nothing is there; a directory exists once something is in it."""
         self.check_writable()
         if await self._exists(path):
             raise FileExistsError(f"{self.key_of(path)!r} exists in {self.handle.url} already")
@@ -548,14 +549,14 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             await self._mkdir(path)
 
     async def _rmdir(self, path: str) -> None:
-        """Directories go with what is in them; one that is not empty is refused."""
+        """Refuse a directory that is not empty; an empty one does not exist."""
         self.check_writable()
         key = await self._key(path)
-        if await self._has_any(key + "/" if key else ""):
+        if await self._has_any(join(key, "")):
             raise OSError(f"{key!r} of {self.handle.url} is not empty: rm(…, recursive=True) removes it")
 
     def rmdir(self, path: str) -> None:
-        """Nothing, or ``OSError`` where there is something in the directory."""
+        """Do nothing. Raises ``OSError`` if the directory is not empty."""
         sync(self.loop, self._rmdir, path)
 
     def start_transaction(self) -> ShardedTransaction:
@@ -571,10 +572,10 @@ class _JSONEncoder(FilesystemJSONEncoder):  # type: ignore[misc]  # fsspec has n
 
 
 def _byte_request(start: int | None, end: int | None) -> tuple[ByteRequest, slice]:
-    """The request that covers ``start`` to ``end``, and which part of its answer that is.
+    """Return the request that covers ``start`` to ``end``, and the part of its answer that is wanted.
 
-    Negative bounds count from the end of the value. What they mean is decided on the bytes of one read, not by asking for the
-    size first.
+    Negative bounds count from the end of the value. They are resolved on the bytes of one read, without asking for
+    the size first.
     """
     start = start or 0
     if end is not None and end >= 0:
@@ -583,9 +584,3 @@ def _byte_request(start: int | None, end: int | None) -> tuple[ByteRequest, slic
         return ByteRange(start, max(start, end)), slice(None)
     request: ByteRequest = EVERYTHING if start == 0 else ByteOffset(start) if start > 0 else ByteSuffix(-start)
     return request, slice(None, end)
-
-
-def _raise_first(values: Iterable[object]) -> None:
-    for value in values:
-        if isinstance(value, Exception):
-            raise value

@@ -1,8 +1,13 @@
-"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into."""
+"""Find where the paths of a filesystem begin: at the hierarchy that its URL points to, or into.
+
+The root is found by asking for ``zarr.json`` at the URL and at the directories above it: from the innermost that has one upwards, as
+long as the next has one too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,14 +16,15 @@ from fsspec.utils import stringify_path
 
 from shardstore._sync import run_async
 from shardstore.adapters.fsspec.chain import ChainLink
-from shardstore.adapters.fsspec.roots import root_depth
 from shardstore.adapters.handle import Handle
-from shardstore.errors import StorageError
-from shardstore.format.store_keys import metadata_path
+from shardstore.errors import ShardStoreError, StorageError
+from shardstore.format.store_keys import metadata_key, metadata_path
+from shardstore.storage.base import Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
 
 _LINKS = ("sharded::", "sharded://")
+_MOST_LEVELS = 32  # requests at most, all at once; chunk keys of six dimensions use eight
 
 
 def without_protocol(path: Any) -> Any:
@@ -48,7 +54,7 @@ class Root:
         self._settling: asyncio.Task[None] | None = None
 
     def full_path(self, path: Any) -> Any:
-        """A path below the root, however it was written: whole, as a URL, or relative to the root."""
+        """Return the full path of one that is whole, a URL, or relative to the root."""
         if isinstance(path, list):
             return [self.full_path(p) for p in path]
         path = without_protocol(path)
@@ -61,23 +67,23 @@ class Root:
         return f"{self.path}/{inside}" if inside else self.path
 
     def key_of(self, path: str) -> str:
-        """The presented key that a path names; ``""`` for the root."""
+        """Return the presented key that a path names; ``""`` for the root."""
         return str(self.full_path(path))[len(self.path) + 1 :]
 
     def path_of(self, key: str) -> str:
         return f"{self.path}/{key}" if key else self.path
 
     async def settle(self, *, to_create: bool = False, again: bool = False) -> None:
-        """Find out, once, whether the root lies inside of a hierarchy or is a file; from then on the root is what it should be.
+        """Find out, once, whether the root lies inside of a hierarchy or is a file; from then on the root is right.
 
-        One request where there is a node at the root. ``to_create``: what is not there is going to be a file. ``again``: look
-        once more, where nothing was found at the root.
+        One request if there is a node at the root. ``to_create``: a missing path is going to be a file. ``again``: look
+        once more, if nothing was found at the root.
         """
         if not self._settled or ((to_create or again) and not self._moved):
             await run_async(self._settle(to_create, again))
 
     async def _settle(self, to_create: bool, again: bool) -> None:
-        """One at a time, on the IO loop: each would move the root up once more."""
+        """Settle on the IO loop, one call at a time: each would move the root up once more."""
         loop = asyncio.get_running_loop()
         while self._settling is not None and self._settling.get_loop() is loop and not self._settling.done():
             await asyncio.wait([self._settling])
@@ -95,12 +101,12 @@ class Root:
             if inside and await self._is_within(root, inside, to_create):
                 self._move_up(root, inside)
             elif not inside:
-                with suppress(StorageError):  # what may not be listed or looked up there is taken for a root
+                with suppress(StorageError):  # if access is denied there, the place is taken for a root
                     await self._move_up_from_file(to_create)
         self._settled = True
 
     async def _move_up_from_file(self, to_create: bool) -> None:
-        """The root becomes the directory of a file that belongs to no hierarchy."""
+        """Make the directory of a file the root, if the file belongs to no hierarchy."""
         parent, _, name = self._below.target.rstrip("/").rpartition("/")
         if "://" not in parent or await self._has_any():
             return
@@ -113,7 +119,7 @@ class Root:
         return False
 
     async def _is_within(self, root: str, inside: str, to_create: bool) -> bool:
-        """Return whether what lies at ``inside`` of the hierarchy at ``root`` has to be seen from there."""
+        """Return whether the path ``inside`` of the hierarchy at ``root`` means something from there only."""
         around = Handle.make(root, self._below.storage_options, self._options).engine
         if metadata_path(inside) is not None or await around.is_inside_array(inside):
             return True
@@ -123,3 +129,42 @@ class Root:
         self.handle = Handle.make(root, self._below.storage_options, self._options)
         self.path = self.path[: -len(inside) - 1]
         self._moved = True
+
+
+async def root_depth(address: Address, options: Mapping[str, Any]) -> int | None:
+    """Return how many segments of the address name the root, or ``None`` if there is no node at or above it.
+
+    Raises:
+        StorageError: the server cannot be reached. It was tried for long enough.
+    """
+    last = len(address.segments)
+    # The root directory of a machine is not a store, unless it is named.
+    first = max(int(address.is_absolute and last > 0), last - _MOST_LEVELS)
+    storage = open_storage(address.at(first), dict(options) or None)
+    answers = await _are_nodes(storage, address, first)
+    for answer in answers:
+        if isinstance(answer, ShardStoreError) and getattr(answer, "is_unreachable", False):
+            raise answer
+    is_node = dict(zip(range(first, last + 1), (answer is True for answer in answers), strict=True))
+    innermost = next((depth for depth in reversed(is_node) if is_node[depth]), None)
+    if innermost is None:
+        return None
+    depth = innermost
+    while depth > first and is_node[depth - 1]:
+        depth -= 1
+    return depth
+
+
+async def _are_nodes(storage: Storage, address: Address, first: int) -> list[bool | ShardStoreError]:
+    """Return whether there is a ``zarr.json`` at each level from ``first`` on, or what was raised instead of an answer."""
+    paths = ["/".join(address.segments[first:depth]) for depth in range(first, len(address.segments) + 1)]
+    return list(await asyncio.gather(*(_is_node(storage, path) for path in paths)))
+
+
+async def _is_node(storage: Storage, path: str) -> bool | ShardStoreError:
+    try:
+        return await storage.stat(metadata_key(path)) is not None
+    except ShardStoreError as exc:
+        # Access may be denied above the store, or a file may be in the place of a directory. An error of the store itself
+        # comes again when the store is used.
+        return exc

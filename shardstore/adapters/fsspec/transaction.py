@@ -9,9 +9,9 @@ from fsspec.transaction import Transaction
 
 
 class ShardedTransaction(Transaction):  # type: ignore[misc]  # fsspec has no types
-    """Holds back whatever is written to the place, by files, by ``pipe`` or by zarr, until the block ends.
+    """A transaction that holds back all writes to the place, by files, by ``pipe`` or by zarr, until the block ends.
 
-    One commit a shard then, chunks before metadata. An exception inside the block discards everything.
+    Each shard is committed once, chunks before metadata. An exception inside the block discards everything.
     """
 
     def start(self) -> None:

@@ -1,22 +1,32 @@
-"""Files of the fsspec filesystem, many at once: copied, moved, and brought from and to local files."""
+"""Files of the fsspec filesystem, many at once: copied, moved, and brought from and to local files.
+
+They go in batches of bounded memory, metadata first.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem, sync
 
 from shardstore._sync import run_async
-from shardstore.adapters.fsspec.batches import copied_in_batches, downloaded_in_batches, uploaded_in_batches
-from shardstore.engine.actions import ERASE
+from shardstore.adapters.batch_values import raise_failed
+from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.store_keys import metadata_path
+from shardstore.model.ranges import EVERYTHING
+from shardstore.presented.flavours import Presented
+
+_READ_AT_ONCE = 64
+
+Pair = tuple[str, str]
 
 
 class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The half of ``ShardedFileSystem`` that takes files from one place to another; the other half knows keys and the engine."""
+    """The part of ``ShardedFileSystem`` that copies and moves many files; the other part knows keys and the engine."""
 
     # -- copying ---------------------------------------------------------------------------------------------------
 
@@ -39,7 +49,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Copy files in batches; whole nodes, to where nothing is, as they are stored."""
+        """Copy files in batches; whole nodes as they are stored, if there is nothing at the target."""
         self.check_writable()
         if recursive and maxdepth is None and (ends := await self._whole(path1, path2)) is not None:
             await run_async(self.engine.copy_prefix(*ends))
@@ -51,7 +61,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         await run_async(copied_in_batches(self.engine, files, missing_ok=missing_ok))
 
     async def _files_to_copy(self, path1: Any, path2: Any, recursive: bool, maxdepth: int | None) -> list[tuple[str, str]]:
-        """From which keys to which, by fsspec's rules for globs, lists and directories; directories themselves are left out."""
+        """Return pairs of keys, by fsspec's rules for globs, lists and directories; directories themselves are left out."""
         pairs: list[tuple[str, str]] = []
         await super()._copy(path1, path2, recursive, maxdepth=maxdepth, pairs=pairs)
         parents = {self._root.full_path(a).rpartition("/")[0] for a, _ in pairs} if recursive else set()
@@ -62,7 +72,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return list(zip(sources, targets, strict=True))
 
     async def _whole(self, path1: Any, path2: Any) -> tuple[str, str] | None:
-        """From where to where, if that can be done with stored objects: no part of an array, and nothing at the other end."""
+        """Return both paths, if stored objects can be used: the source is no part of an array, and the target does not exist."""
         if not isinstance(path1, str) or not isinstance(path2, str) or has_magic(path1):
             return None
         source, target = await self._key(path1), await self._key(path2)
@@ -74,13 +84,13 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         if not await self._has_any(source + "/") or await self._exists(target):
             return None
         engine = self.engine
-        if engine.in_transaction:  # which holds back values, and knows nothing of objects
+        if engine.in_transaction:  # a transaction holds back values, and knows nothing of objects
             return None
         inside = [await run_async(engine.is_inside_array(path)) for path in (source, target)]
         return None if any(inside) else (source, target)
 
     async def _mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any) -> None:
-        """Move files; whole nodes, to where nothing is, as they are stored: a rename where the storage has one.
+        """Move files; whole nodes as they are stored, if there is nothing at the target: a rename if the storage has one.
 
         Raises:
             InvalidInput: something would be moved into or onto itself. Nothing was changed.
@@ -103,7 +113,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
         await run_async(copied_in_batches(self.engine, files))
         await self._update([(source, ERASE) for source in sources])
         if self.engine.in_transaction and maxdepth is None:
-            # What is erased as a whole may become something else before the commit: another array, say.
+            # A directory that is erased as a whole may become something else before the commit, such as another array.
             for directory in directories:
                 if directory != "/" and not has_magic(directory):
                     await run_async(self.engine.erase_prefix(directory))
@@ -165,7 +175,7 @@ class FileTransfers(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no typ
 
 
 def _refuse_collisions(targets: Sequence[str]) -> None:
-    """fsspec flattens lists of paths: of those with the same last name one would replace the other.
+    """Refuse files that would replace one another: fsspec flattens lists of paths, so equal last names collide.
 
     Raises:
         InvalidInput: two files have the same target.
@@ -179,3 +189,81 @@ def _refuse_collisions(targets: Sequence[str]) -> None:
 
 def has_magic(path: Any) -> bool:
     return any(character in path for character in "*?[")
+
+
+# -- batches ----------------------------------------------------------------------------------------------------
+
+
+async def copied_in_batches(engine: Presented, pairs: Sequence[Pair], *, missing_ok: bool = False) -> None:
+    """Copy values from keys to keys of one store.
+
+    Raises:
+        NotFound: a key has no value, unless ``missing_ok``; those before it may be copied.
+    """
+    batch = _Batch(engine)
+    for part in _parts(sorted(pairs, key=lambda pair: metadata_path(pair[1]) is None)):
+        values = await engine.get_many([(source, EVERYTHING) for source, _ in part])
+        for (source, target), value in zip(part, values, strict=True):
+            if isinstance(value, Exception):
+                raise value
+            if value is not None:
+                await batch.add(target, bytes(value))
+            elif not missing_ok:
+                raise NotFound(f"{source!r} does not exist in {engine.storage.url}")
+    await batch.flush()
+
+
+async def uploaded_in_batches(engine: Presented, pairs: Sequence[Pair], callback: Any = None) -> None:
+    """Store local files, ``(path, key)`` each; ``callback`` is fsspec's."""
+    if callback is not None:
+        callback.set_size(len(pairs))
+    batch = _Batch(engine)
+    for path, key in sorted(pairs, key=lambda pair: metadata_path(pair[1]) is None):
+        await batch.add(key, await asyncio.to_thread(Path(path).read_bytes))
+        if callback is not None:
+            callback.relative_update(1)
+    await batch.flush()
+
+
+async def downloaded_in_batches(engine: Presented, pairs: Sequence[Pair], callback: Any = None) -> None:
+    """Fetch values into local files, ``(key, path)`` each.
+
+    Raises:
+        NotFound: a key has no value.
+    """
+    if callback is not None:
+        callback.set_size(len(pairs))
+    for part in _parts(pairs):
+        values = await engine.get_many([(key, EVERYTHING) for key, _ in part])
+        for (key, path), value in zip(part, values, strict=True):
+            if isinstance(value, Exception):
+                raise value
+            if value is None:
+                raise NotFound(f"{key!r} does not exist in {engine.storage.url}")
+            await asyncio.to_thread(Path(path).write_bytes, value)
+        if callback is not None:
+            callback.relative_update(len(part))
+
+
+def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    pairs = list(pairs)
+    return (pairs[start : start + _READ_AT_ONCE] for start in range(0, len(pairs), _READ_AT_ONCE))
+
+
+class _Batch:
+    """Updates that go to the engine together, so that each shard is committed once, up to its bound on memory."""
+
+    def __init__(self, engine: Presented) -> None:
+        self._engine = engine
+        self._updates: list[tuple[str, Action]] = []
+        self._held = 0
+
+    async def add(self, key: str, data: bytes) -> None:
+        self._updates.append((key, SetValue(data)))
+        self._held += len(data)
+        if self._held > self._engine.options.max_memory:
+            await self.flush()
+
+    async def flush(self) -> None:
+        updates, self._updates, self._held = self._updates, [], 0
+        raise_failed(await self._engine.update_many(updates))

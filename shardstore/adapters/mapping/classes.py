@@ -9,7 +9,7 @@ from shardstore.adapters.mapping.mapping import ShardedMap
 
 
 def mapping_class(present: object) -> type[ShardedMap]:
-    """The class of mappings of a flavour: where the programs are those of zarr-python 2, one that it takes for a store of its own."""
+    """Return the class of mappings for a flavour; with zarr-python 2, one that zarr-python takes for a store of its own."""
     if present == "v2" and _has_zarr2():
         from shardstore.adapters.mapping.zarr2_store import Zarr2Store
 

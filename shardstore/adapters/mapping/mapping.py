@@ -6,19 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal, Unpack
 
 from shardstore._sync import run_sync
-from shardstore.adapters.batch_values import given_bytes, raise_failed
-from shardstore.adapters.handle import Handle, StoreFace
+from shardstore.adapters.batch_values import given_bytes
+from shardstore.adapters.handle import Handle, SynchronousFace
 from shardstore.adapters.options import StoreOptions
-from shardstore.engine.actions import ERASE, Action, SetValue
+from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, BytesLike
 
 OnError = Literal["raise", "omit", "return"]
 
 
-class ShardedMap(StoreFace, MutableMapping[str, bytes]):
-    """Keys of a store as presented, documents and single chunks, and their bytes.
+class ShardedMap(SynchronousFace, MutableMapping[str, bytes]):
+    """A mapping from the presented keys of a store, of documents and single chunks, to their bytes.
 
     Single operations are batches of one; ``getitems``, ``setitems`` and ``delitems`` take many: two rounds of requests for
     a read, one commit a shard for a write. Maps on the same place with the same options share one engine, with zarr's
@@ -47,17 +48,17 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
     # -- many keys -------------------------------------------------------------------------------------------------
 
     def getitems(self, keys: Iterable[str], on_error: OnError = "raise") -> dict[str, bytes | Exception]:
-        """The values of many keys, in one batch.
+        """Return the values of many keys, in one batch.
 
-        ``on_error``: what becomes of a key that is missing or cannot be read. ``"raise"``: the first error is raised;
-        ``"omit"``: a missing key is left out, other errors are raised; ``"return"``: its error takes the place of its value.
+        ``on_error`` is for a key that is missing or cannot be read. ``"raise"``: the first error is raised; ``"omit"``: a missing key
+        is left out, other errors are raised; ``"return"``: the error takes the place of the value.
 
         Raises:
             NotFound: (``"raise"``) a key does not exist.
             Corruption: the shard or the entry of a key is damaged.
         """
         if on_error not in ("raise", "omit", "return"):
-            raise InvalidInput(f"on_error={on_error!r} is none of 'raise', 'omit' and 'return'")
+            raise InvalidInput(f"on_error={on_error!r} is not 'raise', 'omit' or 'return'")
         wanted = list(dict.fromkeys(keys))
         found: dict[str, bytes | Exception] = {}
         for key, value in zip(wanted, run_sync(self.engine.get_many([(key, EVERYTHING) for key in wanted])), strict=True):
@@ -82,7 +83,7 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
         self._update([(key, SetValue(given_bytes(value, key))) for key, value in values.items()])
 
     def delitems(self, keys: Iterable[str]) -> None:
-        """Erase many keys in one batch; those that are not there are no error. Metadata goes last."""
+        """Erase many keys in one batch; a missing key is not an error. Metadata is erased last."""
         self._update([(key, ERASE) for key in keys])
 
     # -- single keys -----------------------------------------------------------------------------------------------
@@ -119,12 +120,8 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
 
     # -- below a prefix --------------------------------------------------------------------------------------------
 
-    def list_prefix(self, prefix: str) -> list[str]:
-        """All keys that start with ``prefix``, sorted; one request a shard plus the listing."""
-        return run_sync(self._keys(prefix))
-
     def getsize(self, key: str) -> int:
-        """The size of a value in bytes, of which only a document is read.
+        """Return the size of a value in bytes; only a document is read for it.
 
         Raises:
             NotFound: there is no such key.
@@ -135,9 +132,8 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
         return nbytes
 
     def listdir(self, path: str = "") -> list[str]:
-        """The names directly below a path, sorted; ``[]`` where there is nothing."""
-        path = path.strip("/")
-        prefix = path + "/" if path else ""
+        """Return the names directly below a path, sorted; ``[]`` if there are none."""
+        prefix = join(path.strip("/"), "")
         listed = run_sync(self.engine.list_dir(prefix))
         return sorted({key[len(prefix) :].rstrip("/") for key in (*listed.keys, *listed.prefixes)})
 
@@ -153,17 +149,9 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
     def rmdir(self, path: str) -> None:
         """Remove a node, or everything below a path: whole shards unread, metadata last."""
         self._check_writable()
-        path = path.strip("/")
-        run_sync(self.engine.erase_prefix(path + "/" if path else ""))
+        run_sync(self.engine.erase_prefix(join(path.strip("/"), "")))
 
     # -- the rest --------------------------------------------------------------------------------------------------
-
-    async def _keys(self, prefix: str) -> list[str]:
-        return sorted([key async for batch in self.engine.list_batches(prefix) for key in batch.keys])
-
-    def _update(self, updates: list[tuple[str, Action]]) -> None:
-        self._check_writable()
-        raise_failed(run_sync(self.engine.update_many(updates)))
 
     def _missing(self, key: str) -> NotFound:
         return NotFound(f"{key!r} does not exist in {self.url}")
@@ -171,5 +159,5 @@ class ShardedMap(StoreFace, MutableMapping[str, bytes]):
 
 def _checked(key: object) -> str:
     if not isinstance(key, str):
-        raise InvalidInput(f"a key is a string, not {key!r}")
+        raise InvalidInput(f"a key has to be a string, not {key!r}")
     return key

@@ -9,8 +9,9 @@ from zarr._storage.store import StoreV3  # type: ignore[import-not-found]  # of 
 from shardstore._sync import run_sync
 from shardstore.adapters.mapping.zarr2_store import Zarr2Map
 from shardstore.adapters.transformer import ShardingTransformer
-from shardstore.engine.moving import move_nodes
+from shardstore.engine.moving import move_between
 from shardstore.format.draft2022.keys import DATA_ROOT, META_ROOT, array_document_key, group_document_key
+from shardstore.format.store_keys import join
 
 
 class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[misc]  # which is Any where zarr-python 3 is installed
@@ -20,15 +21,15 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
     """
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or ``default``."""
+        """Return the value of a key, or ``default``."""
         (value,) = self.get_partial_values([(key, None)])
         return default if value is None else value
 
     def rmdir(self, path: str = "") -> None:
         """Remove a node: whole shards unread, documents, and what is below."""
         path = path.strip("/")
-        self.erase_prefix(f"{DATA_ROOT}{path}/" if path else DATA_ROOT)
-        self.erase_prefix(f"{META_ROOT}/{path}/" if path else f"{META_ROOT}/")
+        self.erase_prefix(DATA_ROOT + join(path, ""))
+        self.erase_prefix(join(META_ROOT, join(path, "")))
         self.erase_values([array_document_key(path), group_document_key(path)])
 
     def rename(self, src_path: str, dst_path: str) -> None:
@@ -38,4 +39,5 @@ class Zarr2DraftStore(Zarr2Map, ShardingTransformer, StoreV3):  # type: ignore[m
             InvalidInput: there is something at ``dst_path`` already, or nothing at ``src_path``.
         """
         self._check_writable()
-        run_sync(move_nodes(self.engine.canonical, src_path.strip("/"), dst_path.strip("/")))
+        engine = self.engine.canonical
+        run_sync(move_between(engine, src_path.strip("/"), engine, dst_path.strip("/")))

@@ -20,11 +20,11 @@ class Zarr2Map(ShardedMap):
         super().__init__(*args, **options)
         self._writeable = self._erasable = not self.read_only
 
-    # zarr-python 2 says what is to become of missing keys by no argument, and passes another one.
+    # zarr-python 2 gives no argument for missing keys, and passes another one.
     def getitems(  # type: ignore[override]  # by the signature that zarr-python 2 calls
         self, keys: Iterable[str], *, contexts: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """The values of many keys, in one batch; those that are missing are left out. ``contexts`` are not used."""
+        """Return the values of many keys, in one batch; missing keys are left out. ``contexts`` are not used."""
         return super().getitems(keys, **({"on_error": "omit"} | options))
 
 

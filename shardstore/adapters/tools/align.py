@@ -1,7 +1,7 @@
 """``align``: chunks of dask arrays that match the shards which they are going to be written to.
 
 A dask task that writes half of a shard is safe, but the shard is then committed twice, and each commit copies what the
-other wrote. With aligned chunks every shard is committed once. xarray and dask are imported only where the data is theirs.
+other wrote. With aligned chunks every shard is committed once. xarray and dask are imported only if the data is theirs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def align(
     chunk_bytes: int | str | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> Data:
-    """The same data in dask chunks of which no two write to one shard. Nothing is computed and nothing is stored.
+    """Return the same data in dask chunks of which no two write to one shard. Nothing is computed and nothing is stored.
 
     Chunks whose borders fit are left alone. Other borders move to the nearest border of shards, so chunks keep about their
     size, but hold one shard at least. Data that is not in dask chunks is returned as it is: it is written in one piece.
@@ -60,7 +60,7 @@ def align(
         name: of the array in ``group``; needed for a dask array unless ``store`` is an array. The default for a DataArray is its name.
         chunks_per_shard: of arrays that do not exist yet; the default is what ``store`` would do. They get
             ``encoding["chunks"]`` of their present chunks: otherwise xarray would take the aligned ones for the stored chunks.
-        chunk_bytes: chunks that have to grow are divided again, down to one shard, where they exceed this and twice what the
+        chunk_bytes: chunks that have to grow are divided again, down to one shard, if they exceed this and twice what the
             largest was before; the default is dask's ``array.chunk-size``.
         storage_options: for the filesystem that a URL names.
 
@@ -69,7 +69,7 @@ def align(
         Unsupported: an array that exists has chunks of several shapes.
     """
     if mode is not None and mode not in _MODES:
-        raise InvalidInput(f"mode {mode!r} is none of {', '.join(_MODES)}")
+        raise InvalidInput(f"mode {mode!r} is not one of {', '.join(_MODES)}")
     if chunks_per_shard is not None:
         validate_policy(chunks_per_shard)
     plan = _Plan(store, storage_options, group, mode, region, append_dim, chunks_per_shard, chunk_bytes)
@@ -83,7 +83,7 @@ def align(
         aligned = _dask_array(data, plan, name)
     else:
         raise InvalidInput(
-            f"align takes an xarray Dataset or DataArray or a dask array, not {type(data).__name__}: what is no dask array is written "
+            f"align takes an xarray Dataset or DataArray or a dask array, not {type(data).__name__}: other data is written "
             "in one piece and needs no alignment"
         )
     return aligned  # type: ignore[no-any-return]  # of the type of data, as each branch returns what it was given
@@ -110,7 +110,7 @@ class _Plan:
         return join(below, name).rstrip("/")
 
     def existing(self, target: Target | None, paths: Sequence[str]) -> dict[str, TargetArray]:
-        """The arrays that will be written to; with a mode that creates all anew, none."""
+        """Return the arrays that will be written to and exist; none if the mode creates all anew."""
         return {} if target is None or self.mode in _CREATING else target.arrays(paths)
 
     def policy(self, target: Target | None) -> ShardingPolicy:
@@ -182,7 +182,7 @@ def _new_shard_shape(
 
 
 def _stored_chunks(variable: xarray.Variable, path: str) -> tuple[int, ...]:
-    """The chunk shape that ``to_zarr`` would store: of the encoding, otherwise of the dask chunks, which must be uniform."""
+    """Return the chunk shape that ``to_zarr`` would store: of the encoding, otherwise of the dask chunks, which must be uniform."""
     encoded = variable.encoding.get("chunks")
     if isinstance(encoded, int):
         encoded = (encoded,) * variable.ndim
@@ -250,7 +250,7 @@ def _start_of(wanted: slice, stored: int, length: int, where: str) -> int:
 
 
 def _xarray_region(data: xarray.Dataset, plan: _Plan) -> dict[Hashable, slice] | None:
-    """The region by dimension, ``"auto"`` resolved by the stored coordinates."""
+    """Return the region by dimension, ``"auto"`` resolved by the stored coordinates."""
     if plan.region is None:
         return None
     wanted = dict.fromkeys(data.dims, "auto") if plan.region == "auto" else plan.region
@@ -287,7 +287,7 @@ def _automatic(data: xarray.Dataset, dims: list[Hashable], plan: _Plan) -> dict[
 
 
 def _open_for_reading(plan: _Plan) -> xarray.Dataset:
-    """The group as xarray sees it, through shardstore."""
+    """Return the group as xarray sees it, through shardstore."""
     import xarray
 
     store, group, options = plan.store, plan.group, plan.storage_options
@@ -326,7 +326,7 @@ def _dask_array(data: Any, plan: _Plan, name: str | None) -> Any:
 
 
 def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray | None, tuple[int, ...]]:
-    """The array that will be written to, if there is one, and otherwise the shape of the shards that it will have."""
+    """Return the array that will be written to, if it exists, and the shape of its shards."""
     if (native := array_of_zarr(plan.store)) is not None:
         return native, native.shard_shape
     target = plan.target()
@@ -341,7 +341,7 @@ def _dask_target(data: Any, plan: _Plan, name: str | None) -> tuple[TargetArray 
 
 
 def _rechunked(data: Any, place: _Place, plan: _Plan) -> Any:
-    """A dask array in chunks that fit its place; the same one where they fit already."""
+    """Return a dask array in chunks that fit its place; the same array if its chunks fit already."""
     if any(math.isnan(length) for lengths in data.chunks for length in lengths):
         raise InvalidInput("the sizes of some dask chunks are not known: call compute_chunk_sizes() on the dask array first")
     chunks = shard_aligned_chunks(

@@ -1,6 +1,6 @@
 """The arrays that data is going to be written to: how they are cut, and along which dimensions.
 
-A target is whatever ``align`` is given: a store, a URL, a node of zarr's. Those who are not shardstore's cost no import.
+A target is the ``store`` that ``align`` is given: a store, a URL, or a node of zarr. Stores of others need no import.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fsspec.core import url_to_fs
 
 from shardstore._sync import run_sync
+from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
 from shardstore.adapters.handle import Handle
-from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, is_array, parse_plain
@@ -51,17 +52,17 @@ class Target:
         return self.engine.options.chunks_per_shard
 
     def arrays(self, paths: Sequence[str]) -> dict[str, TargetArray]:
-        """Those of ``paths`` that are arrays, as they are now, in two rounds of requests.
+        """Return the arrays at ``paths``, as they are now, in two rounds of requests; other paths are left out.
 
         Raises:
             Unsupported: the chunks of one are not of one shape.
         """
         keys = [join(path, name) for path in paths for name in (METADATA_NAME, ".zarray", ".zattrs")]
-        values = iter(run_sync(self.engine.get_many([(key, EVERYTHING) for key in keys])))
+        values = iter(values_of(run_sync(self.engine.get_many([(key, EVERYTHING) for key in keys]))))
         v3: dict[str, JsonObject] = {}
         found: dict[str, TargetArray] = {}
         for path in paths:
-            document, v2, v2_attributes = (_document(next(values)) for _ in range(3))
+            document, v2, v2_attributes = (None if value is None else loads_object(value) for value in islice(values, 3))
             if document is not None and is_array(document):
                 v3[path] = document
             elif document is None and v2 is not None:
@@ -82,27 +83,21 @@ class Target:
         return TargetArray(path, plain.shape, shard_shape, tuple(names) if isinstance(names, list) else None)
 
 
-def _document(value: Value) -> JsonObject | None:
-    if isinstance(value, Exception):
-        raise value
-    return None if value is None else loads_object(value)
-
-
 def _of_v2(path: str, document: JsonObject, attributes: JsonObject) -> TargetArray:
-    """An array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
+    """Return an array of Zarr v2, which has no shards; xarray keeps the names of its dimensions in an attribute."""
     names = attributes.get("_ARRAY_DIMENSIONS")
     return TargetArray(path, tuple(document["shape"]), tuple(document["chunks"]), tuple(names) if isinstance(names, list) else None)
 
 
 def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target:
-    """The target that ``store`` names.
+    """Open the target that ``store`` names.
 
     Args:
         store: a store of shardstore's, a URL or path with or without ``sharded::``, or an array, group or store of zarr's on one of
             shardstore's.
 
     Raises:
-        InvalidInput: it is none of these.
+        InvalidInput: it is something else.
     """
     if isinstance(store, os.PathLike):
         store = os.fspath(store)
@@ -127,7 +122,7 @@ def open_target(store: Any, storage_options: Mapping[str, Any] | None) -> Target
 
 
 def array_of_zarr(store: Any) -> TargetArray | None:
-    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` where ``store`` is something else."""
+    """Return what an array of zarr's on a store that is not shardstore's tells of itself; ``None`` if ``store`` is something else."""
     zarr = sys.modules.get("zarr")
     if zarr is None or not isinstance(store, zarr.Array) or _is_ours(store.store):
         return None

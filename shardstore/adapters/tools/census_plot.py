@@ -21,16 +21,16 @@ _CANVASES = {".png": FigureCanvasAgg, ".svg": FigureCanvasSVG}
 
 
 def save_picture(census: Census, path: str | os.PathLike[str], axes: tuple[int, int] | None = None) -> None:
-    """One panel an array, of at most 64: dark where all chunks exist, white where none does. ``.png`` or ``.svg``.
+    """Draw one panel for each array, at most 64: dark if all chunks exist, white if none does. The file is ``.png`` or ``.svg``.
 
     ``axes`` are as ``density`` has them.
 
     Raises:
-        InvalidInput: the name ends otherwise, or the axes are none.
+        InvalidInput: the name ends otherwise, or the axes are not two.
     """
     canvas = _CANVASES.get(Path(path).suffix.lower())
     if canvas is None:
-        raise InvalidInput(f"{os.fspath(path)!r} is no name of a picture: it has to end with {' or '.join(_CANVASES)}")
+        raise InvalidInput(f"{os.fspath(path)!r} is not the name of a picture: it has to end with {' or '.join(_CANVASES)}")
     arrays = [array for array in census.arrays if array.possible_chunks][:_MOST_ARRAYS]
     across = min(_ACROSS, max(1, len(arrays)))
     down = max(1, ceil(len(arrays) / across))

@@ -1,4 +1,4 @@
-"""``shardstore.verify`` and ``shardstore.census``: open what is to be looked at, and bring zarr's codecs, or matplotlib, where wanted."""
+"""``shardstore.verify`` and ``shardstore.census``: they open the store, and import zarr's codecs or matplotlib if these are asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verify(
     against_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Look whether what is stored makes sense: metadata, indexes, checksums, objects that belong to nothing. Writes nothing.
+    """Check stored data: metadata, indexes, checksums, and objects that belong to nothing. Writes nothing.
 
     Args:
         url: the root of a store, as ``shardstore.open`` takes it.
@@ -118,7 +118,7 @@ def _one_census(given: CensusLike | Sequence[CensusLike]) -> Census:
 
 
 def decoder() -> Decoder:
-    """Return what makes decoders of zarr's codecs. Raises ``Unsupported`` where zarr-python is not installed."""
+    """Return the function that makes decoders from zarr's codecs. Raises ``Unsupported`` if zarr-python is not installed."""
     try:
         from shardstore.adapters.zarr.decoding import zarr_decoder
     except ModuleNotFoundError as exc:
@@ -129,9 +129,7 @@ def decoder() -> Decoder:
 
 
 def picture_saver() -> Callable[[Census, str | os.PathLike[str], tuple[int, int] | None], None]:
-    """Return what draws a census into a file; see ``adapters.tools.census_plot``. Raises ``Unsupported`` where matplotlib is not
-    installed.
-    """
+    """Return the function that draws a census into a file. Raises ``Unsupported`` if matplotlib is not installed."""
     try:
         from shardstore.adapters.tools.census_plot import save_picture
     except ModuleNotFoundError as exc:

@@ -42,15 +42,15 @@ class ArrayPipeline(CodecPipeline):
     """A pipeline that knows which array it is of, and what of it is stored."""
 
     def bind(self, store_path: StorePath) -> None:
-        """Take note that this is the pipeline of the array at ``store_path``."""
+        """Note that this is the pipeline of the array at ``store_path``."""
         raise NotImplementedError
 
     async def erase_outside(self, store_path: StorePath, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> bool:
-        """Erase the chunks that a smaller shape leaves outside; return false where zarr has to do it."""
+        """Erase the chunks that a smaller shape leaves outside; return ``False`` if zarr has to do it."""
         raise NotImplementedError
 
     async def shards_with_chunks(self, store_path: StorePath) -> Collection[str] | None:
-        """Return the keys of the shards of which something is stored; ``None`` where zarr has to find out."""
+        """Return the keys of the shards that hold a chunk; ``None`` if zarr has to find out."""
         raise NotImplementedError
 
 
@@ -70,7 +70,7 @@ def document_of(metadata: ArrayV3Metadata) -> JsonObject:
 
 
 def replace_methods() -> None:
-    """Make zarr's arrays do what is here; nothing where this zarr's are not as they are known, or where it is done."""
+    """Replace the methods of zarr's arrays; do nothing if that is done, or if this zarr's methods are not the known ones."""
     if AsyncArray.__init__ is _init or "delete_outside_chunks" not in inspect.signature(_resized).parameters:
         return
     array_class: Any = AsyncArray
@@ -91,7 +91,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _refuse_early(array: Any) -> None:
-    """Refuse what the store would refuse, if it is one of ours: now, before anything is stored of the array or of its parents.
+    """Refuse now what a store of ours would refuse later, before anything of the array or of its parents is stored.
 
     Raises:
         InvalidInput: it is sharded for zarr, does not have our pipeline, and the store does not show it like that (nor is it there); or it
@@ -133,7 +133,7 @@ async def _resize(self: Any, new_shape: Any, delete_outside_chunks: bool = True)
 
 
 async def _with_chunks(array: Any) -> tuple[str, ...]:
-    """The keys of the shards of which something is stored, as zarr has them."""
+    """Return the keys of the shards that hold a chunk, as zarr names them."""
     pipeline = getattr(array, "codec_pipeline", None)
     shards = await pipeline.shards_with_chunks(array.store_path) if isinstance(pipeline, ArrayPipeline) else None
     if shards is None:

@@ -2,8 +2,8 @@
 
 zarr's own pipelines ask the store for one chunk after the other, ten at a time; nobody below can tell where an
 assignment ends. Here one selection is one batch of reads, and one assignment is one batch of writes and deletes: one
-commit a shard. Arrays of other stores go to the pipeline that was configured before; those that are sharded for zarr too, to
-``by_shards``.
+commit a shard. Arrays of other stores go to the pipeline that was configured before; arrays that are sharded for zarr too, to
+``own_shards``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from zarr.core.config import config
 from zarr.storage import FsspecStore, StorePath, WrapperStore
 
 from shardstore._sync import run_async
+from shardstore.adapters.batch_values import raise_first
 from shardstore.adapters.handle import Face, FilesystemFace
 from shardstore.adapters.zarr.chunks import ChunkCodec, Info, MemoryGetter, MemorySetter, gather_chunks, scatter_chunks, status, wave_bytes
 from shardstore.adapters.zarr.codec_chains import DESTINATION_NBYTES
@@ -67,7 +68,7 @@ class PipelineLimits:
     announced_bytes: int = 2**26
     """The stored bytes of local files that the system is told to fetch before they are waited for: it has to hold them until then."""
     inline_bytes: int = INLINE_BYTES
-    """What is not larger is worked on in the thread in which it arrives."""
+    """A batch of at most this size is decoded in the thread in which it arrives."""
     destination_bytes: int = DESTINATION_NBYTES
     """Chunks of at least this size are decompressed into memory that is there already."""
 
@@ -81,7 +82,7 @@ class Place:
     prefix: str
 
     def key(self, path: str) -> str:
-        """The engine's key of a path in the store."""
+        """Return the engine's key of a path in the store."""
         return self.prefix + path
 
     async def ensure_open(self) -> None:
@@ -89,16 +90,16 @@ class Place:
             await self.store._ensure_open()
 
     def check_writable(self) -> None:
-        """Raises where the store, or what is behind it, may not be written."""
+        """Raise if the store, or the filesystem behind it, may not be written."""
         self.store._check_writable()
         if isinstance(self.store, FsspecStore):
             self.store.fs.check_writable()
 
 
 def place_of(store: object) -> Place | None:
-    """The place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
+    """Return the place of a ``ShardedStore``, or of zarr's own store over a ``ShardedFileSystem``; ``None`` for any other.
 
-    Nor has a subclass one that handles keys in its own way.
+    A subclass that handles keys in its own way has no place.
     """
     if not isinstance(store, Store) or not issubclass(type(store), Store):
         return None  # or it only says that it is one, as mocks do
@@ -113,7 +114,7 @@ def place_of(store: object) -> Place | None:
 
 
 def place_behind(store: Store) -> Place | None:
-    """Return where the keys of a store end up, whoever handles them on the way: through zarr's wrappers, or in a subclass."""
+    """Return the place behind a store, also behind zarr's wrappers and subclasses that handle keys on the way."""
     if not issubclass(type(store), Store):
         return None
     innermost = store
@@ -129,7 +130,7 @@ def place_behind(store: Store) -> Place | None:
 
 
 def handles_keys_as(store: Store, base: type[Store]) -> bool:
-    """Return whether ``store`` gets, sets and deletes one key as ``base`` does: what a subclass has changed must not be passed by."""
+    """Return whether ``store`` gets, sets and deletes one key as ``base`` does: a method that a subclass changed must not be bypassed."""
     return all(getattr(type(store), name) is getattr(base, name) for name in _OF_ONE_KEY)
 
 
@@ -137,7 +138,7 @@ _previous_path = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
 def put_in_front(path: str) -> None:
-    """Make the pipeline at ``path`` zarr's, in front of the one that is configured; nothing where it is already."""
+    """Configure the pipeline at ``path`` as zarr's, in front of the configured one; do nothing if it is configured already."""
     global _previous_path
     configured = config.get("codec_pipeline.path")
     if configured != path:
@@ -146,14 +147,14 @@ def put_in_front(path: str) -> None:
 
 
 def previous_pipeline() -> type[CodecPipeline]:
-    """The class that was configured before; looked up by name, since the configuration is not this thread's alone."""
+    """Return the class that was configured before; it is looked up by name, since all threads share the configuration."""
     module, _, name = _previous_path.rpartition(".")
     pipeline: type[CodecPipeline] = getattr(import_module(module), name)
     return pipeline
 
 
 def zarrs_own(array_metadata: Any, store: Store) -> CodecPipeline:
-    """Return what would be the array's pipeline if this one were not there."""
+    """Return the pipeline that the array would have without this one."""
     try:
         return previous_pipeline().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
     except NotImplementedError:
@@ -161,7 +162,7 @@ def zarrs_own(array_metadata: Any, store: Store) -> CodecPipeline:
 
 
 def previous_of_codecs(codecs: Iterable[Codec], spec: ArraySpec) -> CodecPipeline:
-    """The previous pipeline of these codecs for chunks of this spec."""
+    """Return the previous pipeline of these codecs for chunks of this spec."""
     return previous_pipeline().from_codecs(ChunkCodec(codecs, spec).codecs)
 
 
@@ -185,7 +186,7 @@ class ChunkPipeline(CodecPipeline):
     # -- reading and writing ---------------------------------------------------------------------------------------
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """One batch for the whole selection: at most two rounds of requests, unless it exceeds the memory bound."""
+        """Read the whole selection in one batch: at most two rounds of requests, unless it exceeds the memory bound."""
         infos = list(batch_info)
         if not infos:
             return ()
@@ -235,7 +236,7 @@ class ChunkPipeline(CodecPipeline):
         return tuple(found)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
-        """One batch for the whole assignment: one commit a shard, deletes of chunks that equal the fill value included.
+        """Write the whole assignment in one batch: one commit a shard, deletes of chunks that equal the fill value included.
 
         Chunks that are only partly assigned are read first, in one batch too.
         """
@@ -270,9 +271,7 @@ class ChunkPipeline(CodecPipeline):
             updates: list[tuple[str, Action]] = [
                 (place.key(keys[i]), ERASE if data is None else SetValue(data)) for i, data in zip(numbers, new, strict=True)
             ]
-            for error in await run_async(place.engine.update_many(updates)):
-                if error is not None:
-                    raise error
+            raise_first(await run_async(place.engine.update_many(updates)))
 
         waves, _ = await _waves(place, keys, sizes, limits, split_shards=False)
         await _in_waves(waves, sizes, limits.write_bytes, wave)
@@ -283,7 +282,7 @@ class ChunkPipeline(CodecPipeline):
         return self._codec
 
     def _elsewhere(self, spec: ArraySpec) -> CodecPipeline:
-        """For byte getters that are not ours, such as those of a wrapped store."""
+        """Return the pipeline for byte getters that are not ours, such as those of a wrapped store."""
         return previous_pipeline().from_codecs(self._chunk_codec(spec).codecs)
 
     # -- the rest of zarr's interface ------------------------------------------------------------------------------
@@ -326,7 +325,7 @@ class ChunkPipeline(CodecPipeline):
 
 
 def place_of_all(infos: Sequence[Info]) -> Place | None:
-    """The one place to which all chunks belong."""
+    """Return the place that all chunks belong to; ``None`` if there is no common one."""
     getter = infos[0][0]
     if not isinstance(getter, StorePath):
         return None
@@ -338,7 +337,7 @@ def place_of_all(infos: Sequence[Info]) -> Place | None:
 
 
 def _sizes(infos: Sequence[Info]) -> list[int]:
-    """Decoded bytes of each chunk; those of one shape are of one size, since all are of one array."""
+    """Return the decoded bytes of each chunk; all are of one array, so equal shapes have equal sizes."""
     known: dict[tuple[int, ...], int] = {}
     sizes: list[int] = []
     for info in infos:
@@ -363,7 +362,7 @@ async def _fetch(place: Place, keys: Sequence[str], located: LocatedChunks | Non
 
 
 Scatter = Callable[[Sequence[int], Sequence[memoryview | None]], None]
-"""Puts chunks, by their numbers, where they belong in the output."""
+"""A function that puts chunks, given by their numbers, into the output."""
 
 
 async def _scatter_parts(parts: ChunkParts, nbytes: int, scatter: Scatter, limits: PipelineLimits) -> Sequence[int]:
@@ -395,7 +394,7 @@ class _PartsWork:
         self._late.clear()
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Work until nothing is left."""
         while (task := self._next()) is not None:
             task()
 
@@ -405,7 +404,7 @@ class _PartsWork:
                 if len(self._late) > self._most_late or not self.waiting:
                     return partial(self._wait_for, self._late.popleft())
                 part = self.waiting.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread took it
                 continue
             return partial(self._read, part) if isinstance(part, Part) else partial(self._scatter, part, [None] * len(part))
         return None
@@ -462,7 +461,7 @@ async def _waves(
 
 
 async def _in_waves(waves: Sequence[Sequence[int]], sizes: Sequence[int], at_once_bytes: int, run: Any) -> None:
-    """Some waves at once; the first error is raised when those on their way have ended."""
+    """Run several waves at once; the first error is raised when all that have begun have ended."""
     if len(waves) == 1:
         await run(waves[0])
         return

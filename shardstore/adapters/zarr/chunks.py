@@ -1,7 +1,7 @@
 """Decode chunks into the output of a selection, and encode chunks of an assignment: one pass over many chunks, in one thread.
 
-The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. Tens of thousands of them come at once, so what is
-the same for all is found out once.
+The tuples are zarr's: ``(getter, spec, chunk_selection, out_selection, is_complete)``. Tens of thousands of them come at once, so facts
+that all share are looked up once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FIRST_COMPARED = 2**14  # elements: enough to be worth a call of numpy, few eno
 
 
 def wave_bytes(spec: ArraySpec) -> int:
-    """Decoded bytes of a chunk, for bounding memory."""
+    """Return the decoded bytes of a chunk, for bounding memory."""
     dtype = spec.dtype.to_native_dtype()
     return prod(spec.shape) * (_ASSUMED_ITEM_BYTES if dtype.hasobject else max(1, dtype.itemsize))
 
 
 def status(present: bool) -> dict[str, str]:
-    """Return what newer versions of zarr want to know of each chunk (``GetResult``)."""
+    """Return the status of a chunk for newer versions of zarr (``GetResult``)."""
     return {"status": "present" if present else "missing"}
 
 
@@ -62,7 +62,7 @@ class ChunkCodec:
         return self._have_sync and issubclass(spec.prototype.nd_buffer, cpu.NDBuffer)
 
     def chain(self, spec: ArraySpec) -> DirectChain | SyncChain:
-        """The fastest calls that do what the codecs do with chunks of this spec."""
+        """Return the fastest calls that do what the codecs do with chunks of this spec."""
         key = (spec.shape, spec.dtype, spec.prototype)
         chain = self._chains.get(key)
         if chain is None:
@@ -73,7 +73,7 @@ class ChunkCodec:
 
 
 class _Chains:
-    """The chain of one chunk after the other, looked up where it is another one's."""
+    """The chain for one chunk after the other; it is looked up only when the spec changes."""
 
     def __init__(self, codec: ChunkCodec) -> None:
         self._codec = codec
@@ -125,7 +125,7 @@ def scatter_chunks(
 def gather_chunks(
     codec: ChunkCodec, infos: Sequence[Info], old: Sequence[memoryview | None], value: NDBuffer, drop_axes: tuple[int, ...]
 ) -> list[memoryview | None]:
-    """The new bytes of each chunk after its part of ``value`` was assigned; ``None`` where it equals the fill value.
+    """Return the new bytes of each chunk after its part of ``value`` was assigned; ``None`` if it equals the fill value.
 
     They may lie in the memory of ``value``.
 
@@ -170,7 +170,7 @@ def gather_chunks(
 
 
 def decode_chunk(chain: DirectChain | SyncChain, getter: Any, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
-    """The elements of one chunk; see ``DirectChain.decode``.
+    """Return the elements of one chunk; see ``DirectChain.decode``.
 
     Raises:
         Undecodable: the codecs cannot make them of these bytes.
@@ -187,14 +187,14 @@ def decode_chunk(chain: DirectChain | SyncChain, getter: Any, data: memoryview, 
 
 
 def fill_value(spec: ArraySpec) -> Any:
-    """The value of elements that no chunk holds."""
+    """Return the value of elements that no chunk holds."""
     return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
 
 
 def _equals(spec: ArraySpec, chunk: AnyArray, fill: Any) -> bool:
     """Return whether zarr calls all elements equal to the fill value: NaN equals NaN, and where that is a float 0.0, -0.0 differs.
 
-    Most chunks that have data are told apart by their first element.
+    Most chunks with data differ in their first element.
     """
     kind, itemsize = chunk.dtype.kind, chunk.dtype.itemsize
     if chunk.size and kind in "biufc":
@@ -211,7 +211,7 @@ def _equals(spec: ArraySpec, chunk: AnyArray, fill: Any) -> bool:
 
 
 def _all_equal(chunk: AnyArray, fill: Any) -> bool:
-    """By growing pieces, so that little is compared where something differs."""
+    """Compare growing pieces, so that little is compared if something differs."""
     if not chunk.ndim:
         return bool(chunk == fill)
     step = max(1, _FIRST_COMPARED * len(chunk) // max(1, chunk.size))
@@ -254,7 +254,7 @@ class MemoryGetter:
 
 
 class MemorySetter(MemoryGetter):
-    """Keeps what a pipeline stores, as a ``ByteSetter``."""
+    """A chunk that a pipeline stores, as a ``ByteSetter``."""
 
     def __init__(self, key: str, old: memoryview | None) -> None:
         super().__init__(key, old)
@@ -272,6 +272,6 @@ class MemorySetter(MemoryGetter):
         self._new, self._decided = None, True
 
     def result(self) -> memoryview | None:
-        """The new bytes, or ``None`` to erase the chunk."""
+        """Return the new bytes, or ``None`` to erase the chunk."""
         assert self._decided
         return None if self._new is None else bytes_of(self._new)

@@ -1,7 +1,7 @@
 """The codecs of an array as a chain of synchronous calls, which decodes and encodes whole chunks: two kinds of chain.
 
 A ``DirectChain`` calls the libraries behind zarr's common codecs: chunks are decoded into the output, and encoded from the input, while
-zarr's codecs wrap the same calls in buffers and make a new array at every step. It is used only where class, data type and memory are
+zarr's codecs wrap the same calls in buffers and make a new array at every step. It is used only if class, data type and memory are
 known to the letter.
 
 A ``SyncChain`` calls zarr's own codecs one after the other, without its event loop, for everything else that has synchronous codecs.
@@ -50,18 +50,18 @@ class Step:
 
     takes_destination = False
     makes_copy = True
-    """True where the result of ``encode`` shares no memory with its argument."""
+    """True if the result of ``encode`` shares no memory with its argument."""
 
     def encoded_nbytes(self, nbytes: int | None) -> int | None:
-        """The bytes that come out where ``nbytes`` go in; ``None``: it depends on them."""
+        """Return the number of encoded bytes of ``nbytes``; ``None`` if it depends on the bytes."""
         return None
 
     def decode(self, data: Any, nbytes: int | None, destination: AnyArray | None) -> Any:
-        """``data`` decoded: ``nbytes`` bytes, where they are known. Into ``destination``, which has that many, where one is given and the
-        step takes it; what is returned tells.
+        """Return ``data`` decoded, in ``nbytes`` bytes if that is known. The result is ``destination``, which has so many bytes, if it is
+        given and the step takes it.
 
         Raises:
-            Exception: of whatever kind, where it cannot be decoded.
+            Exception: of any kind, if it cannot be decoded.
         """
         raise NotImplementedError
 
@@ -103,14 +103,14 @@ class _Zstd(_Numcodec):
             return zstd.decompress(data)
         header = zstd_frame_header(memoryview(data))
         if header is None or header[1] != nbytes:
-            # Several frames, or of a size that is told nowhere, or damaged; the library would allocate whatever it says.
+            # Several frames, one without a size, or damaged; the library would allocate any size that the header names.
             fault = header_fault(ChunkCoding(compressor="zstd", compressed_nbytes=nbytes), data, len(data))
             if fault is not None:
                 raise Corruption(fault)
             return zstd.decompress(data)
         if destination is None:
             return zstd.decompress(data)
-        # Frames that hold more than this one says do not fit, and less than a frame says is an error: all of it is written, or none counts.
+        # More bytes than the header says do not fit, and fewer are an error: the destination is filled, or the call raises.
         zstd.decompress(data, destination)
         return destination
 
@@ -124,7 +124,7 @@ class _Gzip(_Numcodec):
             try:
                 decoded = single.decompress(data, nbytes + 1)  # one more, or it stops before the checksum
             except zlib.error:
-                pass  # the other one has the words for it, if it is an error
+                pass  # if it is an error, the other decoder has the words for it
             else:
                 if single.eof and not single.unused_data:
                     return decoded
@@ -155,7 +155,7 @@ def _crc32c(data: AnyArray) -> bytes:
 
 
 def _step(codec: Codec) -> Step | None:
-    """Return what does the same; ``None`` where there is nothing."""
+    """Return the step that does the same as a codec of zarr; ``None`` if there is none."""
     kind: Any = type(codec)
     own: Any = codec
     if kind is Crc32cCodec:
@@ -188,16 +188,16 @@ class DirectChain:
     nbytes: int
     """The bytes of the elements of a chunk."""
     steps: tuple[tuple[Step, int | None], ...]
-    """In the order of encoding, each with the bytes that it is given, where that is known."""
+    """The steps in the order of encoding, each with the number of bytes that it is given, if that is known."""
 
     @property
     def takes_destination(self) -> bool:
-        """Return whether ``decode`` can be given memory to decompress into."""
+        """True if ``decode`` can be given memory to decompress into."""
         return bool(self.steps) and self.steps[0][0].takes_destination
 
     @property
     def takes_scratch(self) -> bool:
-        """Return whether ``encode`` is given memory in which to lay out elements: what it returns is elsewhere."""
+        """True if ``encode`` can be given memory in which to lay out elements: its result shares no memory with that."""
         return bool(self.steps) and self.steps[0][0].makes_copy
 
     def holds(self, dtype: np.dtype[Any]) -> bool:
@@ -205,12 +205,12 @@ class DirectChain:
         return dtype == self.dtype or (self.dtype.fields is None and dtype == self.dtype.newbyteorder("S"))
 
     def decode(self, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
-        """The elements of a chunk, in its shape: in ``destination`` where one is given, else in memory of their own or of ``data``.
+        """Return the elements of a chunk, in its shape: in ``destination`` if given, else in memory of their own or of ``data``.
 
-        ``destination`` has ``nbytes`` bytes and one dimension; to be given where ``takes_destination``.
+        ``destination`` has ``nbytes`` bytes and one dimension; to be given if ``takes_destination``.
 
         Raises:
-            Exception: of whatever kind, where it cannot be decoded; in ``destination`` there may be anything then.
+            Exception: of any kind, if it cannot be decoded; in ``destination`` there may be anything then.
         """
         value: Any = data
         for step, nbytes in self.steps[:0:-1]:
@@ -228,7 +228,7 @@ class DirectChain:
         return chunk if self.order is None else chunk.transpose(np.argsort(self.order))
 
     def place_for(self, region: AnyArray) -> AnyArray | None:
-        """The memory of ``region``, as ``decode`` takes it, where a whole chunk can be decoded there; ``None`` elsewhere."""
+        """Return the memory of ``region``, as ``decode`` takes it, if a whole chunk can be decoded there; otherwise ``None``."""
         if self.order is not None:
             if region.shape != self.shape:
                 return None
@@ -238,9 +238,9 @@ class DirectChain:
         return region.reshape(-1).view("B")
 
     def encode(self, chunk: AnyArray, scratch: AnyArray | None = None) -> memoryview:
-        """The bytes of a chunk whose type it ``holds``; they may be those of ``chunk`` itself.
+        """Return the bytes of a chunk whose type this ``holds``; they may be those of ``chunk`` itself.
 
-        ``scratch`` has ``nbytes`` bytes, to be used until this returns; to be given where ``takes_scratch``.
+        ``scratch`` has ``nbytes`` bytes, to be used until this returns; to be given if ``takes_scratch``.
         """
         if self.order is not None:
             chunk = chunk.transpose(self.order)
@@ -258,7 +258,7 @@ class DirectChain:
 
 
 def compile_chain(codecs: Iterable[Codec], spec: ArraySpec) -> DirectChain | None:
-    """Direct calls for codecs that are fitted to ``spec``; ``None`` where not all of it is known to be what zarr does."""
+    """Return direct calls for codecs that are fitted to ``spec``; ``None`` if they are not known to do all that zarr does."""
     if spec.prototype.buffer is not cpu.Buffer or spec.prototype.nd_buffer is not cpu.NDBuffer:
         return None  # the memory of a GPU, say
     order: Sequence[int] = range(len(spec.shape))
@@ -309,7 +309,7 @@ def _stored_dtype(codec: BytesCodec, spec: ArraySpec) -> np.dtype[Any] | None:
 
 
 def numcodec_of(codec: Codec) -> Any | None:
-    """The codec from bytes to bytes that one of zarr's own wrappers calls; ``None`` for everything else, classes derived from them too."""
+    """Return the codec from bytes to bytes that a wrapper of zarr calls; ``None`` for other codecs, and for subclasses of wrappers."""
     wrapper: Any = codec
     kind = type(codec)
     is_wrapper = issubclass(kind, wrappers._codecs._NumcodecsBytesBytesCodec) and getattr(wrappers, kind.__name__, None) is kind
@@ -317,7 +317,7 @@ def numcodec_of(codec: Codec) -> Any | None:
 
 
 def encode_bytes(numcodec: Any, data: Any) -> Any:
-    """Return what it makes of an array of bytes, as a buffer; its checksums come as arrays of other types."""
+    """Return an array of bytes encoded, as a buffer; checksums of numcodecs come as arrays of other types."""
     encoded = numcodec.encode(data)
     return encoded.tobytes() if isinstance(encoded, np.ndarray) else encoded
 
@@ -330,7 +330,7 @@ def has_sync(codec: Codec) -> bool:
 
 
 def _says_the_same(kind: type, method: str) -> bool:
-    """Not where a subclass has another ``…_single``, which zarr's pipelines call, and not the ``…_sync`` that goes with it."""
+    """Return whether both forms agree: a subclass may override ``…_single``, which zarr calls, without the ``…_sync`` that goes with it."""
     asked, single = (
         next((i for i, base in enumerate(kind.__mro__) if f"{method}_{form}" in vars(base)), len(kind.__mro__))
         for form in ("sync", "single")
@@ -347,7 +347,7 @@ class SyncChain:
     def __init__(self, codecs: Iterable[Codec], spec: ArraySpec) -> None:
         self._spec = spec
         self._steps: list[tuple[Any, ArraySpec, int | None]] = []
-        """Each codec with the spec and the number of bytes that it encodes; ``None`` where that depends on the elements."""
+        """Each codec with the spec and the number of bytes that it encodes; ``None`` if that depends on the elements."""
         dtype = spec.dtype.to_native_dtype()
         nbytes = None if dtype.hasobject else prod(spec.shape) * dtype.itemsize
         for codec in codecs:
@@ -362,10 +362,10 @@ class SyncChain:
         return None
 
     def decode(self, data: memoryview, destination: AnyArray | None = None) -> AnyArray:
-        """The elements of a chunk, in memory of their own or of ``data``.
+        """Return the elements of a chunk, in memory of their own or of ``data``.
 
         Raises:
-            Exception: of whatever kind, where it cannot be decoded.
+            Exception: of any kind, if it cannot be decoded.
         """
         value: Any = self._spec.prototype.buffer.from_bytes(data)
         for codec, spec, nbytes in reversed(self._steps):
@@ -381,7 +381,7 @@ class SyncChain:
         return decoded
 
     def encode(self, chunk: AnyArray, scratch: AnyArray | None = None) -> memoryview | None:
-        """The bytes of a chunk; ``None`` where a codec drops it."""
+        """Return the bytes of a chunk; ``None`` if a codec drops it."""
         value: Any = self._spec.prototype.nd_buffer.from_numpy_array(chunk)
         for codec, spec, _ in self._steps:
             if isinstance(codec, SupportsSyncCodec):

@@ -1,7 +1,7 @@
 """The threads that decode and encode: as many as there are processors, for all selections together, as long as there are any.
 
-They are started for the first of the selections that overlap, and end with the last. Linux starts a thread where nothing runs; one that
-has slept it wakes beside whoever wakes it, which on virtual machines is often one and the same processor for all of them, for tens of
+They are started for the first of the selections that overlap, and end with the last. Linux starts a new thread on an idle processor, but
+wakes a sleeping one on the processor of its waker; on virtual machines all threads then often share one processor for tens of
 milliseconds. To start one takes 10 to 60 µs more than to wake one.
 """
 
@@ -19,7 +19,7 @@ from typing import TypeVar
 from shardstore.storage.interrupts import leave_to_main_thread
 
 INLINE_BYTES = 2**17
-"""Decoded bytes that are worked on where they arrive: another thread would begin 50 to 100 µs later."""
+"""Up to so many decoded bytes are worked on in the thread where they arrive: another thread would begin 50 to 100 µs later."""
 
 _MAX_THREADS = 32
 _PIECES_A_THREAD = 4
@@ -33,15 +33,15 @@ def threads_at_once() -> int:
 
 
 def pieces(count: int) -> list[tuple[int, int]]:
-    """The bounds, end exclusive, of parts of ``count`` chunks that threads take one after the other, so that they end at about one time."""
+    """Return the bounds, end exclusive, of parts of ``count`` chunks; threads take one after the other, and so end at about one time."""
     parts = min(count, _PIECES_A_THREAD * threads_at_once())
     return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
 async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], inline_bytes: int = INLINE_BYTES) -> list[T]:
-    """``work(start, end)`` on parts of ``count`` chunks of so many bytes in all, in threads; its results in order.
+    """Call ``work(start, end)`` in threads on parts of ``count`` chunks of so many bytes in all; return the results in order.
 
-    Raises what one of them raises, when all have ended.
+    The first error is raised when all threads have ended.
     """
     if nbytes <= inline_bytes:
         return [work(0, count)]
@@ -64,10 +64,10 @@ async def in_threads(count: int, nbytes: int, work: Callable[[int, int], T], inl
 async def run_in_threads(
     most: int, nbytes: int, run: Callable[[], None], stop: Callable[[], None], inline_bytes: int = INLINE_BYTES
 ) -> None:
-    """``run()`` in each of the threads, ``most`` of them at most, for so many decoded bytes; ``stop`` is to end all of them soon.
+    """Call ``run()`` in each of at most ``most`` threads, for so many decoded bytes; ``stop`` makes all of them end soon.
 
-    When one of them fails the others are stopped, and it is raised when all have ended. When this is cancelled it waits for the threads
-    too, which use what is the caller's.
+    If one fails, the others are stopped, and its error is raised when all have ended. A cancelled call waits for the threads too: they
+    use memory of the caller.
     """
     if nbytes <= inline_bytes:
         run()

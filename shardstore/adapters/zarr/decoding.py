@@ -1,4 +1,4 @@
-"""Decoding chunks by zarr's codecs to see whether that can be done, for ``shardstore.verify``."""
+"""Decode chunks by zarr's codecs, for ``shardstore.verify``, which wants to know whether they can be decoded."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _making = threading.Lock()  # filters of warnings are those of the whole process
 
 @lru_cache(maxsize=64)
 def zarr_decoder(document: bytes) -> Decode:
-    """Return what decodes the chunks of the array of this presented document of Zarr v3; see ``maintenance.verify.chunks.Decoder``.
+    """Return the decoder of an array's chunks, from its presented document of Zarr v3; see ``maintenance.verify.chunks.Decoder``.
 
     Raises:
-        Unsupported: zarr has no such codec or data type, or the document is none that it can read.
+        Unsupported: zarr has no such codec or data type, or cannot read the document.
     """
     if not document:
         raise Unsupported("its metadata has no counterpart in Zarr v3 that zarr's codecs could be made of")

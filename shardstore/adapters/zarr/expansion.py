@@ -56,7 +56,7 @@ class Expansion:
         self._parts_of_key = encoding.encode((0,) * ndim).count("/") + 1
 
     def expand(self, infos: Sequence[Info], drop_axes: tuple[int, ...]) -> Expanded:
-        """The same selections, chunk by chunk."""
+        """Return the same selections, chunk by chunk."""
         expanded = Expanded([], [])
         specs: dict[int, ArraySpec] = {}
         for number, info in enumerate(infos):
@@ -74,7 +74,7 @@ class Expansion:
         return expanded
 
     def split_key(self, key: str) -> tuple[str, ChunkCoords]:
-        """The path of the array in the store, and the shard that the key names."""
+        """Return the path of the array in the store, and the shard that the key names."""
         parts = key.split("/")
         array, rest = "/".join(parts[: -self._parts_of_key]), "/".join(parts[-self._parts_of_key :])
         shard = self._layout.key_encoding.decode(rest, self._layout.ndim)
@@ -83,7 +83,7 @@ class Expansion:
         return array, shard
 
     def chunk_keys(self, key: str) -> list[str]:
-        """The keys of all chunks of the shard that a key names."""
+        """Return the keys of all chunks of the shard that a key names."""
         array, shard = self.split_key(key)
         start = array + "/" if array else ""
         axes = [range(s * n, (s + 1) * n) for s, n in zip(shard, self._layout.grid.chunks_per_shard, strict=True)]
@@ -92,7 +92,7 @@ class Expansion:
     def _pieces(
         self, selection: tuple[Any, ...], out_selection: Any, drop_axes: tuple[int, ...]
     ) -> Iterator[tuple[ChunkCoords, tuple[Any, ...], Any, bool]]:
-        """Chunks within the shard, what is selected of each, where that belongs, and whether it is the whole chunk."""
+        """Yield the chunks within the shard, each with its selection, its part of the output, and whether all of it is selected."""
         arrays = [along for along in selection if isinstance(along, np.ndarray)]
         if len(selection) > 1 and len(arrays) == len(selection) and all(along.ndim == 1 for along in arrays):
             yield from self._points(arrays, out_selection)
@@ -155,7 +155,7 @@ def _cut_positions(positions: Positions, length: int) -> Iterator[Piece]:
 
 
 def _groups(numbers: Positions) -> Iterator[slice | Positions]:
-    """The places of equal numbers, in their order; of one number after the other."""
+    """Yield the places of each number, in their order."""
     order = None
     if len(numbers) and (numbers[1:] < numbers[:-1]).any():
         order = np.argsort(numbers, kind="stable")

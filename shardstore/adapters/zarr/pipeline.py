@@ -13,8 +13,8 @@ from zarr.abc.codec import CodecPipeline
 from zarr.registry import register_pipeline
 
 from shardstore.adapters.zarr.arrays import is_sharded, replace_methods
-from shardstore.adapters.zarr.by_shards import ShardPipeline
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, previous_pipeline, put_in_front
+from shardstore.adapters.zarr.own_shards import ShardPipeline
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -31,7 +31,7 @@ class ShardedCodecPipeline(ChunkPipeline):
         codecs = getattr(array_metadata, "codecs", None)
         place = None if codecs is None else place_of(store)
         if place is None or codecs is None:
-            # Where that is not implemented zarr goes on with from_codecs, which is the previous pipeline's too.
+            # If that is not implemented, zarr goes on with from_codecs, which is the previous pipeline's too.
             return previous_pipeline().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
         return ShardPipeline(array_metadata, store) if is_sharded(array_metadata) else cls(codecs)
 
@@ -40,7 +40,7 @@ register_pipeline(ShardedCodecPipeline)
 
 
 def install_pipeline() -> None:
-    """Make this zarr's pipeline, in front of the one that is configured; nothing where it is already, or switched off."""
+    """Configure this as zarr's pipeline, in front of the configured one; do nothing if that is done, or switched off."""
     replace_methods()
     if os.environ.get(DISABLED_BY, "1").strip().lower() not in ("0", "false", "no", "off"):
         put_in_front(f"{ShardedCodecPipeline.__module__}.{ShardedCodecPipeline.__qualname__}")

@@ -9,6 +9,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from shardstore._sync import iterate, run_async, run_sync
+from shardstore.adapters.batch_values import raise_first
 from shardstore.adapters.handle import Handle, StoreFace
 from shardstore.adapters.options import StoreOptions, ZarrStoreOptions
 from shardstore.adapters.own_shards import set_value
@@ -20,6 +21,7 @@ from shardstore.engine.options import check_flags
 from shardstore.engine.reading.shard_chunks import Value
 from shardstore.errors import NotFound, ReadOnly
 from shardstore.format.metadata_v3 import ArrayLayout
+from shardstore.format.store_keys import join
 from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
 
 if TYPE_CHECKING:
@@ -61,22 +63,22 @@ class ShardedStore(StoreFace, Store):
 
     @classmethod
     def from_url(cls, url: Any, **options: Unpack[ZarrStoreOptions]) -> ShardedStore:
-        """The same as calling the class; reads like zarr's own stores."""
+        """Open a store, as calling the class does; zarr's own stores have this method too."""
         return cls(url, **options)
 
     # -- about -----------------------------------------------------------------------------------------------------
 
     def layout(self, path: str) -> ArrayLayout | None:
-        """Return how the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` where it is not."""
+        """Return how the array at ``path`` is sharded: chunk shape, chunks per shard, index; ``None`` if it is not."""
         return run_sync(self.engine.layout(path))
 
     def chunks_per_shard(self, path: str) -> tuple[int, ...] | None:
-        """Chunks per shard along each dimension of the array at ``path``; ``None`` where it is not sharded."""
+        """Return the chunks per shard along each dimension of the array at ``path``; ``None`` if it is not sharded."""
         layout = self.layout(path)
         return None if layout is None else layout.index_format.chunks_per_shard
 
     def prefetch(self, path: str, region: Sequence[slice] | None = None) -> int:
-        """Load the shard indices of a region of the array at ``path`` in one round of requests; how many shards there are.
+        """Load the shard indices of a region of the array at ``path`` in one round of requests; return the number of shards.
 
         ``region`` is in elements, a slice without step for each dimension; ``None``: the whole array. Indices past ``index_cache_bytes``
         are left out. What is read of the region afterwards is one round of requests, where it would be two.
@@ -89,7 +91,7 @@ class ShardedStore(StoreFace, Store):
         return run_sync(self.engine.prefetch(path.strip("/"), region))
 
     def with_read_only(self, read_only: bool = False) -> ShardedStore:
-        """The same store, on the same engine, with another answer to whether it may be written."""
+        """Return the same store, on the same engine, read-only or not."""
         check_flags(read_only=read_only)
         store = type(self).__new__(type(self))
         Store.__init__(store, read_only=read_only)
@@ -124,7 +126,7 @@ class ShardedStore(StoreFace, Store):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ZarrByteRequest | None = None) -> Buffer | None:
-        """The value of a presented key, or the part of it; ``None`` where there is none. Ranges are clipped to the value.
+        """Return the value of a presented key, or a part of it; ``None`` if there is none. Ranges are clipped to the value.
 
         Raises:
             Corruption: the shard, its index or the chunk's entry is damaged.
@@ -139,7 +141,7 @@ class ShardedStore(StoreFace, Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ZarrByteRequest | None]]
     ) -> list[Buffer | None]:
-        """One batch: at most two rounds of requests."""
+        """Return parts of many values in one batch: at most two rounds of requests."""
         await self._ensure_open()
         requests = [(key, byte_request(wanted)) for key, wanted in key_ranges]
         return [_buffer(value, prototype) for value in await run_async(self.engine.get_many(requests))]
@@ -163,10 +165,10 @@ class ShardedStore(StoreFace, Store):
         max_gap_bytes: int = 1 << 20,
         max_coalesced_bytes: int = 16 << 20,
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Many ranges of one value, in one batch (zarr 3.2 and newer); the engine's own limits decide what is merged.
+        """Yield many ranges of one value, in one batch (zarr 3.2 and newer); the engine's own limits decide what is merged.
 
         Raises:
-            BaseExceptionGroup: with ``FileNotFoundError`` where the key has no value, as zarr's default does.
+            BaseExceptionGroup: with ``FileNotFoundError`` if the key has no value, as zarr's default does.
         """
         await self._ensure_open()
         values = await run_async(self.engine.get_many([(key, byte_request(wanted)) for wanted in byte_ranges]))
@@ -179,12 +181,12 @@ class ShardedStore(StoreFace, Store):
             yield [(i, _buffer(value, prototype)) for i, value in enumerate(values)]
 
     async def exists(self, key: str) -> bool:
-        """Return whether the key has a value; of a chunk its shard's index tells, and nothing else is read."""
+        """Return whether the key has a value; for a chunk, only the index of its shard is read."""
         await self._ensure_open()
         return await run_async(self.engine.exists(key))
 
     async def getsize(self, key: str) -> int:
-        """The size of a value in bytes: of a chunk as it is encoded, of a document as it is presented.
+        """Return the size of a value in bytes: of a chunk as it is encoded, of a document as it is presented.
 
         Raises:
             NotFound: there is no such key.
@@ -196,7 +198,7 @@ class ShardedStore(StoreFace, Store):
         return nbytes
 
     async def getsize_prefix(self, prefix: str) -> int:
-        """The bytes below a path: chunks as encoded, documents as presented. One request a shard plus the listing."""
+        """Return the bytes below a path: chunks as encoded, documents as presented. One request a shard plus the listing."""
         await self._ensure_open()
         return await run_async(self.engine.size_prefix(_directory(prefix)))
 
@@ -208,24 +210,24 @@ class ShardedStore(StoreFace, Store):
         Raises:
             InvalidInput: a document would change what existing chunks mean, or asks for shards itself and is not from an array of zarr's
                 that has our pipeline; nothing was changed.
-            Conflict: other writers were faster too many times in a row; nothing was stored.
+            Conflict: other writers changed the shard too many times in a row; nothing was stored.
             Corruption: a chunk of the shard that would be kept is damaged; nothing was stored.
         """
         await self._ensure_writable()
         await run_async(set_value(self.engine, key, self._bytes(value)))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """A conditional put, where the storage has one."""
+        """Store a value if the key has none: by a conditional put, if the storage has one."""
         await self._ensure_writable()
         await run_async(self.engine.update((key, SetIfMissing(self._bytes(value)))))
 
     async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
         await self._ensure_writable()
         updates = [(key, SetValue(self._bytes(value))) for key, value in values]
-        _raise_first(await run_async(self.engine.update_many(updates)))
+        raise_first(await run_async(self.engine.update_many(updates)))
 
     async def delete(self, key: str) -> None:
-        """Erase a value; nothing happens where there is none. A shard left without chunks is removed."""
+        """Erase a value; nothing happens if there is none. A shard left without chunks is removed."""
         await self._ensure_writable()
         await run_async(self.engine.update((key, ERASE)))
 
@@ -237,14 +239,14 @@ class ShardedStore(StoreFace, Store):
     # -- listing ---------------------------------------------------------------------------------------------------
 
     def list(self) -> AsyncIterator[str]:
-        """Every presented key, in no particular order."""
+        """Yield every presented key, in no particular order."""
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Every key below ``prefix``. The path of a node counts as ``path/``: ``ct`` does not list ``ct2``."""
+        """Yield every key below ``prefix``. The path of a node counts as ``path/``: ``ct`` does not list ``ct2``."""
         await self._ensure_open()
         if prefix.startswith("/"):
-            return  # no key does; to the engine, as in the 2022 draft, it would mean everything
+            return  # no key starts so; to the engine, as in the 2022 draft, it would mean everything
         if prefix and not prefix.endswith("/") and await run_async(self.engine.is_node(prefix)):
             prefix += "/"
         async for batch in iterate(lambda: self.engine.list_batches(prefix), _BATCHES_AT_ONCE):
@@ -252,7 +254,7 @@ class ShardedStore(StoreFace, Store):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The names directly below a path, exactly: below an array's own level the indices of its shards are read."""
+        """Yield the names directly below a path, exactly: below an array's own level the indices of its shards are read."""
         await self._ensure_open()
         directory = _directory(prefix)
         listed = await run_async(self.engine.list_dir(directory))
@@ -282,10 +284,10 @@ class ShardedStore(StoreFace, Store):
 
 
 def byte_request(wanted: object) -> ByteRequest:
-    """zarr's byte requests in the engine's words.
+    """Return the engine's byte request for one of zarr's.
 
     Raises:
-        ValueError: it is none of zarr's.
+        ValueError: it is not one of zarr's.
     """
     match wanted:
         case None:
@@ -306,12 +308,5 @@ def _buffer(value: Value, prototype: BufferPrototype) -> Buffer | None:
     return None if value is None else prototype.buffer.from_bytes(value)
 
 
-def _raise_first(errors: Iterable[Exception | None]) -> None:
-    for error in errors:
-        if error is not None:
-            raise error
-
-
 def _directory(prefix: str) -> str:
-    prefix = prefix.strip("/")
-    return prefix + "/" if prefix else ""
+    return join(prefix.strip("/"), "")

@@ -9,10 +9,10 @@ from shardstore.storage.base import Failed, Found, Storage, document_read
 
 
 async def stale_consolidated(storage: Storage, path: str) -> list[str]:
-    """Return the groups above ``path`` whose consolidated metadata does not say what is at ``path`` now, the outermost first.
+    """Return the groups above ``path`` whose consolidated metadata differs from what is at ``path`` now, the outermost first.
 
-    Ask after a node was copied, moved or removed, for its old path and its new one: whoever opens such a group by its consolidated
-    metadata sees what was. To consolidate it again is up to the user.
+    Ask after a node was copied, moved or removed, for its old path and its new one: a program that opens such a group by its consolidated
+    metadata sees the old state. Consolidating it again is left to the user.
     """
     if not path:
         return []
@@ -25,7 +25,7 @@ async def stale_consolidated(storage: Storage, path: str) -> list[str]:
     for key, outcome in zip(keys, outcomes, strict=True):
         if isinstance(outcome, Failed):
             raise outcome.error
-        # Of what is no JSON object it counts only that it is there.
+        # If it is no JSON object, it only counts that it is there.
         documents[key] = parse_object(outcome.buffers[0]) or {} if isinstance(outcome, Found) else None
     v3, is_v2 = documents[of_node[0]], documents[of_node[1]] is not None or documents[of_node[2]] is not None
     stale: list[str] = []

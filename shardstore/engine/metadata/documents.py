@@ -36,9 +36,9 @@ _NOT_STORED_YET = Generation("planned")
 
 @dataclass(frozen=True, slots=True)
 class PlannedArray:
-    """An array's document as it will be stored, and on which condition.
+    """An array's document as it will be stored, and the condition on which it will be stored.
 
-    It ``goes_first`` where it replaces a document by which its chunks would be something else; behind its chunks elsewhere.
+    It is written after the array's chunks, unless it ``goes_first``: because it replaces a document that gives the chunks another meaning.
     """
 
     stored: bytes
@@ -71,11 +71,11 @@ class Documents:
         return await self._reader.read(path)
 
     def learn(self, path: str, outcome: ReadOutcome) -> StoredDocument | None:
-        """Return the same from a ``document_read`` of it, and remember what it says."""
+        """Return the stored document from the outcome of a ``document_read`` of it, and remember the node."""
         return self._reader.learn(path, outcome)
 
     async def write(self, path: str, data: BytesLike, *, only_if_absent: bool = False, own_shards: OwnShards = OwnShards.REFUSED) -> bool:
-        """Store what a client wrote as the document of ``path``; ``False`` where ``only_if_absent`` and there was one.
+        """Store what a client wrote as the document of ``path``; with ``only_if_absent``, return ``False`` if there was one.
 
         Raises:
             InvalidInput: the client asks for shards itself and may not, changes what the bytes of existing chunks mean, or would
@@ -90,8 +90,9 @@ class Documents:
         return await self._replace(path, written, own_shards)
 
     async def revise(self, path: str, compute: Callable[[bytes | None], bytes | None]) -> None:
-        """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None``: there is none, or is to be none.
-        Nothing is stored where it returns the very bytes that it was given.
+        """Store what ``compute`` makes of the document of ``path``, as clients see it; ``None`` means no document, before or after.
+
+        Nothing is stored if it returns the very bytes that it was given.
 
         Raises as ``write`` and ``erase`` do.
         """
@@ -117,7 +118,7 @@ class Documents:
     async def _replace(
         self, path: str, new: Callable[[StoredDocument | None], bytes | _Fate], own_shards: OwnShards = OwnShards.REFUSED
     ) -> bool:
-        """Store what ``new`` makes of the current document, or remove it; ``False`` where it is kept, and nothing was changed."""
+        """Store what ``new`` makes of the current document, or remove it. Return ``False`` if it is kept, and nothing was changed."""
         turn = self._contention.turn(metadata_key(path))
         while True:
             current = await self.read(path)
@@ -145,9 +146,9 @@ class Documents:
     async def plan_array(
         self, path: str, data: BytesLike, *, erased_first: bool, own_shards: OwnShards = OwnShards.REFUSED
     ) -> PlannedArray | None:
-        """Return how an array's document will be stored, for a transaction that writes its chunks too; ``None``: it is no array's.
+        """Return how an array's document will be stored, for a transaction that writes its chunks too; ``None`` if it is no array's.
 
-        ``erased_first``: the transaction erases what is there before it writes. Raises as ``write`` does.
+        With ``erased_first``, the transaction erases what is there before it writes. Raises as ``write`` does.
         """
         document = parse_object(data)
         if document is None or not is_array(document):
@@ -167,7 +168,7 @@ class Documents:
         return PlannedArray(stored, await self._condition(current), replace(node, is_uncommitted=is_uncommitted), goes_first)
 
     async def check_planned(self, planned: PlannedArray) -> None:
-        """Is what the array was planned from still there? Asked before its chunks are written.
+        """Check, before the chunks of an array are written, that the document from which it was planned is still there.
 
         Raises:
             Conflict: another client changed the document meanwhile; nothing of the array was written.
@@ -179,7 +180,7 @@ class Documents:
             raise Conflict(f"another client wrote the metadata of array {path!r} during the transaction: try again")
 
     async def write_planned(self, planned: PlannedArray) -> None:
-        """Store a planned document, if what it was planned from is still there.
+        """Store a planned document, if the document from which it was planned is still there.
 
         Raises:
             Conflict: another client changed the document meanwhile.
@@ -189,8 +190,8 @@ class Documents:
             generation = await self._write(path, planned.stored, planned.condition)
         except ConditionFailed as exc:
             raise Conflict(
-                f"another client wrote the metadata of array {path!r} during the transaction; the transaction's shards of a new array "
-                "are withdrawn: try again"
+                f"another client wrote the metadata of array {path!r} during the transaction. The shards that this transaction wrote for "
+                "the new array were removed again: try again"
             ) from exc
         self._stored(path, planned.stored, generation)
 
@@ -200,7 +201,7 @@ class Documents:
 
     @contextmanager
     def _doubted_unless_carried_out(self, path: str) -> Iterator[None]:
-        """Doubt what is known of a document where the change in this block ends in an error: it may have been made."""
+        """Have the document read again if the change in this block ends in an error: the change may have been made."""
         try:
             yield
         except BaseException:

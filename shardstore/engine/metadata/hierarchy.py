@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, NotFound
 from shardstore.format.json_text import JsonObject, loads_object
-from shardstore.format.metadata_v3 import METADATA_NAME, ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
-from shardstore.format.store_keys import metadata_key, metadata_path, possible_owners
+from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, is_group, parse_layout, parse_plain
+from shardstore.format.store_keys import join, metadata_key, metadata_path, possible_owners
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome, Storage, document_read
@@ -49,27 +49,29 @@ class Node:
     layout: ArrayLayout | None = None
     plain: PlainArray | None = None
     reason: str = ""
-    """Why it passes through, in words."""
+    """The reason, in words, why it passes through."""
     damage: Literal["json", "empty", ""] = ""
-    """The damage of an "other" node: it is JSON, or was meant to be, or nothing at all; either may have been the metadata of an array."""
+    """The damage of an "other" node: JSON of another kind, or cut JSON, or no bytes at all; all may have been the metadata of an array."""
     is_uncommitted: bool = False
-    """An open transaction creates it: no other client may have written anything of it."""
+    """True if an open transaction creates it: no other client may have written any part of it."""
     metadata_server_time: float = NEVER
-    """When the server was last seen to have this version of the document, by its own clock; ``NEVER`` where it does not tell."""
+    """The time, by the server's clock, when it last answered with this version of the document; ``NEVER`` if it gives no time."""
+
+    @property
+    def array(self) -> ArrayLayout | PlainArray | None:
+        """The array, sharded or not, if its chunk keys are known."""
+        return self.layout or self.plain
 
     def coords_of(self, relative_key: str) -> ChunkCoords | None:
-        """Return the chunk that a key relative to this node names, or ``None`` where this node has no such chunk."""
-        if self.layout is not None:
-            return self.layout.key_encoding.decode(relative_key, self.layout.ndim)
-        if self.plain is not None:
-            return self.plain.key_encoding.decode(relative_key, len(self.plain.shape))
-        return None
+        """Return the chunk that a key relative to this node names, or ``None`` if this node has no such chunk."""
+        array = self.layout or self.plain
+        return None if array is None else array.key_encoding.decode(relative_key, array.ndim)
 
     def predates_metadata_check(self, outcome: ReadOutcome) -> bool:
         """Return whether an object that was read had been there for a while when this document was seen.
 
-        Then it is what the document says, as surely as by another look at that: objects are deleted before a document is written that
-        gives them another meaning.
+        If so, it has the layout in the document, and the document need not be read again: objects are deleted before a document is written
+        that gives them another meaning.
         """
         return (
             isinstance(outcome, Found) and outcome.times is not None and outcome.times.stored + _SURELY_SECONDS < self.metadata_server_time
@@ -95,7 +97,7 @@ class ChunkTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocatedChunks:
-    """Many chunks of one sharded array: in which of some shards each lies, ``(n,)``, and in which slot of it, ``(n,)``."""
+    """Many chunks of one sharded array: the number of the shard that each chunk lies in, ``(n,)``, and its slot there, ``(n,)``."""
 
     node: Node
     layout: ArrayLayout
@@ -137,11 +139,11 @@ class PlainTarget:
 
     key: str
     unreadable: str = ""
-    """Why the document of a node that may own the key says nothing; an object that is there may be a shard then."""
+    """The reason why the document of a node that may own the key cannot be read; an object at the key may be a shard then."""
     may_read: bool = True
-    """Not where that document looks like damaged metadata; where it never was any, the key hides nothing."""
+    """False if that document looks like damaged metadata. If it never was metadata, the object cannot be a shard."""
     may_create: bool = True
-    """Not where it looks like the rest of metadata. (Of something empty that is not sure: zarr's own tests create chunks beside it.)"""
+    """False if that document looks like the rest of metadata. An empty one does not count: zarr's own tests create chunks beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +157,15 @@ Target = ChunkTarget | MetadataTarget | PlainTarget | GoneTarget
 
 
 def shard_key(path: str, layout: ArrayLayout, shard_coords: ChunkCoords) -> str:
-    encoded = layout.key_encoding.encode(shard_coords)
-    return f"{path}/{encoded}" if path else encoded
+    return join(path, layout.key_encoding.encode(shard_coords))
 
 
 def _located_with(first: ChunkTarget, keys: Sequence[str]) -> LocatedChunks | None:
-    """Return the chunks as those of the array that ``first`` is one of; ``None`` where that cannot be told of all at a glance."""
+    """Return the chunks, all of the array of ``first``; ``None`` if their keys do not all begin with that array's path and ``c``."""
     node, layout = first.node, first.layout
     if layout.key_encoding.name != "default":
         return None
-    before = metadata_key(node.path).removesuffix(METADATA_NAME)
+    before = join(node.path, "")
     if not all(key.startswith(before) for key in keys):
         return None
     coords = layout.key_encoding.decode_all([key[len(before) :] for key in keys] if before else keys, layout.ndim)
@@ -195,7 +196,7 @@ class HierarchyRegistry:
             return self._roots.get(member)
 
     def seeing(self, member: Hierarchy, path: str) -> list[tuple[Hierarchy, str]]:
-        """Return the others that see something of what ``member`` has at ``path``, each with its own path of that."""
+        """Return the others that see ``path`` of ``member``, or something below it, each with its own path for it."""
         with self._lock:
             mine = self._roots.get(member)
             place = f"{mine}/{path}" if path else mine
@@ -214,7 +215,7 @@ class Hierarchy:
     ) -> None:
         self._storage = storage
         self.deep_arrays = deep_arrays
-        """The paths of arrays whose shards are no stored objects, as ``LevelledStorage`` keeps them; to be looked at from any thread."""
+        """The paths of arrays whose shards are not stored objects, as ``LevelledStorage`` keeps them; read from any thread."""
         self._given_ttl = ttl
         self._clock = clock
         self._nodes: dict[str, Node] = {}
@@ -235,12 +236,12 @@ class Hierarchy:
 
     @cached_property
     def _ttl(self) -> float:
-        """Seconds. Found out at the first use: until then a local root may be mounted, and with it what the storage can do may change."""
+        """The time to live in seconds. It is set at the first use: until then a local root may be mounted, which changes capabilities."""
         return math.inf if self._storage.capabilities.static else self._given_ttl
 
     @property
     def never_checks(self) -> bool:
-        """Return whether documents are believed for ever."""
+        """Return whether documents are never read again."""
         return self._ttl == math.inf
 
     def is_fresh(self, node: Node) -> bool:
@@ -248,7 +249,7 @@ class Hierarchy:
 
     @contextmanager
     def pending(self, nodes: Iterable[Node]) -> Iterator[None]:
-        """Take these nodes, for the block, as given, whatever is stored: their documents follow."""
+        """Use these nodes in the block, whatever is stored: a transaction writes their documents after their chunks."""
         self._pending = {node.path: node for node in nodes}
         try:
             yield
@@ -275,13 +276,13 @@ class Hierarchy:
                 other._ask_again(known)
 
     def _known_below(self, path: str) -> list[str]:
-        inside = path + "/" if path else ""
+        inside = join(path, "")
         return [p for p in (*self._nodes, *self._absent, *self._vanished) if p == path or p.startswith(inside)]
 
     # -- others in this process ------------------------------------------------------------------------------------
 
     def join(self, siblings: HierarchyRegistry, url: str) -> None:
-        """Tell the others from now on what this one changes, and be told. ``url`` is that of the root."""
+        """Inform the other hierarchies of changes from now on, and be informed by them. ``url`` is that of the root."""
         siblings.add(self, url)
         self._siblings = siblings
 
@@ -291,7 +292,7 @@ class Hierarchy:
             other.join(self._siblings, url)
 
     def announce(self, path: str) -> None:
-        """Tell the others that this process has just written or erased the document of ``path``."""
+        """Inform the others that this process has just written or erased the document of ``path``."""
         for other, theirs in self._siblings.seeing(self, path):
             other._ask_again(theirs)
 
@@ -314,6 +315,11 @@ class Hierarchy:
         if (node := self._nodes.get(path)) is not None:
             self._nodes[path] = replace(node, validated_at=NEVER)
 
+    def distrust_all(self) -> None:
+        """Read every document again before it is believed, and look again for what was absent."""
+        for path in self._known_below(""):
+            self._ask_again(path)
+
     def export(self) -> list[Node]:
         """Return arrays and their generations, to travel with a pickle; at the other end they count as stale."""
         arrays = (n for n in self._nodes.copy().values() if n.kind in ("sharded", "array") and n.path not in self.deep_arrays)
@@ -326,7 +332,7 @@ class Hierarchy:
     # -- reading documents -----------------------------------------------------------------------------------------
 
     def describe(self, path: str, data: bytes | memoryview, generation: Generation) -> tuple[Node, JsonObject | None]:
-        """Return the node that a stored document describes, and the document itself where it is JSON."""
+        """Return the node that a stored document describes, and the document itself if it is JSON."""
         now = self._clock()
         try:
             document = loads_object(data)
@@ -417,7 +423,7 @@ class Hierarchy:
     # -- from keys to chunks ---------------------------------------------------------------------------------------
 
     async def locate(self, keys: Sequence[str], *, for_write: bool) -> list[Target]:
-        """Return what each key means. One round of metadata requests as a rule, none where all that matters is known and fresh.
+        """Return what each key means. That takes at most one round of metadata requests as a rule, and none if all arrays are fresh.
 
         Raises:
             NotFound: (writes) the key is a chunk of an array that was sharded and that has been deleted or moved.
@@ -437,7 +443,7 @@ class Hierarchy:
             to_load: dict[str, None] = {}
             waiting: list[tuple[int, list[tuple[str, str]]]] = []
             for i, owners in undecided:
-                owner = self._owner(owners)
+                owner = self.owner(owners)
                 if owner is not None and (self._may_trust(owner[0], for_write) or owner[0].path in loaded):
                     node, coords = owner
                     targets[i] = PlainTarget(keys[i]) if node.layout is None else ChunkTarget.of(keys[i], node, node.layout, coords)
@@ -464,7 +470,7 @@ class Hierarchy:
         """
         if self._pending or metadata_path(key) is not None:
             return None
-        owner = self._owner(possible_owners(key))
+        owner = self.owner(possible_owners(key))
         if owner is None:
             return None
         node, coords = owner
@@ -473,9 +479,9 @@ class Hierarchy:
         return ChunkTarget.of(key, node, node.layout, coords)
 
     async def locate_together(self, keys: Sequence[str], *, for_write: bool) -> LocatedChunks | None:
-        """Like ``locate``, of many keys that are all chunks of the sharded array that the first one is a chunk of; else ``None``.
+        """Locate many keys, if all are chunks of the sharded array of the first one; otherwise return ``None``.
 
-        Of keys that begin with the path of a known array and ``c/``, or ``c.``, no array further out can be the owner. Raises as that does.
+        If keys begin with the path of a known array and ``c/`` or ``c.``, no array further out can be the owner. Raises as that does.
         """
         if len(keys) < _MANY:
             return None
@@ -483,30 +489,31 @@ class Hierarchy:
         return _located_with(first, keys) if isinstance(first, ChunkTarget) else None
 
     def fresh_together(self, keys: Sequence[str]) -> LocatedChunks | None:
-        """Like ``locate_together``, where the array is known and need not be looked at again; from any thread."""
+        """Do the same if the array is known and fresh; from any thread."""
         first = self.fresh_chunk(keys[0]) if len(keys) >= _MANY else None
         return None if first is None else _located_with(first, keys)
 
     def _may_trust(self, node: Node, for_write: bool) -> bool:
-        """Return whether what is remembered of an array will do.
+        """Return whether the remembered document of an array need not be read again.
 
-        For reads a sharded array is checked again beside its indices. What is not sharded has none: nothing else would show
-        that its chunk keys have become shards.
+        For reads a sharded array is checked again beside its indices. An array that is not sharded has no indices: only its document shows
+        whether its chunk keys have become shards.
         """
         return self.is_fresh(node) or (not for_write and node.layout is not None)
 
-    def _owner(self, owners: list[tuple[str, str]]) -> tuple[Node, ChunkCoords] | None:
-        """Return the outermost known array that has such a chunk."""
+    def owner(self, owners: list[tuple[str, str]], *, fresh: bool = False) -> tuple[Node, ChunkCoords] | None:
+        """Return the outermost known array that has such a chunk, and the chunk; ``owners`` are the ``possible_owners`` of its key.
+
+        With ``fresh``, arrays whose documents have to be read again do not count.
+        """
         for path, rest in owners:
             node = self.known(path)
-            coords = node.coords_of(rest) if node is not None else None
-            if node is not None and coords is not None:
+            if node is not None and (coords := node.coords_of(rest)) is not None and (not fresh or self.is_fresh(node)):
                 return node, coords
         return None
 
     def _recently_asked(self, path: str) -> bool:
-        """Return whether a read may believe what is known, or was absent. (That a key is a chunk of a sharded array it may
-        believe longer: that is checked again when an index is loaded. That it is none, nothing else would show.)"""
+        """Return whether the document of ``path`` was read, or found absent, a short while ago, so that a read need not ask for it."""
         known = self.known(path)
         return self.recently_absent(path) if known is None else self.is_fresh(known)
 
@@ -519,7 +526,7 @@ class Hierarchy:
         return self._vanished.get(path)
 
     def _vanished_owner(self, owners: list[tuple[str, str]], for_write: bool) -> bool:
-        """Return whether the key is a chunk of an array that this process knew as sharded; it must not become an object of its own."""
+        """Return whether the key is a chunk of an array that was sharded and is gone: it must not become an object of its own."""
         for path, rest in owners:
             node = self._vanished.get(path)
             if node is None or node.coords_of(rest) is None:

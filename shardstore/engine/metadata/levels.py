@@ -1,4 +1,4 @@
-"""Storage whose arrays may be sharded several times, shown with so many levels taken off that one is left.
+"""A storage whose arrays may be sharded several times, shown with only one level of sharding left.
 
 ::
 
@@ -9,8 +9,9 @@
       first storage            an engine, shown as a storage, upon what is stored
     what is stored             data of every other array, as it is
 
-An engine as a storage gives chunks versions and replaces them by these, so the client's engine commits to them as to objects. Documents are
-never read through such an engine: what is shown is computed of the stored one, whose version it has, and replaced on that condition.
+When an engine serves as a storage, each chunk has a version and is replaced on condition of it. So the client's engine treats chunks as
+objects. Documents are never read through such an engine: the shown document is computed from the stored one, has its version, and is
+replaced on condition of that version.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike, CopiedRang
 from shardstore.storage.base import CHANGED, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.requests.body import joined
 from shardstore.storage.requests.conditions import failed
-from shardstore.storage.wrappers import StorageWrapper
-from shardstore.stored.detect import DetectedStorage, is_draft
+from shardstore.storage.wrappers import SettledStorage, StorageWrapper
+from shardstore.stored.detect import DetectedStorage
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,9 +42,9 @@ _KEYS_AT_ONCE = 256
 
 
 class LevelledStorage(StorageWrapper):
-    """``inner``, of whose sharded arrays no more than one level is left to be taken off, down to the level that is ``wanted``.
+    """``inner``, with so many levels of sharding removed that only the last one is left, down to the level that is ``wanted``.
 
-    ``above`` makes an engine upon a storage and shows what that presents as a storage.
+    ``above`` makes an engine upon a storage, and returns that engine as a storage.
     """
 
     def __init__(self, inner: Storage, wanted: PresentLevel, above: Callable[[Storage], Storage]) -> None:
@@ -52,18 +53,12 @@ class LevelledStorage(StorageWrapper):
         self._above = above
         self._storages = [inner]
         self.deep_arrays: dict[str, int] = {}
-        """The levels below arrays whose shards are no stored objects, by path, as their documents were last seen."""
-
-    def _is_active(self) -> bool:
-        """Return whether there may be anything to take off. By default only storage transformers are, which only drafts have."""
-        return self._wanted != 1 or is_draft(self.inner)
+        """By path, the number of levels below arrays whose shards are not stored objects, as their documents were last seen."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those that the storage of every array has: an engine is no better than what it works upon."""
+        """The capabilities that the storage of every array has: an engine can do no more than the storage that it works upon."""
         below = self.inner.capabilities
-        if not self._is_active():
-            return below
         atomic = below.atomic_commits
         conditional_delete = atomic and below.conditional_delete
         return replace(below, create_if_absent=atomic, compare_and_swap=atomic, conditional_delete=conditional_delete, guarded_reads=False)
@@ -93,7 +88,7 @@ class LevelledStorage(StorageWrapper):
             self.deep_arrays.pop(path, None)
 
     def _shown(self, path: str, outcome: ReadOutcome) -> ReadOutcome:
-        """Return what the read of a whole stored document gives a client; where its data is from now on is remembered."""
+        """Return what the read of a whole stored document gives a client, and remember how many levels are below the array."""
         if isinstance(outcome, Failed):
             return outcome
         if not isinstance(outcome, Found):
@@ -116,13 +111,10 @@ class LevelledStorage(StorageWrapper):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        if not self._is_active():
-            outcomes = await self.inner.read(reads)
-            return outcomes if not self._is_active() else await self.read(reads)  # what is stored has just been found out
         paths = [metadata_path(read.key) for read in reads]
         asked = [read if path is None else document_read(read.key) for read, path in zip(reads, paths, strict=True)]
         places = [self.inner if path is not None else self._storage_of(read.key) for read, path in zip(reads, paths, strict=True)]
-        # Documents come last: they have to be true of the data that was read before them.
+        # Documents are read last: they have to be true of the data that was read before them.
         outcomes = await _each(places, asked, lambda storage, some: storage.read(some), self.inner)
         return [
             outcome if path is None else _of_read(read, self._shown(path, outcome))
@@ -130,7 +122,7 @@ class LevelledStorage(StorageWrapper):
         ]
 
     async def stat(self, key: str) -> ObjectInfo | None:
-        if not self._is_active() or metadata_path(key) is None:
+        if metadata_path(key) is None:
             return await self._storage_of(key).stat(key)
         (outcome,) = await self.read([document_read(key)])
         if isinstance(outcome, Failed):
@@ -143,8 +135,6 @@ class LevelledStorage(StorageWrapper):
         path = metadata_path(key)
         if path is None:
             return await self._storage_of(key).write(key, body, nbytes, condition)
-        if not self._is_active():
-            return await self.inner.write(key, body, nbytes, condition)
         data = await joined(body, nbytes, key)
         document = parse_object(data)
         if path in self.deep_arrays:
@@ -174,7 +164,7 @@ class LevelledStorage(StorageWrapper):
         return await self.inner.write(key, [encoded], len(encoded), condition)
 
     async def _stored_group(self, path: str, data: bytes, document: JsonObject) -> bytes:
-        """Return a group's document with what it says of arrays as these are stored, or as it said before."""
+        """Return a group's document, with the documents of arrays inside as these are stored, or as they were in it before."""
         below = list(consolidated_arrays(document))
         if not below:
             return data
@@ -245,25 +235,18 @@ class LevelledStorage(StorageWrapper):
 
     # -- listing -------------------------------------------------------------------------------------------------------
 
-    async def _settle(self) -> None:
-        """Find out what is stored, which listing finds out in any case."""
-        if isinstance(self.inner, DetectedStorage):
-            await self.inner.settled()
-
     async def _within(self, prefix: str) -> Storage:
-        """Return where a listing below ``prefix`` has to look: among the chunks of an array with levels below, or at what is stored."""
+        """Return the storage to list below ``prefix``: that of the chunks of an array with levels below, or what is stored."""
         paths = [path for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
         await self.read([document_read(metadata_key(path)) for path in paths])
         return next((self._storage_at(self.deep_arrays[path]) for path in paths if path in self.deep_arrays), self.inner)
 
     async def list_dir(self, prefix: str) -> DirListing:
-        await self._settle()
-        return await (await self._within(prefix) if self._is_active() else self.inner).list_dir(prefix)
+        return await (await self._within(prefix)).list_dir(prefix)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        await self._settle()
-        storage = await self._within(prefix) if self._is_active() else self.inner
-        if storage is not self.inner or not self._is_active():
+        storage = await self._within(prefix)
+        if storage is not self.inner:
             async for info in storage.list(prefix):
                 yield info
             return
@@ -288,7 +271,7 @@ class LevelledStorage(StorageWrapper):
     async def _outside(
         self, page: Sequence[ObjectInfo], seen: dict[str, PlainArray | None], deep: dict[str, PlainArray]
     ) -> Sequence[ObjectInfo]:
-        """Return those of some stored objects that are no shards of arrays with levels below, which are added to ``deep``."""
+        """Return the stored objects that are not shards of arrays with levels below; these arrays are added to ``deep``."""
         await self._look_up([info.key for info in page if metadata_path(info.key) is None], seen)
         outside: list[ObjectInfo] = []
         for info in page:
@@ -313,8 +296,36 @@ class LevelledStorage(StorageWrapper):
                 seen[path] = array if isinstance(array, PlainArray) else None
 
 
+class LevelledDraft(SettledStorage):
+    """``detected``, or, if a draft hierarchy is stored there, ``levelled``, which takes the levels of ``detected`` off.
+
+    By default only storage transformers are taken off, and only drafts have any.
+    """
+
+    def __init__(self, detected: DetectedStorage, levelled: LevelledStorage) -> None:
+        super().__init__(detected)
+        self._detected = detected
+        self._levelled = levelled
+
+    async def settled(self) -> Storage:
+        stored = await self._detected.settled()
+        return self.found_meanwhile() or stored
+
+    def found_meanwhile(self) -> Storage | None:
+        self.found = self._levelled if self._detected.is_draft else self._detected.found
+        return self.found
+
+    async def first_read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        found = self.found_meanwhile()
+        if found is None:
+            outcomes = await self._detected.read(reads)
+            if (found := self.found_meanwhile()) is not self._levelled:
+                return outcomes
+        return await found.read(reads)
+
+
 def _unknown_owner(key: str, seen: dict[str, PlainArray | None]) -> str | None:
-    """Return the outermost array that could own a key and was not looked at; ``None`` where one that was is known to own it."""
+    """Return the outermost array that could own a key and is not in ``seen``; ``None`` if an array in ``seen`` owns it."""
     for path, rest in possible_owners(key):
         if path not in seen:
             return path
@@ -337,7 +348,7 @@ def _with_content(outcome: Found, data: bytes) -> Found:
 
 
 def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
-    """Return what a document that was read whole gives for a read of a part, or of one version."""
+    """Return the outcome of a read of a part, or of one version, from a document that was read whole."""
     if not isinstance(outcome, Found):
         return outcome
     if read.generation is not None and read.generation != outcome.generation:
@@ -349,7 +360,7 @@ def _of_read(read: Read, outcome: ReadOutcome) -> ReadOutcome:
 async def _each(
     places: Sequence[Storage], items: Sequence[T], call: Callable[[Storage, Sequence[T]], Awaitable[Sequence[R]]], last: Storage
 ) -> list[R]:
-    """Make one call for each of the places, with its items, and then for ``last``; return the results in the order of the items."""
+    """Make one call for each place, with its items, and then one for ``last``; return the results in the order of the items."""
     if all(place is last for place in places):
         return list(await call(last, items)) if items else []
     numbers: dict[int, list[int]] = {}

@@ -16,17 +16,17 @@ from shardstore.storage.base import Absent, Changed, Failed, Found, ReadOutcome,
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A stored document as it was read: its bytes, version, the node, and the JSON where it is JSON."""
+    """A stored document as it was read: its bytes, its version, the node, and the parsed JSON, if it is JSON."""
 
     data: bytes
     generation: Generation
     node: Node
     document: JsonObject | None
     hides_kept: bool = True
-    """True where clients do not see what is kept for the view of Zarr v2."""
+    """True if clients do not see the members that are kept for the view of Zarr v2."""
 
     def presented(self) -> bytes:
-        """Return the bytes that a client sees; the stored ones unchanged where nothing has to be translated."""
+        """Return the bytes that a client sees: the stored ones, unchanged, if nothing has to be translated."""
         if self.document is None:
             return self.data
         presented = present_node(self.document)
@@ -37,7 +37,7 @@ class StoredDocument:
 
 @dataclass(eq=False, repr=False)
 class DocumentReader:
-    """Reads documents as they are now; what they say is remembered by the hierarchy."""
+    """Reads documents as they are now; the hierarchy remembers the nodes."""
 
     _storage: Storage
     _hierarchy: Hierarchy

@@ -41,8 +41,10 @@ from shardstore.stored.detect import is_draft
 
 @dataclass(frozen=True, slots=True)
 class ChunkObjects:
-    """The objects at an array's keys: one that holds chunks, if there is one, and shards of nothing but an index before it, with the
-    versions of which that is known."""
+    """The objects at an array's keys: the first one that holds chunks, if any, and the shards before it that hold only an index.
+
+    ``without`` has these shards with their versions.
+    """
 
     with_chunks: str | None
     without: dict[str, Generation]
@@ -86,7 +88,7 @@ class Translation:
         nothing_there: bool = False,
         own_shards: OwnShards = OwnShards.REFUSED,
     ) -> JsonObject:
-        """Return the stored document of an array. ``nothing_there``: its chunks will have been erased before it is stored."""
+        """Return the stored document of an array. With ``nothing_there``, its chunks are erased before it is stored."""
         previous = current.document if current is not None and is_array(current.document or {}) else None
         presented = self._carried(presented, previous)
         if current is not None and previous is not None:
@@ -100,8 +102,8 @@ class Translation:
             stored = self._as_asked(presented)
             if levels_below(levels_of(stored), self._options.present_level):
                 raise InvalidInput(
-                    f"array {path!r} asks for shards that hold shards, of which present_level={self._options.present_level!r} shows other "
-                    "chunks than its creator writes: create it through a store with present_level=1"
+                    f"array {path!r} has nested shards. With present_level={self._options.present_level!r}, clients would see other chunks "
+                    "than the creator writes: create it through a store with present_level=1"
                 )
             await self._refuse_over_objects(path, stored, current, nothing_there)
             return stored
@@ -122,9 +124,9 @@ class Translation:
         return stored
 
     def _as_asked(self, document: JsonObject) -> JsonObject:
-        """Return how an array is stored for which the client has chosen the shards: as given, where the codec does the sharding.
+        """Return the stored document of an array for which the client has chosen the shards: as given, if the codec does the sharding.
 
-        One that cannot be shown chunk by chunk passes through whole, for every client.
+        An array that cannot be shown chunk by chunk passes through whole, for every client.
         """
         layout = parse_layout(document)
         if isinstance(layout, str) or not self._options.shards_by_transformer(is_draft=is_draft(self._storage)):
@@ -133,7 +135,7 @@ class Translation:
         return shard_document(present_array(document), index_format, by_transformer=True)
 
     async def _refuse_over_objects(self, path: str, stored: JsonObject, current: StoredDocument | None, nothing_there: bool) -> None:
-        """Refuse a new sharded array that would make shards of objects that are there; those of a damaged document are its own."""
+        """Refuse a new sharded array if objects at its keys would be taken for shards, unless they are those of its damaged document."""
         layout = parse_layout(stored)
         if isinstance(layout, str) or nothing_there or self._is_known(path, layout, current):
             return
@@ -153,7 +155,7 @@ class Translation:
         return (was.chunk_shape, was.key_encoding, was.index_format) == (layout.chunk_shape, layout.key_encoding, layout.index_format)
 
     def _restored(self, path: str, presented: JsonObject, current: StoredDocument | None) -> JsonObject | None:
-        """Return the same sharding again for an array whose document was damaged while this process knew its layout."""
+        """Return the document with its old sharding, for an array whose document was damaged while this process knew its layout."""
         known = self._hierarchy.known(path)
         plain = parse_plain(presented)
         if current is None or current.node.kind != "other" or known is None or known.layout is None or isinstance(plain, str):
@@ -196,15 +198,14 @@ class Translation:
         return data if translated == original else dumps(translated)
 
     def _carried(self, document: JsonObject, previous: JsonObject | None, nodes: Mapping[str, JsonObject] | None = None) -> JsonObject:
-        """Return the document with what is kept for the view of Zarr v2, which clients of this one do not see."""
+        """Return the document with the members that are kept for the view of Zarr v2; clients do not see these members."""
         return carry_kept(document, previous, nodes) if self._options.present.hides_kept else document
 
     # -- what must not be reinterpreted ----------------------------------------------------------------------------
 
     async def _refuse_while_chunks_exist(self, node: Node, change: str) -> None:
-        """Refuse to make something else of an array that still has chunks; shards without chunks are cleared away."""
-        array = node.layout or node.plain
-        objects = None if array is None else await self.chunk_objects(node.path, array)
+        """Refuse to change the meaning of an array that still has chunks; remove its shards without chunks."""
+        objects = None if node.array is None else await self.chunk_objects(node.path, node.array)
         if objects is not None and (objects.with_chunks is not None or not await self.clear_away(objects)):
             raise InvalidInput(
                 f"the metadata of array {node.path!r} cannot change while it has chunks: the new document {change}. "
@@ -226,7 +227,7 @@ class Translation:
         return ChunkObjects(None, without)
 
     async def clear_away(self, objects: ChunkObjects) -> bool:
-        """Remove the shards without chunks; whether all are gone: one that somebody has written a chunk to since is left as it is."""
+        """Remove the shards without chunks, and return whether all are gone. A shard that got a chunk meanwhile stays as it is."""
         deletions = (self._storage.delete(key, IfGeneration(generation)) for key, generation in objects.without.items())
         errors = [outcome for outcome in await asyncio.gather(*deletions, return_exceptions=True) if isinstance(outcome, BaseException)]
         for error in errors:
@@ -235,7 +236,10 @@ class Translation:
         return not errors
 
     async def _emptied(self, found: ObjectInfo, index_format: IndexFormat) -> Generation | None:
-        """Return the version of a shard that is only an index without entries, as is left where a server ignores conditions on DELETE."""
+        """Return the version of a shard that is only an index without entries; ``None`` for another object.
+
+        Such shards are written instead of a deletion if a server ignores conditions on DELETE.
+        """
         if found.nbytes != index_format.nbytes:
             return None
         (outcome,) = await self._storage.read([Read(found.key, (index_format.request(),))])
@@ -248,7 +252,7 @@ class Translation:
 
 
 def refusal_of_shards(path: str) -> str:
-    """Return the words of the error for a client that asks for shards and may not."""
+    """Return the message of the error for a client that asks for shards and may not."""
     return (
         f"array {path!r} asks for shards itself (shards=, encoding['shards'] copied from a native dataset, storage_transformers), and "
         "this client would take a whole shard for what others call a chunk. Through zarr-python, on a store with pipeline=True and "

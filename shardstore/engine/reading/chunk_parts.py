@@ -1,8 +1,8 @@
-"""Many chunks in parts, each of which is read by the thread that decodes it, a moment before it does.
+"""Many chunks, divided into parts; each part is read by the thread that decodes it, just before it decodes it.
 
-What is read in a batch lies in memory all at once: memory that has to be made, and is cold when it is decoded. A part is short, and its
-memory was that of the part before. This is for storages that can read in any thread, local files, and for shards whose indices are known
-and verified. Whatever is not as expected, the reader does.
+A batch lies in memory all at once: the memory has to be allocated, and is out of the processor's cache when it is decoded. A part is short,
+and reuses the memory of the part before. This works with storages that can read in any thread, such as local files, and with shards whose
+indices are known and verified. Everything else is left to the reader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import Places, places_in
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.reads import ReadLimits, coalesce_all
-from shardstore.storage.base import Found, Read, ReadOutcome, Storage
+from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
 
 Ints = npt.NDArray[np.int64]
@@ -41,17 +41,15 @@ class ReadsInThreads(Protocol):
     """A storage that can read in the calling thread, whichever it is."""
 
     def reads_in_threads(self) -> bool:
-        """Return whether that is the best way, as for local files; to be asked once it has been used: what is there can be mounted by
-        that.
-        """
+        """Return whether that is the best way, as it is for local files. Ask after the first use: that may mount the place."""
 
     def read_in_memory(self, read: Read) -> Found | None:
-        """The answer, of exactly the bytes that were asked for, where they need not be waited for. ``None`` where they must be: the system
-        is fetching them.
+        """Return the answer, of exactly the bytes that were asked for, if they are in memory. If not, return ``None``: the system fetches
+        them.
         """
 
     def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Like ``Storage.read``."""
+        """Read as ``Storage.read`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,11 @@ class ChunkParts:
     """The numbers of what the engine has to be asked for."""
 
     def in_memory(self, part: Part) -> list[memoryview] | None:
-        """The chunks of a part, unless they have to be waited for: then ``wait_for`` it later. From any thread."""
+        """Return the chunks of a part, or ``None`` if they have to be waited for: then call ``wait_for`` later. From any thread."""
         return self._cut(part, self.storage.read_in_memory(part.read))
 
     def wait_for(self, part: Part) -> list[memoryview] | None:
-        """The chunks of a part; ``None``: the engine has to be asked for everything of its shard. From any thread."""
+        """Return the chunks of a part; ``None`` if the engine has to be asked for all of its shard. From any thread."""
         (outcome,) = self.storage.read_here([part.read])
         return self._cut(part, outcome)
 
@@ -118,7 +116,7 @@ class PartLimits:
 
     least_bytes: int = 2**16
     most_bytes: int = 2**20
-    """As much as the allocator keeps for the next part."""
+    """The allocator keeps as many bytes for the next part."""
 
 
 class PartReads:
@@ -135,12 +133,12 @@ class PartReads:
         self.part_limits = PartLimits()
         self._counters = counters
         self.is_of_use = True
-        """Not where it was found out that the storage is better read otherwise."""
+        """False once it was found out that the storage is better read in another way."""
 
     def known(self, keys: Sequence[str], threads: int) -> ChunkParts | LocatedChunks | None:
-        """Like ``find``, where the array is fresh and all indices are remembered; from any thread.
+        """Return what ``find`` returns, if the array is fresh and all indices are cached; from any thread.
 
-        Where only indices are missing, the result is where the chunks are, for ``find``.
+        If only indices are missing, return where the chunks are, for ``find``.
         """
         located = self._hierarchy.fresh_together(keys)
         if located is None:
@@ -157,7 +155,7 @@ class PartReads:
         return self._divided(located, indices, threads)
 
     async def find(self, keys: Sequence[str], threads: int, located: LocatedChunks | None = None) -> ChunkParts | None:
-        """Return whole chunks, for so many threads; ``None`` where the engine has to be asked for all. ``known`` found ``located``."""
+        """Return whole chunks in parts for so many threads; ``None`` if the engine has to be asked for all. ``known`` found ``located``."""
         try:
             if located is None:
                 located = await self._hierarchy.locate_together(keys, for_write=False)
@@ -230,15 +228,8 @@ def _add_parts(divided: ChunkParts, shards: list[_Indexed], gap_bytes: int, limi
 
 
 def _that_are_read(shards: Sequence[_Indexed], of_shard: Ints, places: Places) -> npt.NDArray[np.bool_]:
-    """Return which shards are read here: not those with damaged entries, nor those whose index nothing would confirm; ``(shards,)``."""
+    """Return ``(shards,)``: true for shards that are read here. Others have damaged entries, or an index that no read would confirm."""
     asked = np.bincount(of_shard, places.exists & (places.nbytes > 0), len(shards)) > 0
     is_current = np.array([shard.is_current for shard in shards])
     kept: npt.NDArray[np.bool_] = (asked | is_current) & (np.bincount(of_shard, places.is_damaged, len(shards)) == 0)
     return kept
-
-
-def part_reads(
-    storage: Storage, hierarchy: Hierarchy, indices: IndexCache, reader: Reader, limits: ReadLimits, counters: Counters
-) -> PartReads | None:
-    """The batches of a storage that reads in any thread; ``None`` where it cannot."""
-    return PartReads(storage, hierarchy, indices, reader, limits, counters) if isinstance(storage, ReadsInThreads) else None

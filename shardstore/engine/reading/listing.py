@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 
+from shardstore.engine.fresh_layout import StaleLayout, with_fresh_layout
 from shardstore.engine.index_cache import CachedIndex
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.stale_layout import StaleLayout, with_fresh_layout
 from shardstore.errors import ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding, looks_like_chunk_prefix
 from shardstore.format.store_keys import ancestors, join, metadata_path, possible_owners
@@ -25,7 +25,7 @@ _INDICES_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class ListedValue:
-    """A presented key and the size of its value in bytes (``None``: it is not known yet, as a rule that of a document)."""
+    """A presented key and the size of its value in bytes; ``None`` if the size is not known yet, as that of most documents."""
 
     key: str
     nbytes: int | None
@@ -71,7 +71,7 @@ class Listing:
         self._reader = reader
 
     async def array_prefix(self, prefix: str, *, even_damaged: bool = False) -> ArrayPrefix | None:
-        """The sharded array into whose chunk keys ``prefix`` reaches, as the storage has it now.
+        """Return the sharded array into whose chunk keys ``prefix`` reaches, as the storage has it now.
 
         Raises:
             Corruption: the document of an array that was sharded is no longer one, unless ``even_damaged``.
@@ -93,7 +93,7 @@ class Listing:
                 yield value
 
     async def batches(self, prefix: str) -> AsyncIterator[ListedBatch]:
-        """Every presented key that starts with the string ``prefix``, with its size, in no particular order; at most a shard's at once.
+        """Yield every presented key that starts with ``prefix``, with its size, in no particular order, at most a shard's at once.
 
         Raises:
             Corruption: the index of a shard that may hold such keys is damaged.
@@ -117,62 +117,50 @@ class Listing:
                     yield _batch([found])
         plain: list[ObjectInfo] = []
         async for found, shard in self.stored(stored_prefix):
-            if shard is None:
-                if found.key.startswith(prefix):
-                    plain.append(found)
-                    if len(plain) >= at_once:
-                        yield _batch(plain)
-                        plain = []
-                        at_once = min(4 * at_once, _INDICES_AT_ONCE)
-                continue
-            shards.append(shard)
-            if len(shards) >= at_once:
-                for batch in await self._expand(shards, prefix, leading):
+            if shard is not None:
+                shards.append(shard)
+            elif found.key.startswith(prefix):
+                plain.append(found)
+            if max(len(plain), len(shards)) >= at_once:
+                for batch in await self._expand(plain, shards, prefix, leading):
                     yield batch
-                shards = []
+                plain, shards = [], []
                 at_once = min(4 * at_once, _INDICES_AT_ONCE)
-        if plain:
-            yield _batch(plain)
-        for batch in await self._expand(shards, prefix, leading):
+        for batch in await self._expand(plain, shards, prefix, leading):
             yield batch
 
     async def stored(self, prefix: str) -> AsyncIterator[tuple[ObjectInfo, ShardRead | None]]:
-        """The stored objects whose own keys start with ``prefix``, each with the shard that it is, if it is one."""
+        """Yield the stored objects whose own keys start with ``prefix``, each with the shard that it is, if it is one."""
         async for found in self._storage.list(prefix):
             yield found, await self._as_shard(found)
 
     async def _as_shard(self, found: ObjectInfo) -> ShardRead | None:
-        """The shard that a stored object is, or ``None``."""
+        """Return the shard that a stored object is, or ``None``."""
         owners = possible_owners(found.key)
         if not owners or metadata_path(found.key) is not None:
             return None
-        for path, rest in owners:
-            node = self._hierarchy.known(path)
-            coords = node.coords_of(rest) if node is not None and self._hierarchy.is_fresh(node) else None
-            if node is not None and coords is not None:
-                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
-        unknown = [p for p, _ in owners if (n := self._hierarchy.known(p)) is None or not self._hierarchy.is_fresh(n)]
-        nodes = await self._hierarchy.load(p for p in unknown if not self._hierarchy.recently_absent(p))
-        for path, rest in owners:
-            node = nodes.get(path) or self._hierarchy.known(path)
-            coords = node.coords_of(rest) if node is not None else None
-            if node is not None and coords is not None:
-                return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
-        return None
+        owner = self._hierarchy.owner(owners, fresh=True)
+        if owner is None:
+            unknown = [p for p, _ in owners if (n := self._hierarchy.known(p)) is None or not self._hierarchy.is_fresh(n)]
+            await self._hierarchy.load(p for p in unknown if not self._hierarchy.recently_absent(p))
+            owner = self._hierarchy.owner(owners)
+        if owner is None:
+            return None
+        node, coords = owner
+        return None if node.layout is None else ShardRead(node, node.layout, coords, found.key)
 
-    async def _expand(self, shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
-        if not shards:
-            return iter(())
+    async def _expand(self, plain: list[ObjectInfo], shards: list[ShardRead], prefix: str, leading: ChunkCoords) -> Iterator[ListedBatch]:
+        """Return the objects as they are, and the chunks of each shard."""
         current: list[tuple[ShardRead, CachedIndex]] = []
-        for shard, index in await self._current_indices(shards):
+        for shard, index in await self._current_indices(shards) if shards else ():
             if isinstance(index, ShardStoreError):
                 raise index
             if index is not None:
                 current.append((shard, index))
-        return (self._chunks(shard, index, prefix, leading) for shard, index in current)
+        return chain([_batch(plain)] if plain else [], (self._chunks(shard, index, prefix, leading) for shard, index in current))
 
     async def _current_indices(self, shards: list[ShardRead]) -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
-        """Each shard with its index; shards of arrays that have become something else meanwhile are left out."""
+        """Return each shard with its index, without the shards of arrays that have become something else meanwhile."""
 
         async def attempt() -> list[tuple[ShardRead, CachedIndex | ShardStoreError | None]]:
             nonlocal shards
@@ -216,9 +204,9 @@ class Listing:
         return await directly_below(prefix, self.values(prefix))
 
     async def _possible_prefixes(self, within: ArrayPrefix, prefix: str) -> ListedDir | None:
-        """For a prefix between an array and its last dimension: all that the shards there could hold of the array's grid.
+        """Return, for a prefix between an array and its last dimension, the prefixes of all chunks in the grid that the shards could hold.
 
-        Of what lies beyond the grid, such as a resize leaves it, only that which exists: the shards at the end are asked for it.
+        A resize may leave chunks beyond the grid. Of these only those that exist are returned: the shards at the end are asked for them.
         """
         layout = within.node.layout
         assert layout is not None
@@ -247,8 +235,8 @@ class Listing:
         return ListedDir(_as_presented(listed), (*prefixes, *others))
 
     async def _rows(self, stored_prefixes: list[str], leading: ChunkCoords) -> AsyncIterator[int]:
-        """Return where along the dimension behind ``leading`` the shards below some prefixes hold chunks; could, where an index is
-        damaged.
+        """Yield the positions along the dimension behind ``leading`` where the shards below some prefixes hold chunks, or could hold
+        chunks if their index is damaged.
         """
         for below in stored_prefixes:
             shards: list[ShardRead] = []
@@ -275,7 +263,7 @@ class Listing:
 
 
 async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> ListedDir:
-    """Return what of all values below ``prefix`` lies directly below it."""
+    """Return the values and prefixes directly below ``prefix``, out of all values below it."""
     here: list[ListedValue] = []
     prefixes: dict[str, None] = {}
     async for value in values:
@@ -288,14 +276,12 @@ async def directly_below(prefix: str, values: AsyncIterator[ListedValue]) -> Lis
 
 
 def _cuts(prefix: str) -> list[tuple[str, str]]:
-    """``(path, rest)`` of every array into whose chunk keys ``prefix`` could reach."""
+    """Return ``(path, rest)`` of every array into whose chunk keys ``prefix`` could reach."""
     return [(path, rest) for path, rest in ancestors(prefix) if looks_like_chunk_prefix(rest)]
 
 
 def _listed(found: ObjectInfo) -> ListedValue:
-    """An object that is presented as it is, or a document, whose presented size only reading it would tell, as that of objects of which
-    the listing does not tell it.
-    """
+    """Return an object that is presented as it is, or a document. The presented size of a document is known only once it is read."""
     is_told = metadata_path(found.key) is None and found.nbytes != UNKNOWN_NBYTES
     return ListedValue(found.key, found.nbytes if is_told else None)
 
@@ -310,7 +296,7 @@ def _as_presented(listed: DirListing) -> tuple[ListedValue, ...]:
 
 
 def _laid_out_by(node: Node | None, shard: ShardRead) -> ShardRead | None:
-    """The same object as a shard of the array as it is now, or ``None`` where it is none."""
+    """Return the same object as a shard of the array as it is now, or ``None`` if it is no shard of it."""
     if node is None or node.layout is None:
         return None
     coords = node.coords_of(shard.key[len(join(node.path, "")) :])
@@ -318,7 +304,7 @@ def _laid_out_by(node: Node | None, shard: ShardRead) -> ShardRead | None:
 
 
 def _common(a: str, b: str) -> str:
-    """The longest common beginning."""
+    """Return the longest common beginning."""
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -1,9 +1,9 @@
-"""Single chunks that can be read without waiting for anything: in the thread that asks, instead of a hop to the IO loop and back.
+"""Reads single chunks of local files in the page cache: at once, in the calling thread, without a hop to the IO loop and back.
 
-That is so where the array's document is fresh, the shard's index is known and verified, and the storage holds the bytes in memory: a local
-file in the page cache. It is the reader's second round for one chunk, with the same checks; whatever is not as expected, the reader does.
+That is possible if the array's document is fresh, the shard's index is known and verified, and the storage holds the bytes in memory. It is
+the reader's second round for one chunk, with the same checks. Everything else is left to the reader.
 
-Called from any thread, beside the IO loop: it looks at what others replace as a whole, and changes nothing of it.
+Called from any thread, beside the IO loop: it only looks at values that others replace as a whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardstore.engine.index_cache import IndexCache
 from shardstore.engine.metadata.hierarchy import Hierarchy
 from shardstore.errors import Corruption
 from shardstore.model.ranges import ByteRange, ByteRequest, resolve
-from shardstore.storage.base import Found, Read, Storage
+from shardstore.storage.base import Found, Read
 from shardstore.storage.wrappers import Counters
 
 
@@ -23,11 +23,11 @@ class ReadsPageCache(Protocol):
     """A storage that can answer some reads without waiting."""
 
     def read_page_cache(self, read: Read) -> Found | None:
-        """The answer, of exactly the bytes that were asked for; ``None`` where it would have to be waited for, or is another."""
+        """Return the answer, of exactly the bytes that were asked for; ``None`` if it has to be waited for, or is any other."""
 
 
 class PageCacheReader:
-    """Single reads of one store."""
+    """Reads single chunks of one store."""
 
     def __init__(self, storage: ReadsPageCache, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> None:
         self._storage = storage
@@ -36,7 +36,7 @@ class PageCacheReader:
         self._counters = counters
 
     def get(self, key: str, request: ByteRequest) -> memoryview | None:
-        """Return what is asked for of a chunk that exists; ``None`` says nothing: ask the engine."""
+        """Return the bytes that ``request`` asks for, of a chunk that exists; ``None`` means: ask the engine."""
         target = self._hierarchy.fresh_chunk(key)
         if target is None:
             return None
@@ -59,8 +59,3 @@ class PageCacheReader:
         (data,) = found.buffers
         self._counters.add(requests=1, bytes_read=len(data), chunks_read=1, index_hits=1)
         return data
-
-
-def page_cache_read(storage: Storage, hierarchy: Hierarchy, indices: IndexCache, counters: Counters) -> PageCacheReader | None:
-    """The reads of a storage that can answer some at once; ``None`` where it cannot."""
-    return PageCacheReader(storage, hierarchy, indices, counters) if isinstance(storage, ReadsPageCache) else None

@@ -1,14 +1,14 @@
-"""Loading the indices of a region before its chunks are wanted, so that each of them is one round of requests and not two."""
+"""Loads the indices of a region before its chunks are wanted, so that reading a chunk takes one round of requests instead of two."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from shardstore.engine.fresh_layout import with_fresh_layout
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.errors import InvalidInput, NotFound, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
@@ -59,7 +59,7 @@ def _shards(node: Node, layout: ArrayLayout, region: Sequence[slice] | None) -> 
 
 
 def _positions(axes: Sequence[range]) -> Iterator[ChunkCoords]:
-    """Like ``itertools.product``, which would first write out the axes, however long."""
+    """Yield what ``itertools.product`` would, which first makes tuples of the axes, however long they are."""
     if not axes:
         yield ()
         return

@@ -1,9 +1,9 @@
-"""Reading chunks out of shards: indices, then chunks; two rounds for any batch, one where the indices are cached.
+"""Reads chunks out of shards: first indices, then chunks. That is two rounds of requests for any batch, and one if the indices are cached.
 
-Index and chunks of a shard come from one generation. Where it changes in between, the shard is read again; after some
-tries a single request that holds both its index and its chunks settles the matter. The array's document is read again beside
-the chunks where the index was read just now, so that the shard is not read by the layout of an array that was there before. A shard
-that is older than the last look at the document needs no other.
+Index and chunks of a shard come from one generation. If it changes in between, the shard is read again; after some
+tries a single request gets both its index and its chunks. If the index was read just now, the array's document is read again beside
+the chunks, so that the shard is not read by the layout of an array that was there before. A shard that is older than the last look at
+the document needs no other look at it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions, parse_chunk_version
 from shardstore.engine.metadata.hierarchy import NEVER, ChunkTarget, Hierarchy, Node
 from shardstore.engine.reading.shard_chunks import (
@@ -25,11 +26,10 @@ from shardstore.engine.reading.shard_chunks import (
     slice_all,
     wanted_chunks,
 )
-from shardstore.engine.stale_layout import StaleLayout
 from shardstore.errors import Conflict, Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
-from shardstore.format.store_keys import metadata_key
+from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
@@ -40,18 +40,18 @@ from shardstore.storage.wrappers import Counters
 _PINNED_TRIES = 4
 _REMEMBERED_ARRAYS = 10_000
 _MOST_DEAD_BYTES = 2**20  # of a short shard that is appended to
-_COMPRESSED = 2  # shards of so many times the bytes that are asked for with an index may come whole, or half
+_COMPRESSED = 2  # shards of so many times the bytes that are read with an index may still come whole: chunks are compressed
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The first answer about a shard."""
+    """The answer to the first request of a shard."""
 
     shard: ShardRead
     outcome: ReadOutcome
     index: CachedIndex | ShardStoreError | None
     is_sure: bool
-    """It is known to be what the array's document says, without another look at that."""
+    """True if the shard is known to be of the array's layout, without another look at the array's document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,27 @@ class _Left:
     chunks: list[_ChunkRead] = field(default_factory=list)
     """Chunks to be read by indices that have just come."""
     firsts: list[_First] = field(default_factory=list)
-    """The first answers about shards that were not asked for whole."""
+    """The answers about shards that were not read whole."""
     whole: list[_First] = field(default_factory=list)
-    """Shards that came whole, and whose arrays have yet to be looked at."""
+    """Shards that were read whole, and whose arrays' documents are still to be checked."""
     came: list[_ChunkRead] = field(default_factory=list)
-    """Chunks whose arrays have yet to be looked at."""
+    """Chunks that were read, and whose arrays' documents are still to be checked."""
     checked: set[str] = field(default_factory=set)
-    """Paths of arrays that have been looked at in this round where they were not fresh."""
+    """Paths of arrays whose documents were checked in this round, unless they were fresh."""
     again: list[ShardRead] = field(default_factory=list)
-    """Shards that have changed, or whose arrays have."""
+    """Shards that changed, or whose arrays did: they have to be read again."""
 
 
 @dataclass(slots=True)
 class _Others:
-    """Reads of other objects that go along with the first round."""
+    """Reads of other objects, which are sent with the first round."""
 
     reads: Sequence[Read]
     outcomes: list[ReadOutcome] | None = None
 
 
 class Reader:
-    """Reads of sharded chunks for one store."""
+    """Reads the sharded chunks of one store."""
 
     def __init__(self, storage: Storage, hierarchy: Hierarchy, indices: IndexCache, limits: ReadLimits, counters: Counters) -> None:
         self._storage = storage
@@ -104,14 +104,14 @@ class Reader:
         self._limits = limits
         self._counters = counters
         self.first_bytes_per_batch = 2**24
-        """The bytes that are asked for with the indices of one batch at most."""
+        """The most bytes that are read along with the indices of one batch."""
         self.useless_attempts = 4
-        """After so many, of one array, nothing is asked for with its indices any more."""
+        """After so many useless attempts in one array, nothing is read along with its indices any more."""
         self._versions = IndexVersions(storage)
-        self._useless: dict[str, int] = {}  # by path of array: how many times in a row what came with an index was of no use
+        self._useless: dict[str, int] = {}  # by path of array: how many times in a row the bytes that came with an index were of no use
 
     def shard_read(self, read: Read, target: ChunkTarget) -> Read | None:
-        """The read of a shard's version for that of a chunk's; ``None`` where it is the version of something else."""
+        """Return the read of a shard that does the read of a chunk of some version; ``None`` if that is the version of something else."""
         if read.generation is None:
             return None
         cached = self._indices.get(target.shard_key, target.layout.index_format)
@@ -131,7 +131,7 @@ class Reader:
     # -- indices ---------------------------------------------------------------------------------------------------
 
     async def load_indices(self, shards: Sequence[ShardRead]) -> list[CachedIndex | ShardStoreError | None]:
-        """The current index of each shard, one request a shard; ``None`` where there is no shard.
+        """Return the current index of each shard, by one request a shard; ``None`` if there is no shard.
 
         Raises:
             StaleLayout: an array turned out to be laid out otherwise.
@@ -152,8 +152,10 @@ class Reader:
         return indices
 
     async def verified_indices(self, shards: Sequence[ShardRead]) -> list[tuple[CachedIndex | ShardStoreError | None, bool]] | None:
-        """The verified index of each shard, ``None`` where there is none, and whether it was read just now: else a read of its version has
-        to confirm it. The arrays are fresh. ``None`` instead of a list where that is not so.
+        """Return the verified index of each shard, ``None`` if there is no shard, and whether it was read just now.
+
+        If it was not, a read of its version has to confirm it. The arrays are fresh. Returns ``None`` instead of a list if an index
+        cannot be verified.
 
         Raises:
             ShardStoreError: of an array's document.
@@ -173,18 +175,13 @@ class Reader:
         return [(next(new), True) if index is None else (index, False) for index in remembered]
 
     def is_sure(self, index: CachedIndex) -> bool:
-        """Return whether the index was read by the layout that its shard was written by, as far as is asked for; from any thread."""
+        """Return whether the index is known to be decoded by the layout of its shard, or need not be; from any thread."""
         return index.is_verified or self._hierarchy.never_checks
 
-    async def chunk_nbytes(self, shard: ShardRead) -> int | None:
-        """The encoded size of the one chunk that is wanted of a shard; ``None``: there is none. Raises as ``chunk_place``."""
-        found = await self.chunk_place(shard)
-        return None if found is None else found[1].nbytes
-
     async def chunk_place(self, shard: ShardRead, *, surely: bool = False) -> tuple[Generation, ChunkLocation] | None:
-        """Return where the one chunk that is wanted of a shard lies, as the shard's index has it now; ``None``: there is none.
+        """Return the version of a shard, and where the one chunk that is wanted of it lies there; ``None`` if there is no such chunk.
 
-        ``surely`` reads the array's document after the index, where that has not been verified.
+        With ``surely``, the array's document is read after the index, unless the index is verified.
 
         Raises:
             Corruption: the index is damaged, or the chunk's entry in it.
@@ -203,7 +200,7 @@ class Reader:
         return None if where is None or index is None else (index.generation, where)
 
     def decode_index(self, shard: ShardRead, outcome: ReadOutcome) -> CachedIndex | ShardStoreError | None:
-        """The index that a read of it gave; remembered."""
+        """Return the index that a read of it gave, and remember it."""
         match outcome:
             case Failed(error):
                 return error
@@ -237,10 +234,10 @@ class Reader:
         after: bool = False,
         others: _Others | None = None,
     ) -> list[ReadOutcome]:
-        """One round; beside it the metadata of arrays that was not checked for a while, or is ``unsure``, is checked again, and ``others``
-        are read that have not been.
+        """Read in one round, together with those ``others`` that have not been read yet, and with documents that have to be checked.
 
-        With ``after`` the unsure is read behind the round: then it verifies what was read in it.
+        These are the documents of arrays that were not checked for a while, or whose paths are in ``unsure``. With ``after``, documents are
+        read after the round if any of them is ``unsure``: then they verify what was read in it.
         """
         if self._hierarchy.never_checks:
             unsure = ()
@@ -267,13 +264,17 @@ class Reader:
         for (path, before), outcome in zip(expected.items(), outcomes, strict=True):
             now = self._hierarchy.learn(path, outcome)
             if now is None or now.layout is None or not same_shards(now.layout, before.layout):
-                self._indices.drop_prefix(path + "/" if path else "")
+                self._indices.drop_prefix(join(path, ""))
                 changed = True
         if changed:
             raise StaleLayout
 
     async def _confirm_layouts(self, shards: Sequence[ShardRead]) -> None:
-        """Before damage is reported: was it the layout that was out of date?"""
+        """Read the documents of the shards' arrays again, because the layout may be stale: before damage is reported, for example.
+
+        Raises:
+            StaleLayout: it was.
+        """
         nodes = {s.node.path: s.node for s in shards}
         outcomes = await self._storage.read([document_read(metadata_key(path)) for path in nodes])
         self._check_layouts(nodes, outcomes)
@@ -281,11 +282,11 @@ class Reader:
     # -- chunks ----------------------------------------------------------------------------------------------------
 
     async def read(self, shards: Sequence[ShardRead], count: int) -> list[Value]:
-        """The values of ``count`` requests that are spread over ``shards``. Raises as ``read_with``."""
+        """Return the values of ``count`` requests that are spread over ``shards``. Raises as ``read_with``."""
         return (await self.read_with(shards, count, ()))[0]
 
     async def read_with(self, shards: Sequence[ShardRead], count: int, others: Sequence[Read]) -> tuple[list[Value], list[ReadOutcome]]:
-        """The values of ``count`` requests that are spread over ``shards``; and ``others``, which are read in the first round of these.
+        """Return the values of ``count`` requests that are spread over ``shards``, and the outcomes of ``others``, read in the first round.
 
         Raises:
             StaleLayout: an array turned out to be laid out otherwise; nothing was returned from it.
@@ -313,12 +314,12 @@ class Reader:
         return values
 
     async def _try(self, shards: Sequence[ShardRead], values: list[Value], others: _Others) -> list[ShardRead]:
-        """One attempt of two rounds, or one; the shards that changed meanwhile are left."""
+        """Make one attempt, of one round or two; return the shards that changed meanwhile."""
         known: list[_ChunkRead] = []
         unknown: list[ShardRead] = []
         for shard in shards:
             cached = self._indices.get(shard.key, shard.layout.index_format)
-            # Whether a chunk is missing can only be believed of an index that a read confirms.
+            # That a chunk is missing can only be believed of an index that a read confirms.
             places = None if cached is None or shard.wants_everything else cached.index.places(shard.slots, cached.object_nbytes)
             if cached is None or places is None or not makes_a_request(places, shard):
                 unknown.append(shard)
@@ -335,7 +336,7 @@ class Reader:
         return left.again
 
     def _chunk_read(self, shard: ShardRead, index: CachedIndex, places: Places, values: list[Value]) -> list[_ChunkRead]:
-        """The read of what is wanted of a shard; none where nothing of it exists."""
+        """Return the read of the wanted chunks of a shard, in a list; an empty list if none of them exists."""
         wanted = wanted_chunks(shard, index, places, values)
         return [_ChunkRead(shard, index, wanted, coalesce_all(wanted.starts, wanted.ends, self._limits))] if wanted.numbers else []
 
@@ -348,9 +349,10 @@ class Reader:
         unsure: Collection[str] = (),
         others: _Others | None = None,
     ) -> list[_First]:
-        """One request of each shard that its index comes with. The metadata is checked in the same step where the storage can do that.
+        """Read each shard by one request that holds its index. If the storage has guarded reads, they check the array's document as well.
 
-        Elsewhere it is read in the same round: of ``with_metadata``, where the array was not checked for a while, or is ``unsure``.
+        Otherwise the documents are read in the same round: those of ``with_metadata`` whose arrays were not checked for a while, or are
+        ``unsure``.
         """
         guards = [self._guard(shard) for shard in shards]
         reads = [Read(s.key, (r,), None, guard) for s, r, guard in zip(shards, requests, guards, strict=True)]
@@ -369,7 +371,7 @@ class Reader:
         return _First(shard, outcome, index, is_sure)
 
     def _predates_check(self, shard: ShardRead, outcome: ReadOutcome) -> bool:
-        """Return whether the document, as it was known before the read or seen since, tells what was read."""
+        """Return whether the document, as it was known before the read or was seen since, proves the layout of the shard that was read."""
         now = self._hierarchy.known(shard.node.path)
         renewed = (
             now is not None and now.layout is not None and same_shards(now.layout, shard.layout) and now.predates_metadata_check(outcome)
@@ -377,7 +379,7 @@ class Reader:
         return renewed or shard.node.predates_metadata_check(outcome)
 
     def _guard(self, shard: ShardRead) -> Guard | None:
-        """The document without which the index of ``shard`` means nothing, where the storage checks that in the same step."""
+        """Return the guard for the index of ``shard``: the array's document. ``None`` if the storage has no guarded reads."""
         node = self._hierarchy.known(shard.node.path)
         if node is None or not self._storage.capabilities.guarded_reads or self._hierarchy.is_pending(node.path):
             return None
@@ -386,12 +388,12 @@ class Reader:
         return Guard(metadata_key(node.path), node.generation)
 
     async def _first_round(self, shards: list[ShardRead], known: list[_ChunkRead], values: list[Value], others: _Others) -> _Left:
-        """Indices of shards, and shards that come whole; and chunks of those whose indices are known."""
+        """Read the indices of ``shards``, some of these shards whole, and the chunks by indices that are ``known``."""
         whole = [s.wants_everything for s in shards]
         most = self.first_bytes_per_batch // max(1, whole.count(False))
         more = [0 if w else self._first_bytes(s, most) for s, w in zip(shards, whole, strict=True)]
         requests = [_whole_request(s) if w else s.layout.index_format.request_with(n) for s, w, n in zip(shards, whole, more, strict=True)]
-        # Documents go along with what may need no other round; if there is one surely, they are read in that.
+        # Documents are read with what may need no second round. If there surely is one, they are read in that.
         settles = all(self._may_be_sure(shard) for shard in shards)
         alone = [s for s, w, n in zip(shards, whole, more, strict=True) if (w or n) and s.node.metadata_server_time > NEVER]
         along = _Others([*(chunk.read for chunk in known), *(others.reads if others.outcomes is None else ())])
@@ -445,14 +447,14 @@ class Reader:
         return left
 
     def _may_be_sure(self, shard: ShardRead) -> bool:
-        """Return whether it may turn out at once that a shard is what its array's document says."""
+        """Return whether the first round may already prove that a shard is of the layout in its array's document."""
         return shard.node.metadata_server_time > NEVER or self._hierarchy.never_checks or self._storage.capabilities.guarded_reads
 
     def _first_bytes(self, shard: ShardRead, most: int) -> int:
-        """Return how much to ask for with an index: more than that of small shards, where it may save a round.
+        """Return how many bytes to read with an index: of small shards more than the index, if that may save a round.
 
-        It saves none where the document has to be looked at behind it in any case. Of arrays in whose shards it never held what was
-        wanted it is not tried for ever; nor in batches where it would be more than ``most``, which rounds matter little to.
+        It saves no round if the document has to be checked after it in any case. It is given up for arrays where the bytes never held the
+        wanted chunks. Large batches (more than ``most``) do not gain by saving a round.
         """
         limit = self._limits.first_bytes
         if not limit:
@@ -464,7 +466,7 @@ class Reader:
         return limit if self._may_be_sure(shard) and self._useless.get(shard.node.path, 0) < self.useless_attempts else 0
 
     def _window(self, shard: ShardRead, places: Places, object_nbytes: int, came_nbytes: int) -> int | None:
-        """Return where in the object that begins which came with the index, if it holds everything that is wanted; else ``None``."""
+        """Return the offset of the bytes that came with the index, if they hold all that is wanted; otherwise ``None``."""
         start = 0 if shard.layout.index_format.location == "start" else object_nbytes - came_nbytes
         stop = start + came_nbytes
         offsets, nbytes = places.offsets[places.exists], places.nbytes[places.exists]
@@ -477,8 +479,10 @@ class Reader:
         return start if holds_all else None
 
     async def _second_round(self, left: _Left, values: list[Value]) -> list[ShardRead]:
-        """Chunks by indices that have just come; beside them the metadata of arrays whose indices are not verified, of shards of which
-        something is missing, and of those that came whole. The shards that have changed.
+        """Read chunks by new indices, and the documents still to be checked. Return the shards that changed.
+
+        Documents are checked of arrays whose indices are not verified, of shards in which a chunk is missing, and of those that were read
+        whole.
         """
         by_index = [*left.came, *left.chunks]
         unverified = [chunk.shard for chunk in by_index if not chunk.index.is_verified]
@@ -499,13 +503,13 @@ class Reader:
     def _take(
         self, chunks: Sequence[_ChunkRead], outcomes: Sequence[ReadOutcome], just_asked: Collection[str], values: list[Value]
     ) -> list[ShardRead]:
-        """The values of chunks that were read, and those of them whose shards have changed. ``just_asked``: the indices of these were."""
+        """Store the values of chunks that were read; return the shards that changed. ``just_asked`` are those whose indices are new."""
         changed: list[ShardRead] = []
         for chunk, outcome in zip(chunks, outcomes, strict=True):
             shard = chunk.shard
             match outcome:
                 case Failed(error):
-                    # That others are missing would have been confirmed by this read.
+                    # This read would also have confirmed that other chunks of the shard are missing.
                     for i in chunk.wanted.numbers if shard.key in just_asked else shard.numbers:
                         values[i] = error
                 case Absent() | Changed():
@@ -518,7 +522,7 @@ class Reader:
         return changed
 
     async def _settle(self, shards: Sequence[ShardRead], values: list[Value]) -> None:
-        """One request a shard from its first wanted chunk to its end: chunks and index of whichever version is there."""
+        """Read each shard by one request, from its first wanted chunk to its end: chunks and index of the version that is there."""
         indices = await self.load_indices(shards)
         offsets = [self._first_offset(shard, index) for shard, index in zip(shards, indices, strict=True)]
         moved = await self._settle_from(shards, offsets, values)
@@ -526,7 +530,7 @@ class Reader:
             await self._settle_from(moved, [0] * len(moved), values)
 
     async def _settle_from(self, shards: Sequence[ShardRead], offsets: Sequence[int], values: list[Value]) -> list[ShardRead]:
-        """Read each shard from an offset on; those are left of which more is wanted than lies there."""
+        """Read each shard from an offset on; return the shards of which something before that is wanted."""
         left: list[ShardRead] = []
         reads = [Read(s.key, (s.layout.index_format.request_from(o),)) for s, o in zip(shards, offsets, strict=True)]
         outcomes = await self._read_with_metadata(shards, reads, {s.node.path for s in shards}, after=True)
@@ -547,7 +551,7 @@ class Reader:
         return left
 
     def _first_offset(self, shard: ShardRead, index: CachedIndex | ShardStoreError | None) -> int:
-        """Return where the wanted chunks begin, or the index where that comes first and nothing is wanted before it."""
+        """Return the offset of the first wanted chunk, or that of the index if the index comes first."""
         if not isinstance(index, CachedIndex):
             return 0
         places = index.index.places(shard.slots, index.object_nbytes)
@@ -556,7 +560,7 @@ class Reader:
 
 
 def _whole_request(shard: ShardRead) -> ByteRequest:
-    """All of a shard; where its chunks have one length, no more than a shard has whose bytes are half dead."""
+    """Return the request for a whole shard. If all chunks have one length, it asks for twice the bytes of a full shard at most."""
     index_format = shard.layout.index_format
     if index_format.chunk_nbytes is None:
         return EVERYTHING

@@ -1,6 +1,6 @@
-"""The chunks that are wanted of one version of a shard: where they lie by its index, and slices of what was read.
+"""The wanted chunks of one version of a shard: where they lie by its index, and how they are cut out of the bytes that were read.
 
-A chunk whose entry in the index cannot be right, or of which fewer bytes came than it has, is damaged: that is its value then.
+A chunk is damaged if its entry in the index cannot be right, or if fewer bytes came than the entry says. Its value is the error then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
 from shardstore.plan.reads import CoalescedReads
 
 Value = memoryview | None | ShardStoreError
+"""The result of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class ShardRead:
     parts: int = 0
     """The number of requests that are not for whole chunks."""
     versions: dict[int, tuple[Generation, int]] | None = None
-    """The versions and sizes in bytes, where this is given, of the chunks that were read, by number in the batch."""
+    """The versions and sizes in bytes of the chunks that were read, by number in the batch; ``None`` if nobody asks for them."""
 
     @property
     def wants_everything(self) -> bool:
@@ -54,7 +55,7 @@ class ShardRead:
 
 
 def group_located(located: LocatedChunks, requests: Sequence[ByteRequest]) -> list[ShardRead]:
-    """Like ``group_by_shard``, of chunks that were located together; one request for each."""
+    """Group requests by shard, as ``group_by_shard`` does, for chunks that were located together; one request for each."""
     parts = [i for i, request in enumerate(requests) if request is not EVERYTHING]
     shards: list[ShardRead] = []
     for coords, key, numbers in zip(located.shard_coords, located.shard_keys, located.numbers(), strict=True):
@@ -68,6 +69,7 @@ def group_located(located: LocatedChunks, requests: Sequence[ByteRequest]) -> li
 
 
 def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> list[ShardRead]:
+    """Group requests, each with its number in the batch, by the shards that they go to."""
     groups: dict[str, ShardRead] = {}
     for i, target, request in targets:
         group = groups.get(target.shard_key)
@@ -79,9 +81,6 @@ def group_by_shard(targets: Iterable[tuple[int, ChunkTarget, ByteRequest]]) -> l
         if request is not EVERYTHING:
             group.parts += 1
     return list(groups.values())
-
-
-"""The result of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def index_error(shard: ShardRead, cause: Corruption) -> Corruption:
 
 
 def cut(shard: ShardRead, cached: CachedIndex, places: Places, data: memoryview, start: int, values: list[Value]) -> int:
-    """Slices out of ``data``, which begins at byte ``start`` of the object; how many chunks there are."""
+    """Set the wanted ``values`` to slices of ``data``, which begins at byte ``start`` of the object; return the number of chunks."""
     wanted = wanted_chunks(shard, cached, places, values)
     return slice_all(shard, wanted, CoalescedReads.in_one(ByteRange(start, start + len(data)), wanted.starts, wanted.ends), (data,), values)
 
@@ -118,7 +117,7 @@ def release(values: list[Value], numbers: Sequence[int], nbytes: int) -> None:
 
 
 def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values: list[Value]) -> WantedChunks:
-    """Return what exists of what is wanted; of the rest the values are settled: ``None`` for what is missing, or the damage."""
+    """Return the wanted chunks that exist; set the values of the others: ``None`` for what is missing, or the error for damage."""
     numbers, slots, starts, nbytes = shard.numbers, shard.slots, places.offsets, places.nbytes
     requests = shard.requests
     if not places.exists.all():
@@ -139,7 +138,7 @@ def wanted_chunks(shard: ShardRead, cached: CachedIndex, places: Places, values:
 
 
 def slice_all(shard: ShardRead, wanted: WantedChunks, coalesced: CoalescedReads, buffers: Sequence[memoryview], values: list[Value]) -> int:
-    """Return what is wanted, out of the buffers of the requests that it lies in; how many chunks came whole."""
+    """Set the wanted ``values`` to slices of the buffers of their requests; return the number of chunks that came whole."""
     pieces = coalesced.cut(buffers)
     for number, piece in zip(wanted.numbers, pieces, strict=True):
         values[number] = piece

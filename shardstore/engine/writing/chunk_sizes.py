@@ -1,6 +1,6 @@
-"""Checks of updates against the size of a chunk: nothing of a wrong length is stored, and what gives all bytes needs no read.
+"""Checks of updates against the size of a chunk: no chunk of a wrong length is stored, and an update with all bytes needs no read.
 
-Where the codecs of an array give all chunks one length, a chunk of another length would be called damaged by whoever reads it.
+If the codecs of an array give all chunks one length, every reader takes a chunk of another length for damaged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardstore.model.ranges import BytesLike
 
 
 def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | None:
-    """Return why an update would store a chunk of a wrong length, where that can be told without looking at what is stored."""
+    """Return the error if an update would store a chunk of a wrong length, whatever is stored; else ``None``."""
     nbytes = target.layout.encoded_chunk_nbytes
     if nbytes is None:
         return None
@@ -31,7 +31,7 @@ def refusal_of_update(target: ChunkTarget, action: Action) -> InvalidInput | Non
 
 
 def refusal(key: str, data: BytesLike, nbytes: int | None) -> InvalidInput | None:
-    """Return why these are not all the bytes of a chunk; ``nbytes``: those of every chunk, where all have the same."""
+    """Return the error if these are not all the bytes of a chunk; ``nbytes`` is the length of every chunk, if all have the same."""
     if nbytes is None or len(data) == nbytes:
         return None
     return InvalidInput(
@@ -41,9 +41,9 @@ def refusal(key: str, data: BytesLike, nbytes: int | None) -> InvalidInput | Non
 
 
 def with_whole(updates: list[tuple[ChunkTarget, Action]]) -> list[tuple[ChunkTarget, Action]]:
-    """Updates that give all bytes of a chunk need nothing of what is stored.
+    """Return the updates, with patches that give all bytes of a chunk as ``SetValue``, which reads nothing.
 
-    They do where every chunk of the array has their size, and, as the draft has it, where every chunk of the shard is given from its
+    A patch gives all bytes if every chunk of the array has its size, or, as the draft has it, if every chunk of the shard is given from its
     first byte. Specification: sharding storage transformer 1.0 (draft), ``set_partial_values``.
     """
     if not any(isinstance(action, Patch) and action.may_be_whole for _, action in updates):

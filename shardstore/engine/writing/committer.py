@@ -15,12 +15,12 @@ import numpy as np
 
 from shardstore.engine.actions import Action, Swap, apply_actions, changes_nothing, has_swaps, needs_old_value, needs_old_version
 from shardstore.engine.contention import Contention, Turn
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.index_cache import CachedIndex, IndexCache, IndexVersions
 from shardstore.engine.metadata.hierarchy import Hierarchy, Node, shard_key
 from shardstore.engine.options import EngineOptions
 from shardstore.engine.reading.reader import Reader, same_shards
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.stale_layout import StaleLayout
 from shardstore.engine.writing.chunk_sizes import refusal
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, ShardStoreError, Unsupported, WriteOutcomeUnknown
@@ -42,7 +42,7 @@ Refused = dict[int, InvalidInput]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard of one array, as it is laid out now."""
+    """One shard of one array, in the array's present layout."""
 
     node: Node
     layout: ArrayLayout
@@ -83,7 +83,7 @@ class Committer:
         self._warned = False
         self._versions = IndexVersions(storage)
         self.keeps_versions = False
-        """True where the versions of chunks survive commits of this process that do not change them."""
+        """True if chunks keep their versions in commits of this process that do not change them."""
 
     async def commit(self, shard: Shard, actions: SlotActions) -> Refused:
         """Carry out actions on slots of one shard, in one commit; durable on return.
@@ -92,13 +92,13 @@ class Committer:
             StaleLayout: the array is laid out otherwise by now; nothing was written.
             NotFound: the array has been deleted; nothing was written.
             Corruption: a chunk that would have to be kept, or the index, is damaged; nothing was written.
-            Conflict: others were faster too many times in a row; nothing was written.
+            Conflict: other writers replaced the shard first too many times in a row; nothing was written.
         """
         await self._check_capabilities()
         if (need := self._strategy.unsuited(shard.layout.index_format)) is not None:
             raise Unsupported(
-                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy={self._strategy.name!r} needs {need}, which "
-                "this array has not; open the store with strategy='rewrite'"
+                f"shard {shard.key!r} of array {shard.node.path!r} is not written: strategy={self._strategy.name!r} needs {need}. "
+                "This array has no such index: open the store with strategy='rewrite'"
             )
         turn = self._contention.turn(shard.key)
         await turn.start()
@@ -116,7 +116,7 @@ class Committer:
         return refused
 
     async def rewrite(self, shard: Shard, decide: Callable[[CachedIndex], WriteShard | DeleteShard | None]) -> bool:
-        """Store another form of the same chunks, as ``decide`` plans it from the shard's index; whether anything was stored.
+        """Store the same chunks in another form, as ``decide`` plans it from the shard's index; return whether anything was stored.
 
         ``decide`` is asked again after a lost race, and may find that nothing is left to do.
 
@@ -124,7 +124,7 @@ class Committer:
             StaleLayout: the array is laid out otherwise by now; nothing was written.
             NotFound: the array has been deleted; nothing was written.
             Corruption: the index is damaged, or ``decide`` found so; nothing was written.
-            Conflict: others were faster too many times in a row; nothing was written.
+            Conflict: other writers replaced the shard first too many times in a row; nothing was written.
         """
         turn = self._contention.turn(shard.key)
         await turn.start()
@@ -144,7 +144,7 @@ class Committer:
                 return True
 
     async def replace(self, shard: Shard, generation: Generation, plan: WriteShard | DeleteShard) -> None:
-        """Put ``plan``, made from version ``generation`` of a shard whatever its index said, in the place of that version.
+        """Carry out ``plan``, which was made from version ``generation`` of a shard, on condition that this version is still there.
 
         Raises:
             ConditionFailed: the shard is another version now, or gone; nothing was written.
@@ -161,7 +161,9 @@ class Committer:
         self._counters.add(commits=1)
 
     async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
-        """Write a shard of which every chunk is given, whatever is there; ``False`` where that matters: the array is being created."""
+        """Write a shard of which every chunk is given, whatever is there. Return ``False``, and write nothing, if what is there matters:
+        the array is being created.
+        """
         plan = self._plan(shard, None, updates)
         if isinstance(plan, WriteShard):
             condition = self._condition(None) if shard.node.is_uncommitted else UNCONDITIONAL
@@ -208,7 +210,10 @@ class Committer:
             except Corruption as exc:
                 self._indices.drop(key)
                 if not from_cache:
-                    raise self._damaged(shard, exc) from exc
+                    raise Corruption(
+                        f"shard {key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
+                        f"{exc}. Write or erase that chunk first, or in the same batch"
+                    ) from exc
             from_cache = False
 
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
@@ -219,7 +224,7 @@ class Committer:
         )
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
-        """Return the index as it is now, verified; without one, the layout is confirmed after a race that was lost just now.
+        """Return the index as it is now, verified. If there is no shard and a race was just lost, confirm the layout.
 
         Raises:
             StaleLayout: the array is laid out otherwise.
@@ -241,10 +246,11 @@ class Committer:
         return index
 
     async def _confirm(self, shard: Shard) -> None:
-        """Is the shard still laid out as this commit believes?
+        """Check that the shard still has the layout that this commit was planned by.
 
         Raises:
-            StaleLayout: it is not; the keys have to be located again.
+            StaleLayout: it has another one; the keys have to be located again.
+            NotFound: the array has been deleted.
         """
         if (node := await self._hierarchy.node(shard.node.path, fresh=True)) is None:
             raise NotFound(f"array {shard.node.path!r} was deleted by another client while its chunks were being written")
@@ -254,7 +260,7 @@ class Committer:
     async def _resolve(
         self, shard: Shard, cached: CachedIndex | None, actions: SlotActions, swaps: SlotActions, refused: Refused
     ) -> dict[int, BytesLike | None]:
-        """Return the new bytes of each slot; old ones are read where the outcome depends on them, of the version of ``cached``."""
+        """Return the new bytes of each slot. Old bytes, of the version of ``cached``, are read if the outcome depends on them."""
         wanted = [slot for slot, chain in actions.items() if needs_old_value(chain)]
         old: dict[int, BytesLike | None] = dict.fromkeys(wanted)
         if wanted and cached is not None:
@@ -281,7 +287,7 @@ class Committer:
     async def _execute(
         self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, carried: Mapping[int, Generation]
     ) -> CachedIndex | None:
-        """Carry out the plan; the index of the shard that this has made, if it has made one."""
+        """Carry out the plan; return the index of the new shard, or ``None`` if the shard was deleted."""
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._delete(shard, condition)
@@ -294,7 +300,7 @@ class Committer:
         return self._remember(shard, generation, plan, carried)
 
     def _carried_versions(self, cached: CachedIndex | None, updates: Mapping[int, object]) -> dict[int, Generation]:
-        """Return the versions of the chunks that a commit keeps, where somebody asks for versions of chunks."""
+        """Return the versions of the chunks that a commit keeps, if somebody asks for versions of chunks."""
         if cached is None or not self.keeps_versions:
             return {}
         slots: list[int] = np.flatnonzero(cached.index.present()).tolist()
@@ -302,7 +308,7 @@ class Committer:
         return {slot: cached.version(slot, where) for slot, where in places.items() if where is not None}
 
     async def _write_new(self, shard: Shard, plan: WriteShard, condition: Condition) -> Generation:
-        """Write a shard that keeps nothing of an old one."""
+        """Write a shard that keeps no bytes of an old one."""
         body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
         if shard.node.is_uncommitted:
             self._doubtful.add(shard.key)
@@ -354,10 +360,10 @@ class Committer:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     async def rollback_created_shards(self) -> list[str]:
-        """Remove the shards that were written of arrays that could not be created after all, where they are still ours.
+        """Remove the shards that were written for arrays that could not be created after all, if nobody has replaced them.
 
-        Returns what may be left: the keys, each with the reason. One of which it is not known whether it was written is left alone,
-        even where the same bytes are there: they can be those of another client that creates the same array.
+        Returns the keys of shards that may be left, each with the reason. A shard is left if it is not known whether it was written, even
+        if the same bytes are there: they may be those of another client that creates the same array.
         """
         created, self._created = self._created, {}
         left = [f"{key!r} (whether it was written is not known)" for key in sorted(self._doubtful)]
@@ -386,24 +392,18 @@ class Committer:
             self._created[shard.key] = shard, generation
         return index
 
-    def _damaged(self, shard: Shard, cause: Corruption) -> Corruption:
-        return Corruption(
-            f"shard {shard.key!r} of array {shard.node.path!r} cannot be updated, because a chunk that would be kept is damaged: "
-            f"{cause}. Write or erase that chunk first, or in the same batch"
-        )
-
 
 def _not_alone(shard: Shard) -> Conflict:
     return Conflict(
-        f"another client wrote shard {shard.key!r} of array {shard.node.path!r} while a transaction was creating that array; the "
-        "transaction's own shards of it are withdrawn: try again"
+        f"another client wrote shard {shard.key!r} of array {shard.node.path!r} while a transaction was creating that array. The "
+        "shards that the transaction wrote for it were removed again: try again"
     )
 
 
 def _apply(
     shard: Shard, actions: SlotActions, old: dict[int, BytesLike | None], versions: dict[int, Generation], refused: Refused
 ) -> dict[int, BytesLike | None]:
-    """Return the new bytes of each slot; what cannot be applied is noted in ``refused`` and left as it is."""
+    """Return the new bytes of each slot. Slots whose actions cannot be applied are noted in ``refused`` and stay as they are."""
     updates: dict[int, BytesLike | None] = {}
     nbytes = shard.layout.encoded_chunk_nbytes
     for slot, chain in actions.items():
@@ -419,7 +419,7 @@ def _apply(
 
 
 def _tell_versions(swaps: SlotActions, index: CachedIndex | None) -> None:
-    """Tell whoever wants to know which version they have stored. What did not last has one that nobody will see."""
+    """Note in the outcome of each swap the version that it stored. If that did not last, it gets a version that nobody will see."""
     for slot, chain in swaps.items():
         for action in chain:
             if isinstance(action, Swap) and action.outcome.happened and action.data is not None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from shardstore.engine.actions import ERASE, Action
+from shardstore.engine.fresh_layout import with_fresh_layout
 from shardstore.engine.index_cache import CachedIndex, IndexCache
 from shardstore.engine.metadata.hierarchy import ChunkTarget, Hierarchy
 from shardstore.engine.reading.listing import ArrayPrefix, Listing
 from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import ShardRead
-from shardstore.engine.stale_layout import with_fresh_layout
 from shardstore.engine.writing.writer import Writer
-from shardstore.errors import InvalidInput, ShardStoreError
+from shardstore.errors import ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.model.chunks import ChunkCoords
@@ -42,11 +42,8 @@ class Erasing:
         ``keep_documents`` the metadata stays.
 
         Raises:
-            InvalidInput: the prefix ends otherwise.
             Conflict: the metadata of the array kept changing; some chunks may be left.
         """
-        if prefix and not prefix.endswith("/"):
-            raise InvalidInput(f"prefix {prefix!r} does not end with '/': it would cut names in two")
         await with_fresh_layout(lambda: self._erase(prefix, keep_documents), _kept_changing(prefix))
 
     async def erase_chunks(self, prefix: str) -> None:
@@ -95,6 +92,10 @@ class Erasing:
         if batch:
             await self._storage.delete_many(batch)
 
+    async def _delete_all(self, keys: Sequence[str]) -> None:
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            await self._storage.delete_many(keys[start : start + _KEYS_AT_ONCE])
+
     async def _erase(self, prefix: str, keep_documents: bool) -> None:
         within = await self._listing.array_prefix(prefix, even_damaged=True)
         if within is None or not within.rest:
@@ -118,8 +119,7 @@ class Erasing:
         if keep_documents:
             return
         try:
-            for start in range(0, len(documents), _KEYS_AT_ONCE):
-                await self._storage.delete_many(documents[start : start + _KEYS_AT_ONCE])
+            await self._delete_all(documents)
         finally:  # where it failed, some may be gone
             self._hierarchy.forget_below(prefix.rstrip("/"))
 
@@ -128,7 +128,7 @@ class Erasing:
             await cut_links(prefix)
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
-        """Remove the stored objects below ``prefix``; documents are not, but noted, the deepest first."""
+        """Remove the stored objects below ``prefix``. If ``documents`` is given, documents are added to it instead, the deepest first."""
 
         async def to_delete() -> AsyncIterator[str]:
             async for found in self._storage.list(prefix):
@@ -170,13 +170,11 @@ class Erasing:
                 raise outcome
 
     async def _erase_others(self, prefix: str, keep_documents: bool) -> None:
-        """Erase the objects below the prefix that are no shards: they are stored as they are presented."""
+        """Erase the objects below the prefix that are not shards, the documents last."""
         others = [found.key async for found, shard in self._listing.stored(prefix) if shard is None]
         if keep_documents:
             others = [key for key in others if metadata_path(key) is None]
-        others.sort(key=lambda key: (metadata_path(key) is not None, -key.count("/")))
-        for start in range(0, len(others), _KEYS_AT_ONCE):
-            await self._storage.delete_many(others[start : start + _KEYS_AT_ONCE])
+        await self._delete_all(sorted(others, key=lambda key: (metadata_path(key) is not None, -key.count("/"))))
 
 
 def _kept_changing(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Carrying out the plan of one shard: one write on condition, its kept bytes copied by the storage or streamed through here.
+"""Carries out the plan of one shard: one write on condition, whose kept bytes are copied by the storage or streamed through here.
 
 What survives a cancellation, at any await: the old object or the new one, whole.
 """
@@ -27,7 +27,7 @@ class PlanWriter:
         self._windows = MemoryBudget(max_memory)
 
     async def write(self, key: str, source: Generation, plan: WriteShard, condition: Condition) -> Generation:
-        """Store ``plan``, what it copies taken from version ``source`` of the same key; the new version.
+        """Store ``plan``, which copies ranges of version ``source`` of the same key; return the new version.
 
         Raises:
             ConditionFailed: the condition does not hold, or ``source`` is gone. Nothing was written.
@@ -96,10 +96,10 @@ class PlanWriter:
 
 
 class _Windows:
-    """The windows in which what a plan copies is read: ``nbytes`` at most, and in all no more than the stretch that it lies in.
+    """The windows in which the copied ranges of a plan are read.
 
-    What lies between two copies is read with them where that saves requests, and only so often that this holds: chunks may lie in
-    any order.
+    A window has ``nbytes`` at most, and all of them together read no more bytes than lie from the first copied byte to the last. Bytes
+    between two ranges are read too if that saves requests, within this limit: chunks may lie in any order.
     """
 
     def __init__(self, segments: Sequence[Segment], nbytes: int) -> None:

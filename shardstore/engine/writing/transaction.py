@@ -1,4 +1,4 @@
-"""The overlay of a transaction, which holds back values by presented key, in memory up to a bound and in a temporary file past it."""
+"""The overlay of a transaction. It holds values back by presented key: in memory up to a bound, and in a temporary file past it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Overlay:
     def set(self, key: str, data: BytesLike, *, only_if_missing: bool = False, instead: SetValue | None = None) -> None:
         """Hold a value back. ``only_if_missing``: on condition that there is none, which holds again at the commit.
 
-        ``instead`` is what is carried out at the commit, where that is not to set these bytes: they are how clients see it.
+        ``instead`` is carried out at the commit, if it is given: then ``data`` is only what clients see.
 
         Raises:
             StorageError: the temporary file cannot take it; what was held back before is as it was.

@@ -1,4 +1,4 @@
-"""Arrays of Zarr v2 in a store that shards arrays of Zarr v3: they would stay without shards, and nobody would notice."""
+"""Checks new arrays of Zarr v2 in a store that shards arrays of Zarr v3: they would stay without shards, and nobody would notice."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shardstore.storage.base import Storage
 
 @dataclass(eq=False, repr=False)
 class WrittenV2Arrays:
-    """Looks at each document of a new array of Zarr v2 that passes through one store."""
+    """Checks each document of a new array of Zarr v2 that passes through one store."""
 
     _storage: Storage
     _options: EngineOptions
     _has_warned: bool = field(default=False, init=False)
 
     async def check(self, key: str, data: BytesLike, *, nothing_there: bool = False) -> None:
-        """Refuse a new array that would be sharded if it were one of Zarr v3, where the sharding was asked for; else warn, once.
+        """Refuse a new array that would be sharded if it were one of Zarr v3, if the sharding was asked for; otherwise warn, once.
 
-        ``nothing_there``: whatever is stored will have been erased. Any other key is in order.
+        With ``nothing_there``, everything that is stored will have been erased. Keys of anything else are accepted.
 
         Raises:
             InvalidInput: it would be sharded by ``chunks_per_shard``.
@@ -49,7 +49,7 @@ class WrittenV2Arrays:
         warnings.warn(f"{what}, and is stored without shards: {remedy}. Others of this store are not reported", UserWarning, stacklevel=2)
 
     def _would_be_sharded(self, path: str, data: bytes) -> bool:
-        """Return whether the array would be sharded, as far as that can be told; a tuple is meant for all arrays."""
+        """Return whether the array would be sharded if it were one of Zarr v3. If it cannot be one, a tuple is meant for it too."""
         policy = self._options.chunks_per_shard
         try:
             written = loads_object(data)

@@ -1,6 +1,6 @@
-"""Gathering updates into commits: one commit a shard for a batch.
+"""Gathers updates into commits: one commit a shard for a batch.
 
-What arrives for a shard while a commit of it is on its way goes into the next one together.
+Updates that arrive for a shard during a commit of it go into the next commit together.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shardstore.engine.actions import Action, simplified
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.metadata.hierarchy import ChunkTarget
-from shardstore.engine.stale_layout import StaleLayout
 from shardstore.engine.writing.chunk_sizes import refusal_of_update
 from shardstore.engine.writing.committer import Committer, Refused, Shard, SlotActions
 from shardstore.errors import ShardStoreError
@@ -140,7 +140,7 @@ class Writer:
 
 
 async def _all(futures: Sequence[asyncio.Future[Refused]]) -> list[Refused | BaseException]:
-    """Return the result of each, or its exception. One alone, the usual case of small writes, needs none of what ``gather`` makes."""
+    """Return the result of each, or its exception. A single future, the usual case of small writes, is awaited without ``gather``."""
     if len(futures) == 1:
         try:
             return [await futures[0]]

@@ -31,6 +31,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import PlainArray, is_array, is_group, parse_plain
 from shardstore.format.presentation import same_chunks
 from shardstore.format.storage_transformers import parse_sharding_transformers, transformers_to_show
+from shardstore.format.v2.codecs import BLOSC_SHUFFLES, DEFAULTS, NUMCODECS
 from shardstore.format.v2.kept import RESERVED as KEPT
 
 _CORE_URI = re.compile(r"https?://purl\.org/zarr/spec/(?:protocol/)?core/3\.[0-9]+/?", re.ASCII)
@@ -50,16 +51,8 @@ _DRAFT_MEMBERS = _SHARED_MEMBERS | {"chunk_memory_layout", "compressor", "dimens
 _V3_MEMBERS = _SHARED_MEMBERS | {"chunk_key_encoding", "consolidated_metadata", "dimension_names", "node_type", "zarr_format"}
 
 # Configurations with numcodecs' defaults. Those with a prefix are known to zarr-python 3 by numcodecs' own name and members.
-_CODECS: dict[str, JsonObject] = {
-    "gzip": {"level": 1},
-    "zstd": {"level": 0, "checksum": False},
-    "blosc": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
-    "numcodecs.zlib": {"level": 1},
-    "numcodecs.bz2": {"level": 1},
-    "numcodecs.lz4": {"acceleration": 1},
-    "numcodecs.lzma": {"format": 1, "check": -1, "preset": None, "filters": None},
-}
-_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # by Blosc's number
+_CODECS = {name: DEFAULTS[name] for name in ("gzip", "zstd", "blosc")}
+_CODECS |= {NUMCODECS + name: DEFAULTS[name] for name in ("zlib", "bz2", "lz4", "lzma")}
 
 
 def entry_point() -> JsonObject:
@@ -318,9 +311,9 @@ def _compressor_to_v3(short: str, configuration: JsonObject, data_type: DataType
         shuffle = values["shuffle"]
         if shuffle == -1:  # Blosc's own choice
             shuffle = 2 if data_type.nbytes == 1 else 1
-        if type(shuffle) is not int or not 0 <= shuffle < len(_SHUFFLES):
+        if type(shuffle) is not int or not 0 <= shuffle < len(BLOSC_SHUFFLES):
             return f"the shuffle {shuffle!r} of its codec 'blosc' is not known"
-        values |= {"shuffle": _SHUFFLES[shuffle]} | ({"typesize": data_type.nbytes} if shuffle else {})
+        values |= {"shuffle": BLOSC_SHUFFLES[shuffle]} | ({"typesize": data_type.nbytes} if shuffle else {})
     return {"name": name, "configuration": values}
 
 
@@ -442,9 +435,9 @@ def _compressor_from_v3(codec: Any, data_type: DataType) -> JsonObject:
     if name not in _CODECS:
         raise InvalidInput(f"codecs: the 2022 draft (zarr-python 2.18) has no compressor {name!r}")
     if name == "blosc":
-        if configuration.get("shuffle") not in _SHUFFLES:
+        if configuration.get("shuffle") not in BLOSC_SHUFFLES:
             raise InvalidInput(f"codecs: blosc has the shuffle {configuration.get('shuffle')!r}, which is not known")
-        configuration["shuffle"] = _SHUFFLES.index(configuration["shuffle"])
+        configuration["shuffle"] = BLOSC_SHUFFLES.index(configuration["shuffle"])
         typesize = configuration.pop("typesize", data_type.nbytes)
         if configuration["shuffle"] and typesize != data_type.nbytes:
             raise InvalidInput(f"codecs: the typesize of blosc has to be that of an element, {data_type.nbytes}")

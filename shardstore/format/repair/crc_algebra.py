@@ -1,8 +1,7 @@
 """CRC-32C as a linear map: checksums of all windows of some bytes at once, and the byte that a wrong checksum points to.
 
-The register after ``n`` zero bytes is ``A^n`` times the register before, over GF(2); that of a sum is the sum of those. So the
-checksum of any window follows from the registers at its two ends, and the difference that one wrong byte makes from its value and its
-distance from the end alone.
+The register after ``n`` zero bytes is ``A^n`` times the register before, over GF(2), and the map is linear. So the checksum of any window
+follows from the registers at its two ends. The effect of one wrong byte depends only on its value and its distance from the end.
 """
 
 from __future__ import annotations

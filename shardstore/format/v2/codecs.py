@@ -46,7 +46,7 @@ _TYPE_MEMBERS = dict.fromkeys(("delta", "fixedscaleoffset", "quantize"), ("dtype
 _FILTER_MEMBERS = {"fixedscaleoffset": ("offset", "scale"), "quantize": ("digits",)}
 _FLATTENING = frozenset(("delta", "fixedscaleoffset", "packbits", *OBJECT_CODECS))
 # What numcodecs assumes of a member that is left out, and then writes.
-_DEFAULTS: dict[str, JsonObject] = {
+DEFAULTS: dict[str, JsonObject] = {
     "blosc": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
     "zstd": {"level": 0, "checksum": False},
     "gzip": {"level": 1},
@@ -58,7 +58,7 @@ _DEFAULTS: dict[str, JsonObject] = {
     "jenkins_lookup3": {"initval": 0, "prefix": None},
 }
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
-_BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # by Blosc's number
 _BLOSC_AUTOSHUFFLE = -1
 _BLOSC_MAX_TYPESIZE = 255  # of larger elements c-blosc shuffles none: it takes them for single bytes
 _ZSTD_LEVELS = range(-131072, 23)
@@ -187,18 +187,18 @@ def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
         return {"name": "blosc", "configuration": _blosc_to_v3(member, config, item_nbytes)}
     if identifier == "zstd":
         _known_members(member, config, {"level", "checksum"})
-        values = _DEFAULTS["zstd"] | config
+        values = DEFAULTS["zstd"] | config
         level, checksum = values["level"], values["checksum"]
         if type(level) is not int or level < _ZSTD_LEVELS.start or not isinstance(checksum, bool):
             raise NoCounterpart(member, f"zstd has no level {level!r} with checksum {checksum!r}")
         return {"name": "zstd", "configuration": {"level": min(level, _ZSTD_LEVELS.stop - 1), "checksum": checksum}}
     if identifier == "gzip":
         _known_members(member, config, {"level"})
-        level = config.get("level", _DEFAULTS["gzip"]["level"])
+        level = config.get("level", DEFAULTS["gzip"]["level"])
         if type(level) is not int or not -1 <= level <= 9:
             raise NoCounterpart(member, f"gzip has no level {level!r}")
         return {"name": "gzip", "configuration": {"level": 6 if level == -1 else level}}  # zlib's default
-    defaults = _DEFAULTS.get(identifier, {})
+    defaults = DEFAULTS.get(identifier, {})
     _known_members(member, config, {*defaults, *(("location",) if identifier in _LOCATED else ())})
     configuration = defaults | {name: value for name, value in config.items() if name != "id"}
     if identifier == "crc32c" and configuration in ({}, {"location": "end"}):
@@ -209,12 +209,12 @@ def _bytes_codec(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
 
 
 def _blosc_to_v3(member: str, config: JsonObject, item_nbytes: int) -> JsonObject:
-    _known_members(member, config, set(_DEFAULTS["blosc"]))
-    values = _DEFAULTS["blosc"] | config
+    _known_members(member, config, set(DEFAULTS["blosc"]))
+    values = DEFAULTS["blosc"] | config
     numbers = [values["clevel"], values["shuffle"], values["blocksize"]]
     if values["cname"] not in _BLOSC_NAMES or not all(type(number) is int for number in numbers):
         raise NoCounterpart(member, f"blosc has no {values!r}")
-    if not 0 <= values["clevel"] <= 9 or values["blocksize"] < 0 or not _BLOSC_AUTOSHUFFLE <= values["shuffle"] < len(_BLOSC_SHUFFLES):
+    if not 0 <= values["clevel"] <= 9 or values["blocksize"] < 0 or not _BLOSC_AUTOSHUFFLE <= values["shuffle"] < len(BLOSC_SHUFFLES):
         raise NoCounterpart(member, f"blosc has no {values!r}")
     shuffle = values["shuffle"]
     if shuffle == _BLOSC_AUTOSHUFFLE:
@@ -223,7 +223,7 @@ def _blosc_to_v3(member: str, config: JsonObject, item_nbytes: int) -> JsonObjec
         "typesize": item_nbytes if item_nbytes <= _BLOSC_MAX_TYPESIZE else 1,
         "cname": values["cname"],
         "clevel": values["clevel"],
-        "shuffle": _BLOSC_SHUFFLES[shuffle],
+        "shuffle": BLOSC_SHUFFLES[shuffle],
         "blocksize": values["blocksize"],
     }
 
@@ -280,7 +280,7 @@ def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool)
         return _core_config_from_v3(identifier, config)
     if identifier == "shuffle" and "elementsize" not in config:
         raise NoCounterpart("codecs", f"{name!r} without elementsize means another thing in Zarr v2")
-    config = _DEFAULTS.get(identifier, {}) | config
+    config = DEFAULTS.get(identifier, {}) | config
     if "astype" in _TYPE_MEMBERS.get(identifier, ()) and config.get("astype") is None:
         config["astype"] = config.get("dtype")
     for member in _TYPE_MEMBERS.get(identifier, ()):
@@ -291,7 +291,7 @@ def _config_from_v3(name: str | None, configuration: JsonObject, of_bytes: bool)
 def _core_config_from_v3(identifier: str, config: JsonObject) -> JsonObject:
     """Return ``config`` with the defaults that a v3 library assumes for missing members; only blosc has other terms for them."""
     if identifier == "zstd":
-        return {"level": 0, "checksum": False} | config
+        return DEFAULTS["zstd"] | config
     if identifier == "gzip":
         return {"level": 5} | config
     if identifier == "crc32c":
@@ -299,6 +299,6 @@ def _core_config_from_v3(identifier: str, config: JsonObject) -> JsonObject:
     config = {"cname": "zstd", "clevel": 5, "blocksize": 0} | config
     config.pop("typesize", None)  # how it was packed, which a reader finds in the buffer, and numcodecs in the elements
     shuffle = config.get("shuffle")
-    if shuffle is not None and shuffle not in _BLOSC_SHUFFLES:
+    if shuffle is not None and shuffle not in BLOSC_SHUFFLES:
         raise NoCounterpart("codecs", f"blosc has no shuffle {shuffle!r}")
-    return config | {"shuffle": _BLOSC_AUTOSHUFFLE if shuffle is None else _BLOSC_SHUFFLES.index(shuffle)}
+    return config | {"shuffle": _BLOSC_AUTOSHUFFLE if shuffle is None else BLOSC_SHUFFLES.index(shuffle)}

@@ -19,15 +19,15 @@ class Density:
     """An array's grid of chunks, seen along all but two axes."""
 
     axes: tuple[int | None, int | None]
-    """The array's axes, down and across; ``None`` where it has too few."""
+    """The array's axes, down and across; ``None`` if it has too few."""
     chunks: tuple[int, int]
     """The number of chunks down and across, in the array's grid."""
     cells: npt.NDArray[np.float64]
-    """The share of chunks that exist, 0 to 1, as ``(rows, columns)``; empty where the array has no chunks."""
+    """The share of chunks that exist, 0 to 1, as ``(rows, columns)``; empty if the array has no chunks."""
 
 
 def density(array: ArrayCensus, rows: int, columns: int, axes: tuple[int, int] | None = None) -> Density:
-    """Return a picture of at most so many cells. Without ``axes``, or where the array has too few dimensions for them, the two axes with
+    """Return a picture of at most so many cells. Without ``axes``, or if the array has too few dimensions for them, the two axes with
     the most chunks go down and across, in their order.
 
     Raises:

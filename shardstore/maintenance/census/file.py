@@ -8,7 +8,7 @@
     blocks:  | coords: int64, n x ndim | nbytes: int64, n | digests: 16 bytes each, n | bitmaps: ceil(slots / 8) bytes each, n |
 
 Numbers are little-endian. ``nbytes`` of the header is that of the body before zlib. Bit 0 of the flags: digests are of whole objects;
-otherwise they are of the encoded index, and zero where an object is one chunk. The JSON has for each array its path, shape, shape of
+otherwise they are of the encoded index, and zero if an object is one chunk. The JSON has for each array its path, shape, shape of
 chunks, chunks an object along each dimension, and ``objects``, the ``n`` of its blocks. Objects are in C order of their coordinates in
 the grid of objects; those outside of the array's shape are left out. In a bitmap the chunk of the first slot is the highest bit of the
 first byte; slots are in C order. A set bit: the chunk exists, in the array's shape. Digests are BLAKE2b's, 128 bits.
@@ -113,7 +113,7 @@ class Census:
 
     arrays: tuple[ArrayCensus, ...]
     of_contents: bool = False
-    """True where digests are of whole objects, not only of their indices."""
+    """True if digests are of whole objects, not only of their indices."""
     damaged: tuple[str, ...] = ()
     """Keys of shards whose index cannot be read, so that their chunks are not counted; not part of the file."""
     failed: tuple[Unread, ...] = ()
@@ -125,7 +125,7 @@ class Census:
         return f"<Census of {len(self.arrays)} arrays: {chunks} of {possible} chunks exist>"
 
     def array(self, path: str) -> ArrayCensus:
-        """Return the census of one array. Raises ``NotFound`` where there is none."""
+        """Return the census of one array. Raises ``NotFound`` if there is none."""
         for array in self.arrays:
             if array.path == path:
                 return array
@@ -176,7 +176,7 @@ def read_census(path: str | os.PathLike[str]) -> Census:
 
 
 def merged(censuses: Sequence[Census]) -> Census:
-    """Merge censuses that parts have taken of the same store; where several have an object, the last one counts.
+    """Merge censuses that parts have taken of the same store; if several have an object, the last one counts.
 
     Raises:
         InvalidInput: there is no census, or they do not belong together.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,8 @@ from shardstore.errors import Conflict, Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES
 from shardstore.maintenance.execution import check_running
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange, BytesLike
@@ -127,7 +126,7 @@ def _of_chunks(task: CensusTask) -> Counted:
 
 
 def content_digest(storage: Storage, key: str, generation: Generation, nbytes: int, window_bytes: int) -> bytes | None:
-    """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` where it was replaced
+    """Return the digest of all bytes of one version of an object, read ``window_bytes`` at a time; ``None`` if it was replaced
     meanwhile.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_NBYTES)
@@ -146,9 +145,3 @@ def _found(outcome: ReadOutcome) -> Found | None:
     if isinstance(outcome, Failed):
         raise outcome.error
     return outcome if isinstance(outcome, Found) else None
-
-
-def slots_of(bitmap: bytes, slots: int) -> Sequence[int]:
-    """Return the numbers of the slots whose bit is set."""
-    found: list[int] = np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), count=slots)).tolist()
-    return found

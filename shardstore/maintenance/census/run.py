@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import DIGEST_NBYTES, ArrayCensus, Census, Unread, bitmap_nbytes
 from shardstore.maintenance.census.objects import CensusTask, Counted, count_objects
 from shardstore.maintenance.execution import Execution, Failure
-from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.object_tasks import Ahead, by_halves
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.plan.reads import UPKEEP_LIMITS
 
 Progress = Callable[[int, int, int | None], None]
@@ -41,10 +41,6 @@ def take_census(
         StorageError: the listing failed, or a metadata document could not be read. Objects that cannot be read are in ``failed``.
     """
     return _Taking(engine, path, of_contents, execution or Execution(), progress, shown).run()
-
-
-def _halves(task: CensusTask) -> list[CensusTask]:
-    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
 
 
 @dataclass
@@ -93,12 +89,10 @@ class _Taking:
 
     def run(self) -> Census:
         self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
-        self._execution.carry_out(count_objects, self._ahead, self._take, self._give_up, _halves)
+        self._execution.carry_out(count_objects, self._ahead, self._take, self._give_up, by_halves)
         absent = (Unread(key, NotFound(f"there is no object {key!r} of an array")) for key in self._execution.unmet())
         self._failed += absent
-        if not self._listed and not self._walk.nodes.records(self._walk.path):
-            where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
-            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        self._walk.nodes.check_any(self._walk.path, self._listed, self._shown)
         arrays = tuple(self._rows.get(plan.path, _Rows()).census(plan) for plan in self._walk.plans())
         return Census(arrays, self._of_contents, tuple(sorted(self._damaged)), tuple(self._failed))
 

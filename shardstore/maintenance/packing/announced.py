@@ -77,7 +77,7 @@ class Announced:
         return lines
 
     def add_line(self, line: bytes) -> None:
-        """Add one line of the record. Raises ``ValueError`` or ``TypeError`` where it is invalid."""
+        """Add one line of the record. Raises ``ValueError`` or ``TypeError`` if it is invalid."""
         path, *rest = json.loads(line)
         if path is None:
             self._keys.update(*rest)

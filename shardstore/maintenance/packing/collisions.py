@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from shardstore.errors import InvalidInput
 from shardstore.format.draft2022.keys import data_key, unwritable_name
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.store_keys import ancestors, check_key, metadata_key
+from shardstore.format.store_keys import ancestors, check_key, join, metadata_key
 from shardstore.maintenance.packing.object_table import ObjectLayout
 from shardstore.maintenance.packing.translation import TargetArray, TargetNodes
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 _MOST_NAME_BYTES = 255  # of file systems
+_MOST_ADDED_BYTES = 160  # to a key, in the path of a file: the folders of a draft hierarchy, and the name of a temporary file beside it
 _PERIODS = re.compile(r"(?:.*/)?\.+(?:/.*)?", re.DOTALL)
 
 
@@ -80,10 +81,12 @@ def _above(key: str) -> Iterator[str]:
 
 
 class Names:
-    """The names that a target can hold. ``inside`` is the prefix of the record, where that lies in the target."""
+    """The names that a target can hold: ``root`` is its directory, if it is a local one, and ``inside`` the prefix of the record, if that
+    lies in the target.
+    """
 
-    def __init__(self, *, as_files: bool, as_draft: bool, inside: str | None) -> None:
-        self._as_files = as_files
+    def __init__(self, *, root: str | None, as_draft: bool, inside: str | None) -> None:
+        self._root = root
         self._as_draft = as_draft
         self._reserved = tuple(filter(None, (PROBE_PREFIX, inside)))
 
@@ -106,6 +109,8 @@ class Names:
                 return f"it lies in the array {array or '(root)'!r}, and no node can be in an array"
         if METADATA_NAME in path.split("/"):
             return f"{METADATA_NAME!r} is the name of documents, and can be that of no node"
+        if path in target.arrays and (reason := self._of_file(join(path, _longest_key(target.arrays[path].layout)))) is not None:
+            return reason
         if self._as_draft:
             return unwritable_name(path)
         return self._of_key(metadata_key(path))
@@ -113,7 +118,7 @@ class Names:
     def _of_other(self, key: str, planned: PlannedKeys) -> str | None:
         array = planned.chunk(key, anywhere=True)
         if array is not None:
-            return f"it is no chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
+            return f"it is not a chunk in the source, and would be one of the array {array or '(root)'!r} in the target"
         beside = planned.in_the_way(key, anywhere=True)
         if beside is not None:
             return f"it cannot be beside {beside}, where one of the two would be a directory"
@@ -128,18 +133,34 @@ class Names:
         except (InvalidInput, UnicodeEncodeError) as exc:
             return f"its name cannot be that of an object: {exc}"
         if _PERIODS.fullmatch(key):
-            return "a name of periods alone is none in Zarr v3"
+            return "Zarr v3 allows no name of periods alone"
         if key.startswith(self._reserved):
             return "its name is one that a run uses for objects of its own"
-        if self._as_files:
-            return _of_file(key.split("/"))
+        return self._of_file(key)
+
+    def _of_file(self, key: str) -> str | None:
+        """Return why no file of a local target can have this key."""
+        if self._root is None:
+            return None
+        for name in key.split("/"):
+            if len(os.fsencode(name)) > _MOST_NAME_BYTES:
+                return f"a file can have no name of more than {_MOST_NAME_BYTES} bytes"
+            if is_reserved(name):
+                return f"{name!r} is the name of a lock or temporary file, which is never an object"
+        most = _most_path_bytes() - _MOST_ADDED_BYTES
+        if len(os.fsencode(f"{self._root}/{key}")) > most:
+            return f"its path in {self._root} would have more than {most} bytes, too many for a file"
         return None
 
 
-def _of_file(names: Iterable[str]) -> str | None:
-    for name in names:
-        if len(os.fsencode(name)) > _MOST_NAME_BYTES:
-            return f"a file can have no name of more than {_MOST_NAME_BYTES} bytes"
-        if is_reserved(name):
-            return f"{name!r} is the name of a lock or temporary file, which is never an object"
-    return None
+def _most_path_bytes() -> int:
+    """Return how many bytes the path of a file can have on this system, the zero behind it included."""
+    try:
+        return os.pathconf("/", "PC_PATH_MAX")
+    except (AttributeError, OSError, ValueError):  # the system does not tell
+        return 4096
+
+
+def _longest_key(layout: ObjectLayout) -> str:
+    """Return the key of the last object of an array, relative to the array."""
+    return layout.key_encoding.encode(tuple(max(0, n - 1) for n in layout.object_grid))

@@ -102,16 +102,12 @@ async def kept_shards(target: Storage, arrays: Iterable[SourceArray]) -> KeptSha
     Raises:
         StorageError: a request failed.
     """
-    sources = list(arrays)
+    sources = {metadata_key(source.path): source for source in arrays}
     kept: dict[str, tuple[int, ...] | None] = {}
-    outcomes = await target.read([Read(metadata_key(source.path), (EVERYTHING,)) for source in sources]) if sources else []
-    for source, outcome in zip(sources, outcomes, strict=True):
-        if isinstance(outcome, Failed):
-            raise outcome.error
-        if not isinstance(outcome, Found):
-            continue
+    for key, found in (await _read(target, list(sources))).items():
+        source = sources[key]
         try:
-            document = loads_object(outcome.buffers[0])
+            document = loads_object(found.buffers[0])
         except Corruption:
             continue  # nobody can read that array; its document is written anew
         layout = parse_layout(document)

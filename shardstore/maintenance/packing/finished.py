@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.made import Made, digest_of_contents
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Finished, Recorded, UnitName
 from shardstore.maintenance.packing.units import Unit
 from shardstore.maintenance.packing.writing import OthersUnit
 from shardstore.storage.base import Storage
-
-_KEYS_AT_ONCE = 1000
 
 
 def _no_numbers() -> npt.NDArray[np.int64]:
@@ -34,7 +33,7 @@ class TargetObjects:
     unknown: list[str] = field(default_factory=list)
 
     def has(self, made: Made) -> bool:
-        """Return whether all these objects exist, with their sizes and, where known, their versions."""
+        """Return whether all these objects exist, with their sizes and, if known, their versions."""
         if not len(made):
             return True
         hashes = made.hashes()
@@ -45,7 +44,7 @@ class TargetObjects:
 
 
 async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
-    """Return the objects at the target; nothing, without a request, where nothing is recorded.
+    """Return the objects at the target; nothing, without a request, if nothing is recorded.
 
     Raises:
         StorageError: a request failed.
@@ -55,21 +54,12 @@ async def list_target(storage: Storage, recorded: Recorded) -> TargetObjects:
     known = np.unique(np.concatenate([_no_numbers(), *(entry.made.hashes() for entry in (*recorded.units.values(), *recorded.older))]))
     found = TargetObjects()
     hashes, nbytes, versions = array("q"), array("Q"), array("Q")
-    page: list[str] = []
-
-    def take() -> None:
-        here = np.array(list(map(hash, page)), dtype=np.int64)
+    async for page in pages(storage, ""):
+        here = np.array([hash(info.key) for info in page], dtype=np.int64)
         hashes.extend(here.tolist())
-        found.unknown += [key for key, is_known in zip(page, np.isin(here, known).tolist(), strict=True) if not is_known]
-        page.clear()
-
-    async for info in storage.list(""):
-        page.append(info.key)
-        nbytes.append(info.nbytes)
-        versions.append(version_digest(info.generation))
-        if len(page) >= _KEYS_AT_ONCE:
-            take()
-    take()
+        nbytes.extend(info.nbytes for info in page)
+        versions.extend(version_digest(info.generation) for info in page)
+        found.unknown += [info.key for info, is_known in zip(page, np.isin(here, known).tolist(), strict=True) if not is_known]
     found.hashes = np.array(hashes, dtype=np.int64)
     order = np.argsort(found.hashes)
     found.hashes = found.hashes[order]

@@ -18,6 +18,7 @@ from shardstore.format.store_keys import ancestors, metadata_path
 from shardstore.maintenance.packing.made import MadeObject
 from shardstore.maintenance.packing.object_table import version_digest
 from shardstore.maintenance.packing.record import Recorded, UnitName
+from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetArray
 from shardstore.model.generation import IfGeneration
 from shardstore.storage.base import ConditionFailed, ObjectInfo, Storage
@@ -38,11 +39,11 @@ class Leaving:
     altered: list[str] = field(default_factory=list)
 
     def check(self, shown_target: str) -> None:
-        """Raise ``Conflict`` where something is in the way."""
+        """Raise ``Conflict`` if something is in the way."""
         if not self.altered:
             return
         raise Conflict(
-            f"at {shown_target} the source has nothing for {_some_of(self.altered)}, but somebody else has written them since, so they are "
+            f"at {shown_target} the source has nothing for {_named(self.altered)}, but somebody else has written them since, so they are "
             "not removed: remove them, and the same call goes on from there; or overwrite the target"
         )
 
@@ -92,16 +93,16 @@ def foreign(unknown: Iterable[str], planned: Container[str], recorded: Recorded,
 
 
 def check_foreign(keys: list[str], shown_target: str) -> None:
-    """Raise ``Conflict`` where there are such keys."""
+    """Raise ``Conflict`` if there are such keys."""
     if keys:
         raise Conflict(
-            f"at {shown_target} somebody else has written {_some_of(keys)}, which would be replaced, or taken for chunks of an array of "
+            f"at {shown_target} somebody else has written {_named(keys)}, which would be replaced, or taken for chunks of an array of "
             "the source: remove them, or choose another target, or overwrite this one. Nothing was written"
         )
 
 
-def _some_of(keys: list[str]) -> str:
-    return ", ".join(map(repr, sorted(keys)[:_NAMED])) + (f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else "")
+def _named(keys: Iterable[str]) -> str:
+    return some_of([repr(key) for key in sorted(keys)], _NAMED)
 
 
 async def look_at(storage: Storage, candidates: Candidates, recorded: Recorded, arrays: Mapping[str, TargetArray]) -> Leaving:

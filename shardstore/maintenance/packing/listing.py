@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from shardstore.errors import Corruption, InvalidInput, ShardStoreError
 from shardstore.format.chunk_keys import ChunkKeyEncoding
@@ -25,11 +25,13 @@ from shardstore.format.v2.arrays import array_from_v2
 from shardstore.format.v2.groups import group_from_v2
 from shardstore.format.v2.kept import Kept, with_attributes
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, CONSOLIDATED_NAME, DOCUMENT_NAMES, GROUP_NAME
+from shardstore.maintenance.object_tasks import pages
 from shardstore.maintenance.packing.object_table import ObjectLayout, ObjectTable, version_digest
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import UNKNOWN_NBYTES, Failed, Found, ObjectInfo, Read, Storage
 
-_KEYS_AT_ONCE = 1000
+T = TypeVar("T")
+
 _MOST_DIRECTORIES = 100_000  # whose meaning is remembered
 _SIZES_AT_ONCE = 256
 _DOCUMENT_NAMES = frozenset((METADATA_NAME, *DOCUMENT_NAMES))
@@ -83,6 +85,8 @@ class SourceNodes:
     refused: dict[str, str] = field(default_factory=dict)
     """Nodes whose documents cannot be expressed, or read, with the reason."""
     others: list[OtherObject] = field(default_factory=list)
+    unreachable: list[str] = field(default_factory=list)
+    """The keys of objects that are listed and cannot be found: references, or links, to something that is not there."""
     objects: int = 0
     nbytes: int = 0
     documents: int = 0
@@ -97,15 +101,10 @@ async def list_source(storage: Storage, progress: Callable[[int], None] | None =
         StorageError: a request failed.
     """
     listing = _Listing(storage, most_waiting)
-    page: list[ObjectInfo] = []
-    async for info in storage.list(""):
-        page.append(info)
-        if len(page) >= _KEYS_AT_ONCE:
-            await listing.take(page)
-            page = []
-            if progress is not None:
-                progress(listing.nodes.objects)
-    await listing.take(page)
+    async for page in pages(storage, ""):
+        await listing.take(page)
+        if progress is not None:
+            progress(listing.nodes.objects)
     await listing.settle()
     if progress is not None:
         progress(listing.nodes.objects)
@@ -193,16 +192,28 @@ class _Listing:
         self._waiting.clear()
         for array in self.nodes.arrays.values():
             array.layout.check(array.path)
-        for start in range(0, len(self._of_unknown_size), _SIZES_AT_ONCE):
-            await self._learn_sizes(self._of_unknown_size[start : start + _SIZES_AT_ONCE])
+        for (array, number), info in await self._looked_up(
+            [(join(array.path, array.layout.key(number)), (array, number)) for array, number in self._of_unknown_size]
+        ):
+            array.table.add(number, info.nbytes, version_digest(info.generation))  # the last listed one counts
+        unknown = {found.key for found in self.nodes.others if found.nbytes == UNKNOWN_NBYTES}
+        if unknown:
+            known = [found for found in self.nodes.others if found.key not in unknown]
+            looked_up = await self._looked_up([(key, key) for key in sorted(unknown)])
+            self.nodes.others = known + [OtherObject(key, info.nbytes, version_digest(info.generation)) for key, info in looked_up]
 
-    async def _learn_sizes(self, objects: list[tuple[SourceArray, int]]) -> None:
-        """Look up the sizes of objects where the listing did not give them; the last listed one counts."""
-        found = await asyncio.gather(*(self._storage.stat(join(array.path, array.layout.key(number))) for array, number in objects))
-        for (array, number), info in zip(objects, found, strict=True):
-            if info is not None:
-                array.table.add(number, info.nbytes, version_digest(info.generation))
-                self.nodes.nbytes += info.nbytes
+    async def _looked_up(self, objects: list[tuple[str, T]]) -> list[tuple[T, ObjectInfo]]:
+        """Look up objects, by key, whose sizes the listing did not give; return each that is there with what comes with its key."""
+        there: list[tuple[T, ObjectInfo]] = []
+        for start in range(0, len(objects), _SIZES_AT_ONCE):
+            some = objects[start : start + _SIZES_AT_ONCE]
+            for (key, given), info in zip(some, await asyncio.gather(*(self._storage.stat(key) for key, _ in some)), strict=True):
+                if info is None:
+                    self.nodes.unreachable.append(key)
+                else:
+                    there.append((given, info))
+                    self.nodes.nbytes += info.nbytes
+        return there
 
     # -- whose an object is --------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ _BYTES_AT_ONCE = 4 << 20
 
 
 class MadeObject(NamedTuple):
-    """One object. ``version`` is ``version_digest``, 0 where the storage gave none."""
+    """One object. ``version`` is ``version_digest``, 0 if the storage gave none."""
 
     key: str
     nbytes: int
@@ -37,7 +37,7 @@ class Made:
 
     @classmethod
     def of(cls, prefix: str, names: Sequence[str], sizes: Sequence[int], versions: Sequence[int]) -> Made:
-        """Return the objects as one value. Raises ``ValueError`` where the numbers of keys, sizes and versions differ."""
+        """Return the objects as one value. Raises ``ValueError`` if the numbers of keys, sizes and versions differ."""
         if not len(names) == len(sizes) == len(versions):
             raise ValueError(f"{len(names)} objects have {len(sizes)} sizes and {len(versions)} versions")
         return cls(prefix, _BETWEEN.join(names), np.array([sizes, versions], dtype=np.uint64).tobytes())
@@ -61,7 +61,7 @@ class Made:
 
     @property
     def tells_versions(self) -> bool:
-        """True where the storage has given the version of each."""
+        """True if the storage has given the version of each."""
         return bool(self.versions.all())
 
     def relative(self) -> list[str]:
@@ -84,7 +84,7 @@ NOTHING = Made()
 
 
 async def digest_of_contents(storage: Storage, made: Made) -> str:
-    """Return a digest by which these objects are recognised when they are read again; empty where one is absent, or has another length.
+    """Return a digest by which these objects are recognised when they are read again; empty if one is absent, or has another length.
 
     Raises:
         StorageError: a request failed.

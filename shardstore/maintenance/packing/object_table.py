@@ -45,7 +45,7 @@ class ObjectLayout:
         return tuple(-(-n // per_object) for n, per_object in zip(self.chunk_grid, self.chunks_per_object, strict=True))
 
     def number_of(self, coords: ChunkCoords) -> int | None:
-        """Return the number of the object at ``coords`` of the object grid, or ``None`` where that is outside of it."""
+        """Return the number of the object at ``coords`` of the object grid, or ``None`` if that is outside of it."""
         number = 0
         for c, n in zip(coords, self.object_grid, strict=True):
             if c >= n:
@@ -68,13 +68,13 @@ class ObjectLayout:
         return self.key_encoding.encode_all([axis.tolist() for axis in np.unravel_index(numbers, self.object_grid)])
 
     def check(self, path: str) -> None:
-        """Raise ``InvalidInput`` where the array has more objects than can be numbered."""
+        """Raise ``InvalidInput`` if the array has more objects than can be numbered."""
         if prod(self.object_grid) >= _MOST_OBJECTS:
             raise InvalidInput(f"array {path!r} has a grid of {self.object_grid} objects, which is too large to be packed")
 
 
 def version_digest(generation: Generation | None) -> int:
-    """Return ``Generation.digest`` of a version; 0 where the storage's listing gives none."""
+    """Return ``Generation.digest`` of a version; 0 if the storage's listing gives none."""
     return 0 if generation is None else generation.digest
 
 
@@ -104,7 +104,7 @@ class ObjectTable:
         return len(self._numbers)
 
     def rows(self) -> Rows:
-        """Return all objects by number; the last one counts where one was listed twice."""
+        """Return all objects by number; the last one counts if one was listed twice."""
         rows = np.empty(len(self), dtype=ROW)
         for name, column in (("number", self._numbers), ("nbytes", self._nbytes), ("version", self._versions)):
             rows[name] = column

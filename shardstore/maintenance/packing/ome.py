@@ -1,4 +1,4 @@
-"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 where that was asked for, otherwise reported."""
+"""OME-Zarr 0.4 in a hierarchy that is packed: rewritten to 0.5 if that was asked for, otherwise reported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, sizes
 from shardstore.format.ome_zarr import OmeAttributes, find_ome, level_axes, to_ome_05
 from shardstore.format.store_keys import join
+from shardstore.maintenance.packing.report import some_of
 from shardstore.maintenance.packing.translation import TargetNodes
-
-_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def ome_nodes(target: TargetNodes) -> OmeNodes:
 
 
 def with_ome_05(target: TargetNodes, found: OmeNodes) -> TargetNodes:
-    """Return the same nodes with the metadata of OME-Zarr 0.5, also where consolidated metadata repeat them.
+    """Return the same nodes with the metadata of OME-Zarr 0.5, also if consolidated metadata repeat them.
 
     Raises:
         Unsupported: some cannot be rewritten; the message names all of them.
@@ -67,8 +66,7 @@ def ome_notice(found: OmeNodes) -> str | None:
     """Return the notice about metadata that stay unchanged, or ``None``."""
     if not found.groups:
         return None
-    paths = [path or "(root)" for path in found.groups]
-    named = ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+    named = some_of([path or "(root)" for path in found.groups])
     remedy = "pack with --ome (ome=True), which rewrites them to 0.5" if not found.refused else "bring them to 0.4, then pack with --ome"
     what = f"metadata of OME-Zarr for Zarr v2 ({named})"
     return f"{what}: its readers look for those of 0.5 in Zarr v3, and find no images here. To have them, {remedy}"

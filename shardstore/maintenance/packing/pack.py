@@ -49,8 +49,8 @@ class PackOptions:
     dry_run: bool = False
     """Write nothing: report what would be done, with an estimate of its requests."""
     overwrite: bool = False
-    """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused where it cannot
-    be known that the target is not the source, and where something is mounted in the target.
+    """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused if it cannot
+    be known that the target is not the source, and if something is mounted in the target.
     """
     workers: int | None = None
     """The number of concurrent units."""
@@ -70,11 +70,11 @@ class PackOptions:
     """The chunks per shard of arrays of the 2022 draft, by path, whose documents have lost their storage transformer."""
     storage_options: dict[str, Any] | None = None
     target_options: dict[str, Any] | None = None
-    """Options of the target's filesystem: by default those of the source where both have the same protocol."""
+    """Options of the target's filesystem: by default those of the source if both have the same protocol."""
     check_space: bool = True
-    """Refuse to begin where a local target does not have enough room. Quotas are not known before they are used up."""
+    """Refuse to begin if a local target does not have enough room. Quotas are not known before they are used up."""
     fsync: bool = True
-    """True where written data must survive the loss of power; concerns local disks."""
+    """True if written data must survive the loss of power; concerns local disks."""
 
     def __post_init__(self) -> None:
         if self.stored not in ("codec", "transformer"):

@@ -11,13 +11,15 @@ from fsspec.mapping import FSMap
 from fsspec.spec import AbstractFileSystem
 
 from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
+from shardstore.presented.view import View
 from shardstore.storage.base import Storage
 from shardstore.storage.boundaries import check_own
-from shardstore.storage.fingerprints import options_of_new, with_versions
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of, why_not_apart
@@ -38,7 +40,7 @@ class Places:
     """The target with its stored keys."""
     record: Record
     record_inside: str | None
-    """The prefix of the record, where it lies in the target."""
+    """The prefix of the record, if it lies in the target."""
 
     @property
     def shown_source(self) -> str:
@@ -70,14 +72,15 @@ def open_places(
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
         target_options = storage_options
+    if isinstance(engine := getattr(source, "engine", None), Engine | View):
+        engine.hierarchy.distrust_all()  # a mapping of ours: another client may have changed what its engine remembers
     inner = MappingStorage(source) if _is_mapping(source) else open_storage(source, options_of_new(source, storage_options))
     written = open_storage(target, target_options, fsync=fsync)
     kept, prefix = _record(target, record, written, target_options, fsync)
     _check_apart(inner, written, kept, overwrite)
     settled = run_sync(DetectedStorage(_checked(with_versions(inner, is_new=isinstance(source, str))), lost_transformers or {}).settled())
     shown = DraftStorage(_checked(written)) if as_draft else _checked(written)
-    target_url = None if record is None else redacted(written.url)
-    made = Record(_checked(kept), prefix, target=target_url)
+    made = Record(_checked(kept), prefix, target=redacted(written.url))
     return Places(Place(settled), Place(shown), _checked(written), made, prefix if kept is written else None)
 
 

@@ -3,12 +3,15 @@
 ::
 
     <target>.pack/                  or .shardstore-pack/ in a target that has no name of its own
-        job.json                    {"format": 2, "settings": {…}}: written first, by the first run; with the "target", where the place
-                                    of the record was chosen by the user
+        job.json                    {"format": 2, "settings": {…}}: written first, by the first run; with the "target", where the name
+                                    of the place does not show it
         begun-<random>.jsonl        what a run is about to write (``announced``); it goes when the run has ended, and has recorded all
         units-<random>.jsonl        ["path/of/array", "c/0/1", "<fingerprint>", "<contents>", 1, ["c/0/1"], [1048576], [<version>]]:
                                     a unit that is done, its run, and the objects that it has made, with their sizes and versions
         failed-1-of-1.jsonl         ["path/of/array", "c/0/2", "<error>"], a unit that the last run of a part could not do
+
+A record owns the objects that it has made, by these names, and is that of one target. A place that holds anything else is refused, and
+so is one with such names but without settings, or with the settings of another target: nothing there is read, replaced or erased.
 
 Each driver writes objects of its own, and none is ever changed: any number of parts may run at once. Where several runs have done a
 unit, the last one counts; other objects that the earlier runs made are removed when all is complete, and only then forgotten. A unit
@@ -34,6 +37,7 @@ from shardstore.maintenance.packing.writing import UnitDone
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read, Storage
+from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 
 FORMAT = 2
@@ -47,6 +51,7 @@ _UNITS = "units-"
 _FAILED = "failed-"
 _BEGUN = "begun-"
 _OWN = re.compile(r"job\.json|(?:units|begun)-[0-9a-f]{32}\.jsonl|failed-[0-9]+-of-[0-9]+\.jsonl")
+_BEFORE_JOB = (_JOB, _BEGUN)  # an overwriting run announces what it will write before it erases what was there
 _NAMED = 3  # objects of others, in one error
 _SECONDS_A_SEGMENT = 2.0
 _LOOKS = 10  # at the record, while other drivers merge what they have written
@@ -90,11 +95,13 @@ class Record:
     units_per_segment = 1000
     """So many finished units are written together, unless time passes before."""
 
-    def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str | None = None) -> None:
-        """Prepare the record. ``target`` is recorded with the settings, where the name of the place does not show it."""
+    def __init__(self, storage: Storage, prefix: str, clock: Callable[[], float] = time.monotonic, *, target: str) -> None:
+        """Prepare the record of the run that makes ``target``, a URL without secrets."""
         self._storage = storage
         self._prefix = prefix
         self._target = target
+        self._implied = redacted(storage.url).rstrip("/").removesuffix("" if prefix else SUFFIX)
+        """The target that the place is named after."""
         self._clock = clock
         self._new: list[tuple[UnitName, Finished]] = []
         self._mine: list[str] = []
@@ -112,7 +119,7 @@ class Record:
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     async def settings(self) -> dict[str, Any] | None:
-        """Return the settings of the driver that began, or ``None`` where none has.
+        """Return the settings of the driver that began, or ``None`` if none has.
 
         Raises:
             Corruption: the place holds something else.
@@ -127,16 +134,18 @@ class Record:
             known = job["format"] == FORMAT
             settings = job["settings"]
         except (ValueError, KeyError, TypeError) as exc:
-            raise self._damaged(_JOB) from exc
+            raise Corruption(
+                f"{self._prefix + _JOB!r} at {self.shown} belongs to no record of packing, or is damaged: name another place for the "
+                "record; or, if it is one, remove it, and overwrite the target. Nothing was changed"
+            ) from exc
         if not known:
             raise Conflict(
                 f"the record at {self.shown} is of format {job['format']!r}, which this version does not know (it writes {FORMAT}): go on "
                 "with the version that has made it, choose another target, or overwrite this one"
             )
-        if self._target != job.get("target", self._target):
-            raise Conflict(
-                f"the record at {self.shown} is of another target, {job['target']}: give each a record of its own. Nothing was changed"
-            )
+        target = job.get("target", self._implied)
+        if target.rstrip("/") != self._target.rstrip("/"):
+            raise Conflict(f"the record at {self.shown} is of another target, {target}: give each a record of its own. Nothing was changed")
         return dict(settings)
 
     async def check_place(self) -> None:
@@ -144,28 +153,28 @@ class Record:
 
         Raises:
             Conflict: the place holds something else, or the record of another target.
-            Corruption: the object with the name of a record is no record.
+            Corruption: the object with the name of a record is something else.
         """
+        settings = await self.settings()
         others = []
         async for info in self._storage.list(self._prefix):
-            if not self._owns(info.key) and not info.key.startswith(PROBE_PREFIX):
+            is_own = self._owns(info.key) and (settings is not None or info.key.startswith(_BEFORE_JOB, len(self._prefix)))
+            if not is_own and not info.key.startswith(PROBE_PREFIX):
                 others.append(info.key)
             if len(others) > _NAMED:
                 break
         if others:
             named = ", ".join(map(repr, others[:_NAMED])) + (", …" if len(others) > _NAMED else "")
             raise Conflict(
-                f"{self.shown} is no place for a record, it holds other objects ({named}): name one that is empty. Nothing was changed"
+                f"{self.shown} cannot be the place of a record: it holds other objects ({named}): name an empty one. Nothing was changed"
             )
-        if self._target is not None:
-            await self.settings()
 
     def _owns(self, key: str) -> bool:
         return _OWN.fullmatch(key.removeprefix(self._prefix)) is not None
 
     async def begin(self, settings: dict[str, Any]) -> bool:
-        """Record the settings; return ``False`` where another driver won the race."""
-        target = {} if self._target is None else {"target": self._target}
+        """Record the settings; return ``False`` if another driver won the race."""
+        target = {} if self._target.rstrip("/") == self._implied else {"target": self._target}
         data = json.dumps({"format": FORMAT, **target, "settings": settings}, indent=1).encode()
         condition = IF_ABSENT if self._storage.capabilities.create_if_absent else UNCONDITIONAL
         try:
@@ -244,7 +253,7 @@ class Record:
 
     @property
     def is_due(self) -> bool:
-        """True where enough has been added to be written."""
+        """True if enough has been added to be written."""
         return len(self._new) >= self.units_per_segment or (bool(self._new) and self._clock() - self._flushed >= _SECONDS_A_SEGMENT)
 
     async def flush(self) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shardstore.maintenance.packing.translation import Mode
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class ArrayReport:
     path: str
     chunk_shape: tuple[int, ...]
     chunks_per_shard: tuple[int, ...] | None
-    """The chunks per shard of the target; ``None`` where each chunk is an object."""
+    """The chunks per shard of the target; ``None`` if each chunk is an object."""
     units: int
     objects_before: int
     objects_after: int
@@ -86,7 +91,7 @@ class PackReport:
     chunk_nbytes: int
     failed: tuple[FailedUnit, ...]
     complete: bool
-    """True where everything is at the target, including documents: only then can it be opened."""
+    """True if everything is at the target, including documents: only then can it be opened."""
     missing: int
     """The number of units that are still to be done, by other parts or because they failed."""
     requests: Requests

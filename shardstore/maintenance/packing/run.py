@@ -12,7 +12,7 @@ from the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from shardstore._sync import run_sync
-from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError
+from shardstore.errors import Conflict, Incomplete, InvalidInput, NotFound, ShardStoreError, StorageError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject, dumps
 from shardstore.format.store_keys import ancestors, metadata_key
@@ -44,13 +44,13 @@ from shardstore.maintenance.packing.finished import TargetObjects, intact_units,
 from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
-from shardstore.maintenance.packing.overwriting import Overwritten, check_target
+from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_target, links_of
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
-from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress
+from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress, some_of
 from shardstore.maintenance.packing.translation import Wanted, raise_refused, translate
 from shardstore.maintenance.packing.units import ArrayUnits, Unit, job_for
-from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, do_unit
+from shardstore.maintenance.packing.writing import OthersJob, OthersUnit, UnitDone, can_be_read, do_unit
 from shardstore.plan.commits import ChunkOrder
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
@@ -60,7 +60,6 @@ from shardstore.storage.wrappers import innermost
 _OTHERS_A_UNIT = 256
 _OTHERS_ON_AVERAGE = 128  # keys alone decide where most units begin: one more object changes no other unit than its own
 _OTHER_BYTES_A_UNIT = 64 << 20
-_NAMED = 5  # arrays, in one line of the report
 
 AnyUnit = Unit | OthersUnit
 
@@ -97,6 +96,8 @@ class PackingRun:
         self._done = self._skipped = self._chunks = self._chunk_nbytes = self._written_nbytes = 0
         self._done_objects = self._done_nbytes = 0
         self._is_complete = False
+        self._obstacles = Obstacles()
+        self._cleared: set[str | None] = set()
         self._notes: list[str] = []
 
     # -- the plan ------------------------------------------------------------------------------------------------------
@@ -107,6 +108,7 @@ class PackingRun:
         Raises:
             Conflict: as ``carry_out``; a dry run reports it instead.
             NotFound: there is no node.
+            StorageError: a request failed, or what the source names is not there.
             Unsupported: nodes cannot be expressed.
         """
         is_renewed = False
@@ -122,12 +124,14 @@ class PackingRun:
         kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
         self._target = translate(self._nodes, self._wanted, kept)
         self._found_others = sorted(self._included_others())
+        kind = innermost(self._places.stored_target)
         names = Names(
-            as_files=isinstance(innermost(self._places.stored_target), LocalStorage),
+            root=kind.root if isinstance(kind, LocalStorage) else None,
             as_draft=self._wanted.as_draft,
             inside=self._places.record_inside,
         )
         raise_refused(self._target.refused | names.refused(self._target, [found.key for found in self._found_others]))
+        self._check_reachable()
         self._note_ome()
         if not self._target.documents:
             raise NotFound(
@@ -148,11 +152,26 @@ class PackingRun:
         self._arrays = [ArrayUnits(job, self._nodes.arrays[path].table.rows()) for path, job in jobs.items()]
         self._others = list(self._other_units())
         if self._execution.part != WHOLE and (unversioned := self._unversioned()):
-            named = _some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
+            named = some_of(["other objects" if path is None else path or "(root)" for path in unversioned])
             raise InvalidInput(
-                f"{self._places.shown_source} cannot be packed in parts: it tells no versions of {named}, so no part can know whether what "
-                "others have done is of what is there now. Leave part out (files that were just written on a file system of whole seconds "
-                "have versions two seconds later)"
+                f"{self._places.shown_source} cannot be packed in parts: it has no versions for {named}, so parts cannot tell whether they "
+                "read the same data. Run it without part (files that were just written on a file system of whole seconds have versions "
+                "two seconds later)"
+            )
+
+    def _check_reachable(self) -> None:
+        """Check that what the source names is there: to leave it out would call a target complete that shows fill values.
+
+        Raises:
+            StorageError: references, or links in a local source, lead to nothing.
+        """
+        kind = innermost(self._places.source.storage)
+        missing = [*self._nodes.unreachable, *(run_sync(kind.dangling_links()) if isinstance(kind, LocalStorage) else ())]
+        wanted = [key for key in missing if self._wanted.includes(key.rpartition("/")[0]) and not self._wanted.excludes(key)]
+        if wanted:
+            raise StorageError(
+                f"{self._places.shown_source} names {some_of(sorted(wanted))}, and what these lead to is not there: make it reachable "
+                "again, or leave them out by exclude. Nothing was written"
             )
 
     def _unversioned(self) -> tuple[str | None, ...]:
@@ -161,7 +180,7 @@ class PackingRun:
         return (*arrays, *([] if all(unit.is_versioned for unit in self._others) else [None]))
 
     def _note_ome(self) -> None:
-        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored where the target is not final Zarr v3."""
+        """Rewrite the metadata of OME-Zarr 0.4, or report them; they are ignored if the target is not final Zarr v3."""
         found = ome_nodes(self._target)
         if self._wanted.ome:
             self._target = with_ome_05(self._target, found)
@@ -245,10 +264,9 @@ class PackingRun:
             run_sync(record.erase())
             run_sync(record.announce(announced))  # whoever goes on after this run died may remove what is there
             run_sync(record.begin(self._settings()))
-            run_sync(old.clear_the_way(self._places.stored_target))
         else:
             run_sync(self._begin())
-        run_sync(self._clear_the_way(earlier, there))
+        self._obstacles = run_sync(self._find_obstacles(earlier, there, old))
         if not overwrite:
             self._write_down(record.announce(announced))
         try:
@@ -335,13 +353,36 @@ class PackingRun:
         return (unit for unit in self._units() if self._is_mine(unit) and name_of(unit) not in self._intact)
 
     def _to_do(self) -> Iterator[AnyUnit]:
-        """Yield the units as ``_left`` does, and count the others."""
+        """Yield the units as ``_left`` does, and count the others. A unit that something is in the way of, and that cannot be read, has
+        failed.
+        """
         for unit in filter(self._is_mine, self._units()):
             if name_of(unit) in self._intact:
                 self._skipped += 1
                 self._count(unit)
+                continue
+            try:
+                self._make_way(unit)
+            except Exception as exc:  # noqa: BLE001  # whatever a unit can raise: it fails by it here as it would there
+                self._note_failure(Failure(unit, exc))
             else:
                 yield unit
+
+    def _make_way(self, unit: AnyUnit) -> None:
+        """Remove the obstacles to a unit, if it can be read; once for each array, and once for other objects.
+
+        Raises:
+            Exception: as ``do_unit``.
+        """
+        if not self._obstacles or unit.path in self._cleared:
+            return
+        if isinstance(unit, Unit):
+            obstacles = self._obstacles.of(unit.path)
+        else:
+            obstacles = self._obstacles.without(self._obstacles.of(units.job.path) for units in self._arrays)
+        if obstacles and can_be_read(unit):
+            run_sync(obstacles.remove(self._places))
+            self._cleared.add(unit.path)
 
     def _is_missing(self, unit: AnyUnit, earlier: Recorded, recorded: Recorded) -> bool:
         """Return whether the unit is still to be done: it was not intact at the beginning, and has not been done since, by this part or
@@ -354,7 +395,7 @@ class PackingRun:
         return name not in self._intact and entry == earlier.units.get(name)
 
     async def _check_foreign(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Raise ``Conflict`` where foreign objects would be replaced; another part may have announced some meanwhile."""
+        """Raise ``Conflict`` if foreign objects would be replaced; another part may have announced some meanwhile."""
         planned, as_draft = self._planned_keys(), self._wanted.as_draft
         if foreign(there.unknown, planned, earlier, as_draft=as_draft):
             now = await self._places.record.recorded()
@@ -370,16 +411,20 @@ class PackingRun:
     def _planned_keys(self) -> PlannedKeys:
         return PlannedKeys(self._target, (found.key for found in self._found_others))
 
-    async def _clear_the_way(self, earlier: Recorded, there: TargetObjects) -> None:
-        """Remove, before anything is written, documents that would misread new chunks, and objects where a directory will be."""
+    async def _find_obstacles(self, earlier: Recorded, there: TargetObjects, old: Overwritten) -> Obstacles:
+        """Return what has to be removed before units are written: documents that would misread new chunks, objects where a directory will
+        be, and links to directories in a target that is overwritten.
+        """
+        links = await links_of(self._places) if old.cuts_links else ()
         if not earlier:
-            return
+            return Obstacles(links=links, as_draft=self._wanted.as_draft)
         storage = self._places.target.storage
         candidates = self._superseded(earlier, there.unknown)
         written = {path for unit in self._left() for path in self._arrays_of(unit)}
         leaving = await before_writing(storage, self._target, self._planned_keys(), candidates, earlier, written)
         leaving.check(self._places.shown_target)
-        await remove(storage, leaving)
+        objects = {info.key: info for info in (*await old.v2_documents(storage), *leaving.objects)}
+        return Obstacles(tuple(objects.values()), links, as_draft=self._wanted.as_draft)
 
     def _need(self, finished: Mapping[UnitName, Finished]) -> Need:
         """Return what this run still has to write."""
@@ -454,6 +499,7 @@ class PackingRun:
         leaving.check(self._places.shown_target)
         if probes := [info.key async for info in self._places.stored_target.list(PROBE_PREFIX)]:
             await self._places.stored_target.delete_many(probes)  # of drivers that died while they asked what the server honours
+        await self._obstacles.remove(self._places)
         await old.clear_for_documents(self._places.stored_target)
         names, documents = self._planned_names(), self._documents
         record.add(DOCUMENTS, UnitDone("", await write_documents(storage, documents), 0, 0))
@@ -487,11 +533,11 @@ class PackingRun:
         notes = [*self._notes]
         notes += [f"{path or '(root)'} goes over as it is stored: {reason}" for path, reason in self._target.reasons.items()]
         if unversioned := self._unversioned():
-            named = _some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
+            named = some_of(["the other objects" if path is None else path or "(root)" for path in unversioned])
             notes.append(f"the source tells no versions of what {named} are made from: every run does that again")
         plain = [array.path or "(root)" for array in self._target.arrays.values() if array.source.layout.index_format is None]
         if self._wanted.mode == "reshard" and plain:
-            notes.append(f"not sharded, and stays so: {_some_of(plain)}. To have shards of its chunks, pack it")
+            notes.append(f"not sharded, and stays so: {some_of(plain)}. To have shards of its chunks, pack it")
         if dry_run and (room := room_of(self._places.stored_target)) is not None:
             self._intact = {}
             nbytes = self._need({}).on(room)
@@ -542,7 +588,7 @@ class PackingRun:
         )
 
     def raise_if_incomplete(self, report: PackReport) -> None:
-        """Raise ``Incomplete`` where units failed, or the target was full; its cause is the error of the first."""
+        """Raise ``Incomplete`` if units failed, or the target was full; its cause is the error of the first."""
         if self._full is not None:
             raise Incomplete(
                 f"there is no room left: the run stopped with {report.done + report.skipped:,} of {report.units:,} units done "
@@ -558,10 +604,6 @@ class PackingRun:
             f"{first.error}{more}. What was done stays: the same call goes on from there",
             report,
         ) from self._first_error
-
-
-def _some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def name_of(unit: AnyUnit) -> UnitName:

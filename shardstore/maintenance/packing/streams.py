@@ -43,7 +43,7 @@ class SourceChanged(ShardStoreError):
 
 
 class SourceObject(NamedTuple):
-    """An object to read from. ``version`` is ``version_digest`` of the listing, 0 where it gave none."""
+    """An object to read from. ``version`` is ``version_digest`` of the listing, 0 if it gave none."""
 
     key: str
     nbytes: int

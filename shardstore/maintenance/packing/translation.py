@@ -15,7 +15,7 @@ from typing import Literal
 from shardstore.errors import InvalidInput, ShardStoreError, Unsupported
 from shardstore.format.chunk_keys import parse_chunk_key_encoding
 from shardstore.format.codecs import codec_name
-from shardstore.format.draft2022.metadata import array_from_v3
+from shardstore.format.draft2022.metadata import array_from_v3, group_from_v3
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import is_array, parse_layout
 from shardstore.format.presentation import present_array, shard_document
@@ -89,7 +89,7 @@ class TargetArray:
     document: JsonObject
     layout: ObjectLayout
     adds_checksums: bool
-    """True where four bytes are added behind each chunk."""
+    """True if four bytes are added behind each chunk."""
 
     @property
     def path(self) -> str:
@@ -144,17 +144,19 @@ def translate(nodes: SourceNodes, wanted: Wanted, kept: KeptShards | None = None
             refused[path] = f"the 2022 draft cannot express it: {reason}"
         target.passed[path], target.reasons[path] = document, reason
     _add_groups(target, nodes, wanted)
-    for path, array in target.arrays.items():
-        if wanted.as_draft:
+    if wanted.as_draft:
+        checks = [(path, array.document, array_from_v3) for path, array in target.arrays.items()]
+        checks += [(path, document, group_from_v3) for path, document in target.groups.items()]
+        for path, document, as_draft in checks:
             try:
-                array_from_v3(array.document, None)
+                as_draft(document, None)
             except ShardStoreError as exc:
                 refused[path] = str(exc)
     return target
 
 
 def raise_refused(refused: Mapping[str, str]) -> None:
-    """Raise ``Unsupported`` where some nodes or objects cannot be expressed; the message names all with their reasons."""
+    """Raise ``Unsupported`` if some nodes or objects cannot be expressed; the message names all with their reasons."""
     if refused:
         listed = "; ".join(f"{path or '(root)'!r}: {reason}" for path, reason in sorted(refused.items()))
         count = "1 node or object" if len(refused) == 1 else f"{len(refused)} nodes or objects"
@@ -164,7 +166,7 @@ def raise_refused(refused: Mapping[str, str]) -> None:
 
 
 def _check_rank(target: TargetNodes, wanted: Wanted) -> None:
-    """Raise ``InvalidInput`` where one tuple was given for the chunks per shard, and fits no array."""
+    """Raise ``InvalidInput`` if one tuple was given for the chunks per shard, and fits no array."""
     ranks = sorted({array.source.layout.ndim for array in target.arrays.values()})
     if isinstance(wanted.policy, tuple) and ranks and len(wanted.policy) not in ranks:
         raise InvalidInput(
@@ -221,6 +223,9 @@ def _add_groups(target: TargetNodes, nodes: SourceNodes, wanted: Wanted) -> None
             needed.add(path)
     for path, document in nodes.groups.items():
         if path not in needed:
+            continue
+        if wanted.as_draft:  # it has no consolidated metadata; they only repeat other documents
+            target.groups[path] = {name: value for name, value in document.items() if name != "consolidated_metadata"}
             continue
         if path in nodes.consolidated_v2:
             zmetadata = _of_nodes(nodes.consolidated_v2[path], path, needed)

@@ -120,7 +120,7 @@ class Unit:
 
     @property
     def is_versioned(self) -> bool:
-        """True where each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
+        """True if each of its objects has a version: only then do equal fingerprints say that nothing has changed."""
         return bool(self.rows["version"].all())
 
     @property
@@ -152,7 +152,7 @@ class ArrayUnits:
 
     @property
     def is_versioned(self) -> bool:
-        """True where all their objects have versions."""
+        """True if all their objects have versions."""
         return bool(self._rows["version"].all())
 
     def counts(self) -> npt.NDArray[np.int64]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -52,7 +53,7 @@ class UnitDone:
     chunk_nbytes: int
     """Bytes of the chunks as they were read."""
     contents: str = ""
-    """``digest_of_contents`` of the written objects, where the target does not give all versions."""
+    """``digest_of_contents`` of the written objects, if the target does not give all versions."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class OthersUnit:
 
     @property
     def is_versioned(self) -> bool:
-        """True where each of its objects has a version, as for ``Unit``."""
+        """True if each of its objects has a version, as for ``Unit``."""
         return all(found.version for found in self.objects)
 
     @property
@@ -111,6 +112,26 @@ def do_unit(unit: Unit | OthersUnit) -> UnitDone:
     if not done.made.tells_versions:
         done = replace(done, contents=run_sync(digest_of_contents(unit.job.target.storage, done.made)))
     return done
+
+
+def can_be_read(unit: Unit | OthersUnit) -> bool:
+    """Read the beginning of what a unit is made from: the indices, and the first chunks. Return ``False`` if there is nothing to read.
+
+    Raises:
+        Exception: as ``do_unit``.
+    """
+    return run_sync(_read_beginning(unit))
+
+
+async def _read_beginning(unit: Unit | OthersUnit) -> bool:
+    if isinstance(unit, OthersUnit):
+        stream: AsyncGenerator[object] = _of_stream(_stream_of(unit.job, unit.objects[0]))
+    else:
+        stream = _pieces(unit.job, (await _located(unit))[0], _memory(unit.job.max_memory))
+    async with aclosing(stream):
+        async for _ in stream:
+            return True
+    return isinstance(unit, OthersUnit)
 
 
 def _done(unit: Unit | OthersUnit) -> UnitDone:
@@ -151,13 +172,18 @@ if hasattr(os, "register_at_fork"):
 
 
 async def _do(unit: Unit) -> UnitDone:
-    index_format = unit.job.source_layout.index_format
-    objects = _objects_of(unit)
-    reads = [] if index_format is None else [Read(found.key, (index_format.request(),)) for found in objects]
-    chunks, slots = _chunks_of(unit, objects, await unit.job.source.storage.read(reads) if reads else [])
+    chunks, slots = await _located(unit)
     if unit.job.target_layout.index_format is None:
         return await _write_objects(unit, slots, chunks)
     return await _write_shard(unit, unit.job.target_layout.index_format, slots, chunks)
+
+
+async def _located(unit: Unit) -> tuple[Chunks, npt.NDArray[np.int64]]:
+    """Read the indices of the source's shards, and return as ``_chunks_of`` does."""
+    index_format = unit.job.source_layout.index_format
+    objects = _objects_of(unit)
+    reads = [] if index_format is None else [Read(found.key, (index_format.request(),)) for found in objects]
+    return _chunks_of(unit, objects, await unit.job.source.storage.read(reads) if reads else [])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +196,7 @@ class _Shard:
     after: tuple[bytes, ...]
     nbytes: int
     moved: Chunks
-    """The bytes between: the chunks, or their common bytes where some share them."""
+    """The bytes between: the chunks, or their common bytes if some share them."""
 
     @classmethod
     def of(cls, unit: Unit, index_format: IndexFormat, slots: npt.NDArray[np.int64], chunks: Chunks) -> _Shard:
@@ -201,7 +227,7 @@ def _made(unit: Unit, names: Sequence[str], sizes: Sequence[int], stored: Sequen
 
 
 def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, target: LocalStorage) -> UnitDone:
-    """Carry out a unit in this thread, where source and target are local: passing each of many small files to another thread takes longer
+    """Carry out a unit in this thread, if source and target are local: passing each of many small files to another thread takes longer
     than reading it.
     """
     job = unit.job
@@ -226,7 +252,7 @@ def _pack_here(unit: Unit, index_format: IndexFormat, source: LocalStorage, targ
 
 
 def _concatenated(unit: Unit, shard: _Shard, chunks: Chunks, source: LocalStorage, target: LocalStorage) -> Generation | None:
-    """Write the shard as files one after the other, without looking at their bytes; return ``None`` where one differs from the listing;
+    """Write the shard as files one after the other, without looking at their bytes; return ``None`` if one differs from the listing;
     reading shows which.
     """
     files = [chunks.objects[number][:3] for number in chunks.of_object.tolist()]  # key, size and version
@@ -268,15 +294,15 @@ def _fetching(job: ArrayJob, chunks: Chunks) -> Fetching:
     return Fetching(chunks, EngineOptions().read_limits(job.source.storage.kind), job.source.storage.url)
 
 
-async def _pieces(job: ArrayJob, chunks: Chunks, memory: _Memory) -> AsyncIterator[Sequence[BytesLike]]:
-    """Yield the bytes of the chunks, and of their checksums where those are added, a window at a time."""
+async def _pieces(job: ArrayJob, chunks: Chunks, memory: _Memory) -> AsyncGenerator[Sequence[BytesLike]]:
+    """Yield the bytes of the chunks, and of their checksums if those are added, a window at a time."""
     checksums = _Checksums(job, chunks)
     async for window, buffers in ChunkStream(job.source.storage, _fetching(job, chunks), memory.windows, memory.window_bytes, job.run):
         yield checksums.added(window, buffers)
 
 
 class _Checksums:
-    """A writer of the ``crc32c`` behind each chunk, where that was asked for; also for chunks that come in parts."""
+    """A writer of the ``crc32c`` behind each chunk, if that was asked for; also for chunks that come in parts."""
 
     def __init__(self, job: ArrayJob, chunks: Chunks) -> None:
         self._adds = job.adds_checksums
@@ -373,7 +399,7 @@ def _chunks_of(unit: Unit, objects: list[SourceObject], indices: Sequence[ReadOu
 
 
 def _check_sizes(job: ArrayJob, chunks: Chunks) -> None:
-    """Raise ``Corruption`` where a chunk does not have the size that the codecs give every chunk: no reader could decode it."""
+    """Raise ``Corruption`` if a chunk does not have the size that the codecs give every chunk: no reader could decode it."""
     if job.encoded_chunk_nbytes is None:
         return
     wrong = np.flatnonzero(chunks.nbytes != job.encoded_chunk_nbytes)
@@ -446,17 +472,12 @@ def _slots_of_shard(job: ArrayJob, unit: int, shard: int, index: ShardIndex) -> 
 
 async def _do_others(unit: OthersUnit) -> UnitDone:
     job = unit.job
-    storage = job.source.storage
     memory = _memory(job.max_memory)
     free = asyncio.Semaphore(_OBJECTS_AT_ONCE)
 
     async def copy(found: OtherObject) -> Generation:
-        start = np.zeros(1, dtype=np.int64)
-        whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
-        fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
-        stream = ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
         async with free, memory.writers.hold(min(_COPIES_HELD * found.nbytes, _UPLOAD_BYTES)):
-            return await job.target.storage.write(found.key, _of_stream(stream), found.nbytes, UNCONDITIONAL)
+            return await job.target.storage.write(found.key, _of_stream(_stream_of(job, found)), found.nbytes, UNCONDITIONAL)
 
     async with asyncio.TaskGroup() as group:
         copies = [group.create_task(copy(found)) for found in unit.objects]
@@ -465,7 +486,16 @@ async def _do_others(unit: OthersUnit) -> UnitDone:
     return UnitDone(unit.fingerprint, made, 0, unit.nbytes)
 
 
-async def _of_stream(stream: ChunkStream) -> AsyncIterator[BytesLike]:
+def _stream_of(job: OthersJob, found: OtherObject) -> ChunkStream:
+    """Return the bytes of a whole object."""
+    start = np.zeros(1, dtype=np.int64)
+    whole = Chunks([SourceObject(found.key, found.nbytes, found.version)], start, start, np.array([found.nbytes]))
+    storage, memory = job.source.storage, _memory(job.max_memory)
+    fetching = Fetching(whole, EngineOptions().read_limits(storage.kind), storage.url)
+    return ChunkStream(storage, fetching, memory.windows, memory.window_bytes, job.run)
+
+
+async def _of_stream(stream: ChunkStream) -> AsyncGenerator[BytesLike]:
     async for _, buffers in stream:
         for piece in buffers:
             yield piece

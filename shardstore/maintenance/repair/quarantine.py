@@ -103,7 +103,7 @@ class Leftovers:
 
 
 async def clear_leftovers(storage: Storage, path: str, older_than_hours: float, now: datetime, *, only_count: bool) -> Leftovers:
-    """Remove leftovers that are that old; of local files, those in the whole store, and only where ``path`` is empty.
+    """Remove leftovers that are that old; of local files, those in the whole store, and only if ``path`` is empty.
 
     Raises:
         StorageError: the server does not list unfinished uploads, or failed.

@@ -9,16 +9,15 @@ below them is touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
-from shardstore.engine.metadata.hierarchy import Node
+from shardstore.engine.fresh_layout import StaleLayout
 from shardstore.engine.options import check_flags
 from shardstore.engine.reading.reader import same_shards
-from shardstore.engine.stale_layout import StaleLayout
 from shardstore.engine.writing.committer import Shard
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
@@ -27,16 +26,22 @@ from shardstore.format.metadata_v3 import mentions_sharding
 from shardstore.format.presentation import present_array
 from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
-from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Failure, Part
-from shardstore.maintenance.object_tasks import halved
-from shardstore.maintenance.own_shards import own_shards
+from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
 from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy
-from shardstore.maintenance.shard_work import MOST_FAILED, FailedShard, Listed, ShardProgress, can_delete_emptied, check_can_swap
+from shardstore.maintenance.shard_content import StoredShard, look_at
+from shardstore.maintenance.shard_work import (
+    MOST_FAILED,
+    FailedShard,
+    Listed,
+    LookTask,
+    ShardProgress,
+    ShardRun,
+    can_delete_emptied,
+    check_can_swap,
+)
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.stored_shards import StoredShard, in_tasks, look_at, stored_shards
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
-from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
 
@@ -85,7 +90,7 @@ class RepairReport:
     path: str
     is_dry_run: bool
     quarantine: str | None
-    """The URL of the quarantine; ``None`` where a dry run was given none, and there is no default."""
+    """The URL of the quarantine; ``None`` if a dry run was given none, and there is no default."""
     shards: int
     """The number of shards that were looked at."""
     findings: Listed[Finding]
@@ -114,14 +119,6 @@ class RepairReport:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
-    """A task: look at the indices of some shards."""
-
-    place: Place
-    shards: tuple[StoredShard, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MendTask:
     """A task: repair one shard, if it is damaged; without a quarantine only report the repair."""
 
@@ -130,10 +127,6 @@ class MendTask:
     quarantine: Place | None
     window_bytes: int
     allow_reverting: bool = False
-
-
-def _halves(task: LookTask) -> list[LookTask]:
-    return [replace(task, shards=tuple(some)) for some in halved(task.shards)]
 
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
@@ -147,7 +140,7 @@ def look(task: LookTask) -> tuple[StoredShard, ...]:
 
 
 def mend(task: MendTask) -> Finding | None:
-    """Repair one shard; return ``None`` where it is no longer damaged, or its array is another by now.
+    """Repair one shard; return ``None`` if it is no longer damaged, or its array is another by now.
 
     Raises:
         Conflict: others kept writing the shard; the next run has to repair it.
@@ -184,7 +177,7 @@ def mend(task: MendTask) -> Finding | None:
 
 
 async def _current(engine: Engine, shard: StoredShard) -> tuple[Shard, InnerCodecs] | None:
-    """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` where it belongs to another
+    """Return the shard with its node as the storage has it now, and the proofs of its chunks' codecs; ``None`` if it belongs to another
     array now.
     """
     (outcome,) = await engine.storage.read([document_read(metadata_key(shard.path))])
@@ -290,8 +283,8 @@ def repair(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed where the storage has no compare-and-swap.
-        storage_options: for the filesystem, and for that of the quarantine where it is of the same protocol.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
+        storage_options: for the filesystem, and for that of the quarantine if it is of the same protocol.
         progress: called with a ``ShardProgress`` now and then.
         now: the time that ages of uploads are measured at; the present by default.
 
@@ -308,30 +301,37 @@ def repair(
         raise InvalidInput(f"older_than_hours {older_than_hours!r} is not a number, 0 or more")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
-    engine = Engine(place.storage)
-    run_sync(check_own(engine.storage, path.strip("/")))
     kept_in = _quarantine(url, quarantine, place.storage, storage_options, is_needed=yes)
+    run = ShardRun(place, execution, progress)
     if yes:
-        run_sync(check_can_swap(engine.storage, exclusive))
-    run = _Run(engine, place, kept_in if yes else None, allow_reverting, execution, progress)
-    run.look(path)
-    run.mend()
+        run_sync(check_can_swap(run.engine.storage, exclusive))
+    suspects: list[StoredShard] = []
+    run.look_at_all(path, look, suspects.extend)
+    findings: list[Finding] = []
+
+    def mended(task: MendTask, finding: Finding | None) -> None:
+        if finding is not None:
+            findings.append(finding)
+
+    tasks = (MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting) for shard in suspects)
+    run.work_on_each(mend, tasks, len(suspects), mended)
+    findings.sort(key=lambda finding: finding.key)
     leftovers = Leftovers()
     if execution.part.number == 1 and execution.only is None:
         moment = now or datetime.now(UTC)
-        leftovers = run_sync(clear_leftovers(engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
+        leftovers = run_sync(clear_leftovers(run.engine.storage, path.strip("/"), older_than_hours, moment, only_count=not yes))
     return RepairReport(
-        url=engine.storage.url,
+        url=run.engine.storage.url,
         path=path.strip("/"),
         is_dry_run=not yes,
         quarantine=None if kept_in is None else kept_in.storage.url,
         shards=run.shards,
-        findings=Listed.of(run.findings),
-        damaged_count=sum(finding.remedy != "emptied" for finding in run.findings),
-        lost_count=sum(finding.lost_count for finding in run.findings),
-        reverted_count=sum(finding.reverted_count for finding in run.findings if finding.remedy != "left"),
-        uncertain_count=sum(finding.uncertain_count for finding in run.findings),
-        left_count=sum(finding.remedy == "left" for finding in run.findings),
+        findings=Listed.of(findings),
+        damaged_count=sum(finding.remedy != "emptied" for finding in findings),
+        lost_count=sum(finding.lost_count for finding in findings),
+        reverted_count=sum(finding.reverted_count for finding in findings if finding.remedy != "left"),
+        uncertain_count=sum(finding.uncertain_count for finding in findings),
+        left_count=sum(finding.remedy == "left" for finding in findings),
         leftovers=leftovers,
         failed=Listed.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),
@@ -345,69 +345,3 @@ def _quarantine(target: Any, given: Any, storage: Storage, storage_options: dict
         if is_needed or given is not None:
             raise
         return None
-
-
-class _Run:
-    """The state of one run."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        place: Place,
-        quarantine: Place | None,
-        allow_reverting: bool,
-        execution: Execution,
-        progress: Progress | None,
-    ) -> None:
-        self._engine = engine
-        self._place = place
-        self._quarantine = quarantine
-        self._allow_reverting = allow_reverting
-        self._execution = execution
-        self._progress = progress
-        self._suspects: list[StoredShard] = []
-        self._done = 0
-        self.shards = 0
-        self.findings: list[Finding] = []
-        self.failed: list[FailedShard] = []
-        self.unreadable: list[Node] = []
-
-    def look(self, path: str) -> None:
-        takes = self._execution.takes
-        mine = own_shards(
-            self._engine, (shard for shard in stored_shards(self._engine, path, self.unreadable) if takes(shard.key)), self.failed
-        )
-        self._execution.carry_out(look, (LookTask(self._place, some) for some in in_tasks(mine)), self._looked, self._look_failed, _halves)
-        for key in self._execution.unmet():
-            self.failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self._engine.storage.url}")))
-
-    def _looked(self, task: LookTask, found: tuple[StoredShard, ...]) -> None:
-        self.shards += len(task.shards)
-        self._suspects += found
-        self._tell(ShardProgress("looking", self.shards, failed=len(self.failed)))
-
-    def _look_failed(self, failure: Failure[LookTask]) -> None:
-        self.failed += [FailedShard(shard.path, shard.key, failure.error) for shard in failure.task.shards]
-
-    def mend(self) -> None:
-        window = self._execution.window_bytes
-        tasks = (MendTask(self._place, shard, self._quarantine, window, self._allow_reverting) for shard in self._suspects)
-        self._execution.carry_out(mend, tasks, self._mended, self._mend_failed)
-        self.findings.sort(key=lambda finding: finding.key)
-
-    def _mended(self, task: MendTask, finding: Finding | None) -> None:
-        if finding is not None:
-            self.findings.append(finding)
-        self._advance()
-
-    def _mend_failed(self, failure: Failure[MendTask]) -> None:
-        self.failed.append(FailedShard(failure.task.shard.path, failure.task.shard.key, failure.error))
-        self._advance()
-
-    def _advance(self) -> None:
-        self._done += 1
-        self._tell(ShardProgress("working", self._done, len(self._suspects), failed=len(self.failed)))
-
-    def _tell(self, progress: ShardProgress) -> None:
-        if self._progress is not None:
-            self._progress(progress)

@@ -31,8 +31,7 @@ from shardstore.format.repair.index_proofs import (
 from shardstore.format.repair.index_search import last_index
 from shardstore.format.shard_index import IndexFormat, ShardIndex
 from shardstore.maintenance.object_tasks import in_windows
-from shardstore.maintenance.stored_shards import LookedAt
-from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.maintenance.shard_content import LookedAt, slots_inside
 from shardstore.model.ranges import APPEND_PADDING_NBYTES, ByteRange, CopiedRange, NewBytes
 from shardstore.plan.appending import PAGE_BYTES
 from shardstore.plan.commits import DeleteShard, WriteShard, slot_order
@@ -45,7 +44,7 @@ Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied",
 """The remedy for a shard:
 
 - ``cut``: the bytes behind its last valid index are removed. Its chunks are those of that index: reverted, unless the newest index is
-  the same. Only where that was allowed.
+  the same. Only if that was allowed.
 - ``corrected``: the wrong bytes of its index are corrected, as the checksum of the index proves.
 - ``dropped``: entries that cannot be right are removed from its index.
 - ``rebuilt``: a new index of the chunks that can be proved; the rest is left out.
@@ -60,9 +59,9 @@ class InnerCodecs:
     """The proofs that the codecs of an array's chunks allow."""
 
     ends_with_checksum: bool
-    """True where each chunk ends with the ``crc32c`` of its other bytes."""
+    """True if each chunk ends with the ``crc32c`` of its other bytes."""
     is_sharded: bool
-    """True where chunks are shards themselves, with indices of their own."""
+    """True if chunks are shards themselves, with indices of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class Diagnosing:
         self._held = (0, b"")
 
     def diagnose(self) -> Diagnosis | None:
-        """Diagnose the shard; return ``None`` where nothing is wrong.
+        """Diagnose the shard; return ``None`` if nothing is wrong.
 
         Raises:
             ConditionFailed: the shard is another version now.
@@ -206,7 +205,7 @@ class Diagnosing:
         return Diagnosis(what, "cut", how, plan, count, reverted=reverted, last_index_end=end)
 
     def _encoded(self) -> bytes:
-        """Return the bytes in the place of the index; fewer where the object is too short."""
+        """Return the bytes in the place of the index; fewer if the object is too short."""
         length = min(self._format.nbytes, self._nbytes)
         start = 0 if self._format.location == "start" else self._nbytes - length
         return self._bytes(start, start + length)

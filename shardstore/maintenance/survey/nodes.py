@@ -11,13 +11,14 @@ from typing import Any
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
+from shardstore.errors import NotFound
 from shardstore.format.chunk_keys import looks_like_chunk_key
 from shardstore.format.codecs import codec_configuration, codec_name
 from shardstore.format.json_text import JsonObject, NumberText
 from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
 from shardstore.format.presentation import consolidated_arrays, present_array
 from shardstore.format.store_keys import ancestors, join, metadata_key, metadata_path
-from shardstore.maintenance.survey.shards import ShardTally
+from shardstore.maintenance.shard_content import ShardTally
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import Failed, Found, document_read
 
@@ -33,7 +34,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """The facts of an array's document, in words where they are for people."""
+    """The facts of an array's document, in words if they are for people."""
 
     shape: tuple[int, ...] | None = None
     data_type: str = ""
@@ -62,7 +63,7 @@ class NodeRecord:
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """The number of chunks along each dimension, where it is known."""
+        """The number of chunks along each dimension, if it is known."""
         if self.node.layout is not None:
             return self.node.layout.chunk_grid_shape
         plain = self.node.plain
@@ -91,7 +92,7 @@ class SurveyedNodes:
     """Nodes by path, which are read when they are asked for."""
 
     def __init__(self, engine: Engine, seen: Callable[[Node, JsonObject | None], None] | None = None) -> None:
-        """Start without nodes. ``seen`` is called with each node as it is read, and with its document where that is JSON."""
+        """Start without nodes. ``seen`` is called with each node as it is read, and with its document if that is JSON."""
         self._engine = engine
         self._seen = seen
         self._records: dict[str, NodeRecord] = {}  # above the place of interest, too
@@ -106,7 +107,7 @@ class SurveyedNodes:
         return [self._records[p] for p in sorted(self._records) if p == path or p.startswith(inside)]
 
     async def load(self, paths: Iterable[str]) -> dict[str, NodeRecord | None]:
-        """Return the nodes at ``paths``; ``None`` where there is none.
+        """Return the nodes at ``paths``; ``None`` if there is none.
 
         Raises:
             StorageError: a request failed.
@@ -157,6 +158,17 @@ class SurveyedNodes:
                         continue
                 waiting.append((i, rest))
         return found
+
+    def check_any(self, path: str, listed: int, shown: str | None) -> None:
+        """Check that there is a node, or one of so many ``listed`` objects, at or below ``path``; ``shown`` is its name in messages.
+
+        Raises:
+            NotFound: there is nothing.
+        """
+        if not listed and not self.records(path):
+            url = self._engine.storage.url
+            where = shown or (join(url.rstrip("/"), path) if path else url)
+            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
 
     def consolidated(self, path: str) -> list[tuple[str, int, bool]]:
         """Return path, number of arrays and staleness of the consolidated metadata of each group at and below ``path``.

@@ -7,22 +7,21 @@ indices are kept: memory grows with the number of nodes, not of chunks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from shardstore.engine.engine import Engine
-from shardstore.errors import NotFound
 from shardstore.format.shard_index import IndexLocation
-from shardstore.format.store_keys import check_prefix, metadata_path
+from shardstore.format.store_keys import check_prefix, join, metadata_path
+from shardstore.maintenance.object_tasks import pages
+from shardstore.maintenance.shard_content import SHARDS_AT_ONCE, Damage, ShardTally, StoredShard, survey_shards
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
-from shardstore.maintenance.survey.shards import SHARDS_AT_ONCE, Damage, ShardTally, SurveyedShard, survey_shards
 from shardstore.storage.base import ObjectInfo
 
 __all__ = ["ArraySurvey", "ConsolidatedMetadata", "Damage", "Survey", "Unreadable", "Usage", "survey"]
 
 Progress = Callable[[int], None]
 
-_KEYS_AT_ONCE = 1000
 _INDEX_BYTES_AT_ONCE = 32 * 2**20
 _MOST_V2_DOCUMENTS = 1000
 _MOST_DAMAGES = 1000  # that are listed; all are counted
@@ -40,7 +39,7 @@ class Usage:
     objects: int
     """The number of stored objects that hold chunks of the array."""
     possible_objects: int | None
-    """The number of objects that its shape asks for; ``None`` where its chunks cannot be identified."""
+    """The number of objects that its shape asks for; ``None`` if its chunks cannot be identified."""
     objects_outside: int
     """The number of other objects, at places outside the array's shape: a resize leaves them."""
     stored_nbytes: int
@@ -64,7 +63,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ArraySurvey:
-    """The survey of one array. Shapes are in elements, and ``None`` where the document does not give them; ``chunk_shape`` is the
+    """The survey of one array. Shapes are in elements, and ``None`` if the document does not give them; ``chunk_shape`` is the
     presented one.
     """
 
@@ -85,14 +84,14 @@ class ArraySurvey:
     index_location: IndexLocation | None
     index_checksum: bool | None
     by_transformer: bool
-    """True where the storage transformer of 2022 shards the array, not a codec."""
+    """True if the storage transformer of 2022 shards the array, not a codec."""
     usage: Usage | None
-    """The counts of objects, chunks and bytes; ``None`` where only metadata was asked for."""
+    """The counts of objects, chunks and bytes; ``None`` if only metadata was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsolidatedMetadata:
-    """Consolidated metadata of the group at ``path``, for ``arrays`` arrays; ``is_stale`` where it differs from their own."""
+    """Consolidated metadata of the group at ``path``, for ``arrays`` arrays; ``is_stale`` if it differs from their own."""
 
     path: str
     arrays: int
@@ -121,7 +120,7 @@ class Survey:
     damage: tuple[Damage, ...]
     """The damaged shards, at most 1,000; the arrays' ``damaged_objects`` count all."""
     objects: int | None
-    """The number of objects; ``None`` where only metadata was asked for, like the next field."""
+    """The number of objects; ``None`` if only metadata was asked for, like the next field."""
     stored_nbytes: int | None
     other_objects: int | None
     """The number of objects that belong to no node."""
@@ -173,26 +172,18 @@ class _Surveyor:
     # -- by one listing of everything ------------------------------------------------------------------------------
 
     async def count_everything(self) -> None:
-        found: list[ObjectInfo] = []
-        shards: list[SurveyedShard] = []
+        shards: list[tuple[StoredShard, ShardTally]] = []
         index_nbytes = 0
-        async for info in self._engine.storage.list(self._path + "/" if self._path else ""):
-            found.append(info)
-            if len(found) < _KEYS_AT_ONCE:
-                continue
-            for shard in await self._sort(found):
+        async for page in pages(self._engine.storage, join(self._path, "")):
+            for shard in await self._sort(page):
                 shards.append(shard)
-                index_nbytes += shard.layout.index_format.nbytes
+                index_nbytes += shard[0].layout.index_format.nbytes
                 if len(shards) >= SHARDS_AT_ONCE or index_nbytes >= _INDEX_BYTES_AT_ONCE:
                     await self._look_into(shards)
                     shards, index_nbytes = [], 0
-            found = []
             self._report()
-        shards += await self._sort(found)
-        while shards:
-            some = _within(shards, _INDEX_BYTES_AT_ONCE)
-            await self._look_into(shards[:some])
-            shards = shards[some:]
+        if shards:
+            await self._look_into(shards)
         self._report()
 
     def _note_v2(self, key: str) -> None:
@@ -203,9 +194,9 @@ class _Surveyor:
         if self._progress is not None:
             self._progress(self._objects)
 
-    async def _sort(self, found: list[ObjectInfo]) -> list[SurveyedShard]:
+    async def _sort(self, found: list[ObjectInfo]) -> list[tuple[StoredShard, ShardTally]]:
         """Count objects for their arrays; return the shards, whose indices have to be read."""
-        shards: list[SurveyedShard] = []
+        shards: list[tuple[StoredShard, ShardTally]] = []
         owners = await self._nodes.owners([info.key for info in found])
         for info, owner in zip(found, owners, strict=True):
             self._objects += 1
@@ -221,12 +212,12 @@ class _Surveyor:
                 record.tally.other_objects += 1
                 record.tally.other_nbytes += info.nbytes
             elif record.node.layout is not None:
-                shards.append(SurveyedShard(record.node, record.node.layout, record.tally, info.key, coords))
+                shards.append((StoredShard(record.node.path, record.node.layout, coords, info.key), record.tally))
             else:
                 record.tally.add_chunk(info.nbytes, record.holds(coords))
         return shards
 
-    async def _look_into(self, shards: list[SurveyedShard]) -> None:
+    async def _look_into(self, shards: list[tuple[StoredShard, ShardTally]]) -> None:
         for damage in await survey_shards(self._engine, shards):
             if len(self._damage) < _MOST_DAMAGES:
                 self._damage.append(damage)
@@ -248,7 +239,7 @@ class _Surveyor:
                 depth = 0 if record is not None else strange + 1
                 if depth > _DEPTH_WITHOUT_NODES or (record is None and strange == 0 and path != self._path):
                     continue
-                listed = await self._engine.storage.list_dir(path + "/" if path else "")
+                listed = await self._engine.storage.list_dir(join(path, ""))
                 self._objects += len(listed.objects)
                 for info in listed.objects:
                     self._note_v2(info.key)
@@ -260,11 +251,8 @@ class _Surveyor:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def result(self, *, counted: bool) -> Survey:
+        self._nodes.check_any(self._path, self._objects, self._shown)
         records = self._nodes.records(self._path)
-        if not records and not self._objects:
-            url = self._engine.storage.url
-            where = self._shown or (f"{url.rstrip('/')}/{self._path}" if self._path else url)
-            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
         here = self._nodes.get(self._path)
         kind: Literal["array", "group", "directory"] = "directory"
         if here is not None and here.node.kind != "other":
@@ -286,51 +274,17 @@ class _Surveyor:
         )
 
 
-def _within(shards: list[SurveyedShard], most_nbytes: int) -> int:
-    """Return how many of the first shards have indices of at most this many bytes together; at least one."""
-    nbytes = 0
-    for number, shard in enumerate(shards[:SHARDS_AT_ONCE]):
-        nbytes += shard.layout.index_format.nbytes
-        if nbytes > most_nbytes and number:
-            return number
-    return min(len(shards), SHARDS_AT_ONCE)
-
-
 def _array(record: NodeRecord, counted: bool) -> ArraySurvey:
-    layout, facts = record.node.layout, record.facts
+    layout = record.node.layout
+    usage = Usage(possible_objects=record.possible_objects, possible_chunks=record.possible_chunks, **asdict(record.tally))
     return ArraySurvey(
         path=record.node.path,
         is_sharded=layout is not None,
         reason=record.node.reason,
-        shape=facts.shape,
-        data_type=facts.data_type,
-        item_nbytes=facts.item_nbytes,
-        chunk_shape=facts.chunk_shape,
-        codecs=facts.codecs,
-        stored_shape=facts.stored_shape,
-        stored_codecs=facts.stored_codecs,
         chunks_per_shard=None if layout is None else layout.grid.chunks_per_shard,
         index_location=None if layout is None else layout.index_format.location,
         index_checksum=None if layout is None else layout.index_format.codecs.checksum,
         by_transformer=layout is not None and layout.by_transformer,
-        usage=_usage(record, record.tally) if counted else None,
-    )
-
-
-def _usage(record: NodeRecord, tally: ShardTally) -> Usage:
-    return Usage(
-        objects=tally.objects,
-        possible_objects=record.possible_objects,
-        objects_outside=tally.objects_outside,
-        stored_nbytes=tally.stored_nbytes,
-        chunks=tally.chunks,
-        possible_chunks=record.possible_chunks,
-        chunk_nbytes=tally.chunk_nbytes,
-        chunks_outside=tally.chunks_outside,
-        chunk_nbytes_outside=tally.chunk_nbytes_outside,
-        index_nbytes=tally.index_nbytes,
-        dead_nbytes=tally.dead_nbytes,
-        damaged_objects=tally.damaged_objects,
-        other_objects=tally.other_objects,
-        other_nbytes=tally.other_nbytes,
+        **asdict(record.facts),
+        usage=usage if counted else None,
     )

@@ -8,7 +8,7 @@ without checksums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from shardstore._sync import run_sync
@@ -19,14 +19,14 @@ from shardstore.format.metadata_v3 import is_array
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
-from shardstore.maintenance.copies import Side, checksums, differing_members
 from shardstore.maintenance.execution import Execution, Failure, check_running
-from shardstore.maintenance.object_tasks import gathered, halved, in_windows
+from shardstore.maintenance.object_tasks import by_halves, in_windows
 from shardstore.maintenance.storages import Place
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged, StoredChunk, object_of, read_chunks, stored_chunks
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES
 from shardstore.maintenance.verify.findings import Finding
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.verify.sides import Side, checksums, differing_members
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 
 _CHUNKS_AT_ONCE = 4096
@@ -115,7 +115,7 @@ class _Comparison:
         for finding in self._compare_nodes():
             if self._execution.takes(finding.key):
                 self._found(finding)
-        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, _halves)
+        self._execution.carry_out(compare_objects, self._tasks(), self._take, self._give_up, by_halves)
 
     def _compare_nodes(self) -> list[Finding]:
         paths, paths_there = self._here.paths(), self._there.paths()
@@ -179,15 +179,11 @@ class _Comparison:
             self._failed(plan.key(coords), failure.error)
 
 
-def _halves(task: CompareTask) -> list[CompareTask]:
-    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
-
-
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
 def compare_objects(task: CompareTask) -> Compared:
-    """Compare some objects. Runs in a thread other than the IO loop's. Raises ``StorageError`` where a request failed."""
+    """Compare some objects. Runs in a thread other than the IO loop's. Raises ``StorageError`` if a request failed."""
     plan = task.plan_there if task.of_copy else task.plan
     objects: list[ChunkCoords] = list(task.objects)
     confirmed: dict[ChunkCoords, Finding] = {}

@@ -1,4 +1,4 @@
-"""Look into the bytes of chunks: checksums, headers of compressors, and, where a decoder is given, all of it."""
+"""Look into the bytes of chunks: checksums, headers of compressors, and, if a decoder is given, all of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypeAlias
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fault, header_fault
-from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.object_tasks import in_windows
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
@@ -20,12 +20,12 @@ from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 
 Decode: TypeAlias = Callable[[str, memoryview], None]
-"""A function that decodes a chunk, whose key is given for messages. Raises ``Corruption`` where it cannot be decoded."""
+"""A function that decodes a chunk, whose key is given for messages. Raises ``Corruption`` if it cannot be decoded."""
 
 Decoder: TypeAlias = Callable[[bytes], Decode]
 """A function that makes the decoder of an array from its presented document. It belongs to a module, since it travels with tasks.
 
-Raises ``Unsupported`` where a codec or data type is not installed.
+Raises ``Unsupported`` if a codec or data type is not installed.
 """
 
 WINDOW_BYTES = UPKEEP_LIMITS.request_bytes
@@ -50,7 +50,7 @@ class ChunkLook:
 
     @property
     def reads_all(self) -> bool:
-        """True where every byte of every chunk is read."""
+        """True if every byte of every chunk is read."""
         return self.coding.has_checksum or self.decode is not None
 
     def fault(self, name: str, data: memoryview) -> Fault | None:

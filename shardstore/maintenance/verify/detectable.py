@@ -15,7 +15,7 @@ class VerifyLevel:
     against: bool = False
     census: bool = False
     contents: bool = False
-    """True where the census has digests of whole objects."""
+    """True if the census has digests of whole objects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import ShardIndex
-from shardstore.maintenance.survey.shards import covered_nbytes, entry_fault, slots_inside
+from shardstore.maintenance.shard_content import dead_nbytes, entry_fault, slots_inside
 from shardstore.maintenance.verify.findings import Fault
 from shardstore.model.chunks import ChunkCoords
+from shardstore.plan.pieces import covered_nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,26 +51,17 @@ def check_index(layout: ArrayLayout, coords: ChunkCoords, object_nbytes: int, in
     if outside.any():
         faults.append(Fault("outside", f"{int(outside.sum())} of its {int(used.sum())} chunks lie outside of the array's shape"))
     if not wrong.any():
-        faults += _odd_bytes(object_nbytes, offsets[used], ends[used], index_start, index_end)
+        shared = int(lengths.sum()) - covered_nbytes(offsets[used], lengths[used])
+        if shared:
+            faults.append(Fault("overlap", f"chunks share {shared} bytes with others"))
+        dead = dead_nbytes(layout.index_format, index, object_nbytes)
+        if dead > 0:
+            behind = object_nbytes - max(int(ends.max(initial=0)), index_end)
+            where = f", {behind} of them at its end" if behind else ""
+            faults.append(Fault("dead", f"{dead} of its {object_nbytes} bytes are neither index nor part of a chunk{where}"))
     return IndexCheck(tuple(faults), used & ~in_index & ~odd_size)
 
 
 def _and_more(slots: npt.NDArray[np.bool_]) -> str:
     count = int(slots.sum())
     return f", and {count - 1} more" if count > 1 else ""
-
-
-def _odd_bytes(
-    object_nbytes: int, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], index_start: int, index_end: int
-) -> list[Fault]:
-    """Return faults about bytes that several chunks share, and bytes that belong to none."""
-    faults: list[Fault] = []
-    shared = int((ends - starts).sum()) - covered_nbytes(starts, ends)
-    if shared:
-        faults.append(Fault("overlap", f"chunks share {shared} bytes with others"))
-    dead = object_nbytes - covered_nbytes(np.append(starts, index_start), np.append(ends, index_end))
-    if dead > 0:
-        behind = object_nbytes - max(int(ends.max(initial=0)), index_end)
-        where = f", {behind} of them at its end" if behind else ""
-        faults.append(Fault("dead", f"{dead} of its {object_nbytes} bytes are neither index nor part of a chunk{where}"))
-    return faults

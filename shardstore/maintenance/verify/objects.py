@@ -21,12 +21,12 @@ from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.maintenance.array_plans import ArrayPlan, plan_array, plan_v2_array
 from shardstore.maintenance.census.file import Unread
 from shardstore.maintenance.census.objects import NO_DIGEST, ObjectEntry, content_digest, digest_of
-from shardstore.maintenance.chunk_reading import ObjectChanged
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.object_tasks import in_windows
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.maintenance.storages import Place
-from shardstore.maintenance.survey.shards import slots_inside
 from shardstore.maintenance.v2_nodes import read_v2
+from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.chunks import WINDOW_BYTES, ChunkBytes, ChunkLook, Decode, Decoder, look_at_heads, look_into
 from shardstore.maintenance.verify.findings import Fault, Finding
 from shardstore.maintenance.verify.index import check_index
@@ -58,7 +58,7 @@ class VerifyTask:
     objects: tuple[ListedObject, ...]
     decoder: Decoder | None = None
     of_contents: bool = False
-    """True where the digests of the census are of whole objects."""
+    """True if the digests of the census are of whole objects."""
     window_bytes: int = WINDOW_BYTES
 
 
@@ -90,11 +90,11 @@ class Look:
     faults: list[Fault] = field(default_factory=list)
     error: ShardStoreError | None = None
     digest: bytes | None = None
-    """The digest, where it differs from the expected one."""
+    """The digest, if it differs from the expected one."""
 
     @property
     def is_doubtful(self) -> bool:
-        """True where the object has to be looked at once more."""
+        """True if the object has to be looked at once more."""
         return self.has_moved or self.error is not None or any(fault.is_error for fault in self.faults)
 
     def confirms(self, before: Look) -> bool:
@@ -151,7 +151,7 @@ def _outcome(plan: ArrayPlan, looks: Iterable[Look]) -> Verified:
 
 
 def plan_now(storage: Storage, plan: ArrayPlan) -> ArrayPlan | None:
-    """Return the plan of the array by its present document; ``None`` where there is none, or it does not show where its objects are.
+    """Return the plan of the array by its present document; ``None`` if there is none, or it does not show where its objects are.
 
     Raises:
         StorageError: a request failed.

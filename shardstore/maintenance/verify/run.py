@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 from shardstore._sync import run_sync
@@ -21,7 +21,7 @@ from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.census.file import Census, Unread
 from shardstore.maintenance.census.objects import ObjectEntry
 from shardstore.maintenance.execution import Execution, Failure
-from shardstore.maintenance.object_tasks import Ahead, gathered, halved
+from shardstore.maintenance.object_tasks import Ahead, by_halves
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.verify.against import compare_with_copy
 from shardstore.maintenance.verify.census import CensusComparison
@@ -30,7 +30,7 @@ from shardstore.maintenance.verify.detectable import Detectable, VerifyLevel, de
 from shardstore.maintenance.verify.documents import DocumentCheck
 from shardstore.maintenance.verify.findings import ERRORS, Finding
 from shardstore.maintenance.verify.objects import ListedObject, Verified, VerifyTask, verify_objects
-from shardstore.maintenance.walk import Located, Walk
+from shardstore.maintenance.walk import Located, Walk, gathered
 from shardstore.model.chunks import ChunkCoords
 from shardstore.storage.base import ObjectInfo
 from shardstore.storage.leftovers import Leftover, leftovers_of
@@ -98,7 +98,7 @@ class VerifyReport:
 
     @property
     def is_sound(self) -> bool:
-        """True where everything could be looked at, and no error was found."""
+        """True if everything could be looked at, and no error was found."""
         return not self.errors and not self.unread
 
 
@@ -125,17 +125,15 @@ def verify_engine(
     return _Verification(engine, path, execution or Execution(), decoder, census, against, progress, shown).run()
 
 
-def _halves(task: VerifyTask) -> list[VerifyTask]:
-    return [replace(task, objects=tuple(some)) for some in halved(task.objects)]
-
-
+@dataclass(slots=True)
 class _Sums:
     """The sums for one array."""
 
-    __slots__ = ("chunks", "errors", "nbytes_read", "notes", "objects")
-
-    def __init__(self) -> None:
-        self.objects = self.chunks = self.nbytes_read = self.errors = self.notes = 0
+    objects: int = 0
+    chunks: int = 0
+    nbytes_read: int = 0
+    errors: int = 0
+    notes: int = 0
 
 
 class _Verification:
@@ -177,25 +175,19 @@ class _Verification:
     def run(self) -> VerifyReport:
         left = run_sync(self._leftovers())
         self._ahead = Ahead(self._tasks(), lambda task: len(task.objects))
-        self._execution.carry_out(verify_objects, self._ahead, self._take, self._give_up, _halves)
-        if not self._objects and not self._walk.nodes.records(self._walk.path):
-            where = self._shown or f"{self._engine.storage.url.rstrip('/')}/{self._walk.path}".rstrip("/")
-            raise NotFound(f"there is no node at {where}, and nothing below it: check the address; a key alone is no node")
+        self._execution.carry_out(verify_objects, self._ahead, self._take, self._give_up, by_halves)
+        self._walk.nodes.check_any(self._walk.path, self._objects, self._shown)
         for finding in run_sync(self._documents.findings(self._walk.nodes, self._walk.path)):
-            if self._is_mine(finding.key):
+            if self._execution.takes(finding.key):
                 self._add(finding)
         if self._census is not None:
             run_sync(self._compare_with(self._census))
         if self._against is not None:
             self._compare_with_copy(self._against)
-        absent = (Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
-        self._note_unread(tuple(absent))
+        self._note_unread(Unread(key, NotFound(f"there is no object {key!r}")) for key in self._execution.unmet())
         run_sync(self._confirm_strays())
         run_sync(self._confirm_leftovers(left))
         return self._report()
-
-    def _is_mine(self, key: str) -> bool:
-        return self._execution.takes(key)
 
     def _add(self, finding: Finding) -> None:
         self._counts[finding.kind] += 1
@@ -229,7 +221,7 @@ class _Verification:
             return self._execution.takes(key, located.plan.path, located.plan.number(located.coords))
         if located.role == "v2-document":
             self._documents.list_v2([key])
-        elif located.role == "stray" and self._is_mine(key):
+        elif located.role == "stray" and self._execution.takes(key):
             if len(self._strays) < _MOST_FINDINGS:
                 self._strays.append(located.info)
             else:
@@ -255,9 +247,9 @@ class _Verification:
     def _give_up(self, failure: Failure[VerifyTask]) -> None:
         if not isinstance(failure.error, ShardStoreError):
             raise failure.error  # a mistake of ours, or of the executor's
-        self._note_unread(tuple(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects))
+        self._note_unread(Unread(failure.task.plan.key(o.coords), failure.error) for o in failure.task.objects)
 
-    def _note_unread(self, unread: tuple[Unread, ...]) -> None:
+    def _note_unread(self, unread: Iterable[Unread]) -> None:
         for one in unread:
             if len(self._unread) < _MOST_UNREAD:
                 self._unread.setdefault(one.key, one)
@@ -266,7 +258,7 @@ class _Verification:
         """Report entries of the census that are missing here; they are looked for once more, since the listing is some time ago."""
         plans = self._walk.plans()
         for finding in census.layout_findings(plans):
-            if self._is_mine(finding.key):
+            if self._execution.takes(finding.key):
                 self._add(finding)
         unseen = census.unseen(plans)
         while some := list(islice(unseen, _STATS_AT_ONCE)):
@@ -310,7 +302,7 @@ class _Verification:
     async def _confirm_leftovers(self, before: set[Leftover]) -> None:
         """Report leftovers that existed when the run began, and still exist."""
         for left in sorted(before & await self._leftovers() if before else (), key=lambda left: (left.key, left.what)):
-            if self._is_mine(left.key):
+            if self._execution.takes(left.key):
                 self._add(Finding(left.kind, "", left.key, left.what))
 
     # -- what came of it -------------------------------------------------------------------------------------------------
@@ -332,12 +324,4 @@ class _Verification:
 
     def _array(self, plan: ArrayPlan) -> ArrayVerified:
         sums = self._sums.get(plan.path, _Sums())
-        return ArrayVerified(
-            path=plan.path,
-            objects=sums.objects,
-            chunks=sums.chunks,
-            nbytes_read=sums.nbytes_read,
-            errors=sums.errors,
-            notes=sums.notes,
-            detectable=detectable(plan, self._how),
-        )
+        return ArrayVerified(path=plan.path, detectable=detectable(plan, self._how), **asdict(sums))

@@ -1,6 +1,6 @@
 """Bodies of uploads to GCS that can be sent again: ``multipart/related`` with the object's metadata and checksum in front.
 
-The checksum is sent too, so that a server that checks it (Google's does) stores nothing where bytes were lost on the way.
+The checksum is sent too, so that a server that checks it (Google's does) stores nothing if bytes were lost on the way.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SpooledBody(_Envelope):
         self._file = file
 
     async def spool(self, body: Body, nbytes: int, key: str) -> None:
-        """Write all of ``body`` to the file. Raises ``InvalidInput`` where it is not ``nbytes`` long."""
+        """Write all of ``body`` to the file. Raises ``InvalidInput`` if it is not ``nbytes`` long."""
         await asyncio.to_thread(self._file.write, self._head())  # its room
         async for group in groups(body, nbytes, _STEP_BYTES, key):
             for view in group:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardstore.model.ranges import ByteRequest
-from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, check_most, cut, cut_unannounced, exactly, most_of, range_header
+from shardstore.storage.requests.ranged_reads import REFUSAL_NBYTES, received
 
 _ENCODINGS = ("X-Goog-Stored-Content-Encoding", "Content-Encoding")
 
 
 def encoding_of(headers: Any) -> str | None:
-    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` where there is none."""
+    """Return the encoding that makes the received bytes differ from the counted ones; ``None`` if there is none."""
     return next((headers[name] for name in _ENCODINGS if headers.get(name, "identity") != "identity"), None)
 
 
@@ -30,7 +30,7 @@ class Allowed:
     most_nbytes: int | None
     key: str
     part: tuple[memoryview, int] | None = None
-    """The wanted part of a whole object that came where less was asked for, and the object's size. The body is empty then."""
+    """The wanted part of a whole object that came although less was asked for, and the object's size. The body is empty then."""
 
 
 class _Answer:
@@ -45,24 +45,17 @@ class _Answer:
 
     async def read(self) -> bytes:
         answer, allowed = self._answer, self._allowed
-        what, nbytes, blocks = f"reading {allowed.key!r}", answer.content_length, answer.content.iter_any()
+        blocks = answer.content.iter_any()
         allowed.part = None
         if answer.status not in (200, 206):
             return await _first(blocks, REFUSAL_NBYTES)
         if encoding_of(answer.headers) is not None:
             return b""  # it is refused for that
-        if answer.status == 206:
-            most = most_of(allowed.request, answer.headers.get("Content-Range"), nbytes, allowed.most_nbytes, allowed.key)
-            return bytes(await answer.read()) if nbytes is not None else await exactly(blocks, most, what)
-        if nbytes is None:
-            (part,), nbytes = await cut_unannounced(blocks, [allowed.request], allowed.most_nbytes, what)
-            allowed.part = part, nbytes
-            return b""
-        check_most(nbytes, allowed.most_nbytes, what)
-        if range_header(allowed.request) is None:
-            return bytes(await answer.read())
-        (part,) = await cut(blocks, [allowed.request], nbytes, what)
-        allowed.part = part, nbytes
+        content_range, nbytes = answer.headers.get("Content-Range"), answer.content_length
+        body = await received(allowed.request, answer.status, content_range, nbytes, answer.read, blocks, allowed.most_nbytes, allowed.key)
+        if isinstance(body, bytes):
+            return body
+        allowed.part = body
         return b""
 
 

@@ -32,7 +32,7 @@ class Answer:
     body: bytes
 
     def json(self, what: str) -> dict[str, Any]:
-        """Return the body as a JSON object. Raises ``StorageError`` where it is no JSON object."""
+        """Return the body as a JSON object. Raises ``StorageError`` if it is no JSON object."""
         try:
             document = json.loads(self.body)
         except ValueError as exc:
@@ -56,7 +56,7 @@ def can_match(generation: Generation) -> bool:
 
 
 def _status_of(exc: Exception) -> int | None:
-    """Return the status that gcsfs turned into ``exc``; ``None`` where there was no answer."""
+    """Return the status that gcsfs turned into ``exc``; ``None`` if there was no answer."""
     if isinstance(exc, FileNotFoundError):
         return 404
     if isinstance(exc, FileExistsError):
@@ -92,11 +92,11 @@ class GCSClient(BucketClient):
 
     @property
     def is_google(self) -> bool:
-        """True where the server is Google's own, whose manual can be trusted."""
+        """True if the server is Google's own, whose manual can be trusted."""
         return bool(getattr(self.fs, "on_google", False))
 
     def translated(self, exc: Exception, what: str) -> ShardStoreError:
-        """Return the error to raise, from ``exc``, where the request for ``what`` failed."""
+        """Return the error to raise, from ``exc``, if the request for ``what`` failed."""
         if isinstance(exc, ShardStoreError):
             return exc
         status, text = _status_of(exc), redacted(" ".join(str(exc).split()))  # gcsfs puts the server's text on a line of its own
@@ -153,7 +153,7 @@ class GCSClient(BucketClient):
         return Answer(status, answered, body)
 
     async def found(self, method: str, path: str, *parts: str, what: str, **options: Any) -> Answer | None:
-        """Make one request on an object; return ``None`` where there is no such object, or not in the version that the request names."""
+        """Make one request on an object; return ``None`` if there is no such object, or not in the version that the request names."""
         try:
             return await self.request(method, path, *parts, what=what, **options)
         except RequestFailed as exc:
@@ -182,14 +182,14 @@ class GCSClient(BucketClient):
     def no_bucket(self) -> RequestFailed:
         """Return the error of a bucket that does not exist."""
         error = RequestFailed(
-            f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name; where it is on another server "
+            f"the bucket {self.bucket!r} does not exist at {self.endpoint}. Create it, or correct its name; if it is on another server "
             "than Google's, give that as storage_options={'endpoint_url': …}"
         )
         error.status, error.code = 404, "NoSuchBucket"
         return error
 
     async def head(self, key: str) -> Head | None:
-        """Return version and size of the live object, ``None`` where there is none."""
+        """Return version and size of the live object, ``None`` if there is none."""
         answer = await self.object("GET", OBJECT, key, "looking up", query={"fields": "generation,size,metadata"})
         return None if answer is None else head_of(answer.json(f"looking up {key!r}"), key)
 

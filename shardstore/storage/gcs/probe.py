@@ -5,14 +5,13 @@ An emulator may answer 200 to conditions that it does not know, so the questions
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.gcs.body import MemoryBody, resource
 from shardstore.storage.gcs.client import OBJECT, GCSClient
-from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed
+from shardstore.storage.requests.outcomes import RequestFailed, probe_key
 
 _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 
@@ -28,9 +27,9 @@ class ServerFacts:
 
     capabilities: Capabilities | None = None
     resumable_conditions: bool | None = None
-    """True where the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
+    """True if the end of a resumable upload honours the condition of its start: fake-gcs-server's does not. ``None``: not known yet."""
     tells_generation: bool = True
-    """True where an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
+    """True if an answer with an object's bytes gives its generation: gcp-storage-emulator's does not."""
     warned: bool = False
 
 
@@ -44,10 +43,6 @@ def facts_of(client: GCSClient) -> ServerFacts:
 def forget_facts() -> None:
     """Forget all facts, so that servers are asked again; for tests, and after a server was updated."""
     _facts.clear()
-
-
-def _probe_key() -> str:
-    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
 
 async def _upload(client: GCSClient, key: str, **condition: str) -> None:
@@ -76,7 +71,7 @@ async def probe_server(client: GCSClient) -> Capabilities:
     """Ask for the abilities of the server: by one request that changes nothing. Servers other than Google's get four more, about an object
     that is removed again.
     """
-    key = _probe_key()
+    key = probe_key()
     swap = await _is_refused(_upload(client, key, ifGenerationMatch=_MADE_UP_GENERATION))
     create = delete = swap
     if not (swap and client.is_google):
@@ -101,7 +96,7 @@ async def probe_resumable(client: GCSClient) -> bool:
     """Return whether a resumable upload honours its condition when it ends, not only when it starts. Leaves
     nothing, whatever the answer.
     """
-    key = _probe_key()
+    key = probe_key()
     what = "probing resumable uploads"
     document = resource(client.full_key(key), {})
     query = {"uploadType": "resumable", "name": client.full_key(key), "ifGenerationMatch": "0"}

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardstore.errors import InvalidInput, StorageError, Unsupported
+from shardstore.errors import StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment, resolve
 from shardstore.storage.base import ABSENT, CHANGED, ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.gcs.bounded import Allowed, encoding_of
@@ -21,9 +21,10 @@ from shardstore.storage.gcs.client import OBJECT, Answer, GCSClient, can_match, 
 from shardstore.storage.gcs.probe import CLAIMED_WITHOUT_PROBE, ServerFacts, facts_of, probe_server
 from shardstore.storage.gcs.upload import put, put_large
 from shardstore.storage.requests.bucket import BucketStorage
+from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, past_the_end, range_header
+from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header
 
 RESUMABLE_BYTES = 64 << 20
 
@@ -37,13 +38,13 @@ class _Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """An answer with bytes; where the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
+    """An answer with bytes; if the whole object came instead of a part, ``cut`` has the wanted bytes and the object's size."""
 
     answer: Answer
     cut: tuple[memoryview, int] | None
 
     def part(self, request: ByteRequest, key: str) -> tuple[memoryview, int]:
-        """Return the bytes of ``request`` and the size of the object. Raises ``StorageError`` where it is an answer to something else."""
+        """Return the bytes of ``request`` and the size of the object. Raises ``StorageError`` if it is an answer to something else."""
         return self.cut or checked_part(request, self.answer.status, self.answer.headers.get("Content-Range"), self.answer.body, key)
 
 
@@ -61,18 +62,14 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     @property
     def _facts(self) -> ServerFacts:
-        return facts_of(self._client)
+        return facts_of(self.client)
 
     @property
     def capabilities(self) -> Capabilities:
         return self._facts.capabilities or CLAIMED_WITHOUT_PROBE
 
-    async def probe(self) -> Capabilities:
-        facts = self._facts
-        if facts.capabilities is None:
-            # Two that ask at once learn the same.
-            facts.capabilities = await probe_server(self._client)
-        return facts.capabilities
+    async def _ask_server(self) -> Capabilities:
+        return await probe_server(self.client)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -89,7 +86,7 @@ class GCSStorage(BucketStorage[GCSClient]):
             if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
-                return await past_the_end(self, key, request, generation)
+                return await self.past_the_end(key, request, generation)
             raise
         if media is None:
             return ABSENT
@@ -102,12 +99,12 @@ class GCSStorage(BucketStorage[GCSClient]):
         if generation is not None and found != generation:  # the server ignored the condition
             return CHANGED
         if answer.status == 206 and not answer.body:  # what fake-gcs-server says of an empty object, in place of 416
-            return await past_the_end(self, key, request, found)
+            return await self.past_the_end(key, request, found)
         view, nbytes = media.part(request, key)
         return Part(found, nbytes, view)
 
     async def _get_media(self, key: str, request: ByteRequest, condition: dict[str, str], most_nbytes: int | None) -> _Media | None:
-        """Read one range; return ``None`` where the object is absent or changed. Raises ``StorageError`` where the object is stored
+        """Read one range; return ``None`` if the object is absent or changed. Raises ``StorageError`` if the object is stored
         compressed, which GCS would undo.
         """
         headers = {"Accept-Encoding": "identity"}  # or aiohttp would ask for compressed bytes, and undo that
@@ -115,7 +112,7 @@ class GCSStorage(BucketStorage[GCSClient]):
             headers["Range"] = wanted
         path = f"{self.fs._location}/download/storage/v1/{OBJECT}"
         allowed = Allowed(request, most_nbytes, key)
-        answer = await self._client.object(
+        answer = await self.client.object(
             "GET", path, key, "reading", headers=headers, query={"alt": "media", **condition}, allowed=allowed
         )
         if answer is None:
@@ -152,7 +149,7 @@ class GCSStorage(BucketStorage[GCSClient]):
 
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         store = put if nbytes <= self.part_bytes else put_large
-        return await store(self._client, key, body, nbytes, condition)
+        return await store(self.client, key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         raise Unsupported(
@@ -165,21 +162,21 @@ class GCSStorage(BucketStorage[GCSClient]):
             copied = await self._rewrite(source, target, None)
             attempt = 0
             while isinstance(copied, _Unfinished):
-                if (head := await self._client.head(source)) is None:
+                if (head := await self.client.head(source)) is None:
                     return None
                 if attempt == _COPY_ATTEMPTS:
                     raise StorageError(f"copying {source!r} to {target!r}: the source was replaced {attempt} times meanwhile")
                 attempt += 1
                 copied = await self._rewrite(source, target, head.generation) or copied
         finally:
-            self._client.forget_listing(target)
+            self.client.forget_listing(target)
         return copied
 
     async def _rewrite(self, source: str, target: str, generation: Generation | None) -> Generation | _Unfinished | None:
-        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` where there is
+        """Copy within the server: all steps for one ``generation``, or the first step of whatever is there; return ``None`` if there is
         no source.
         """
-        client = self._client
+        client = self.client
         path, names = f"{OBJECT}/rewriteTo/{OBJECT}", (client.bucket, client.full_key(source), client.bucket, client.full_key(target))
         what = f"copying {source!r} to {target!r}"
         query = {} if generation is None else {"sourceGeneration": generation.token}
@@ -193,38 +190,32 @@ class GCSStorage(BucketStorage[GCSClient]):
             if generation is None:
                 return _Unfinished()
             if not rewritten.get("rewriteToken"):
-                raise StorageError(f"{what}: the server neither ended it nor told how to go on")
+                raise StorageError(f"{what}: the server neither completed the copy nor gave a token to continue it")
             query["rewriteToken"] = rewritten["rewriteToken"]
 
     async def delete(self, key: str, condition: Condition) -> bool:
-        # Where the answer was lost and gcsfs sent the request again, there is none any more: ``False``, although it was ours.
-        match condition:
-            case IfAbsent():
-                raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")
-            case IfGeneration(generation):
-                return await self._delete_version(key, generation)
-            case Unconditional():
-                return await self._delete(key)
+        # If the answer was lost and gcsfs sent the request again, there is no object any more: ``False``, although it was ours.
+        check_deletion(key, condition)
+        if not isinstance(condition, IfGeneration):
+            return await self._delete(key)
+        generation = condition.generation
+        if can_match(generation) and (await self.probe()).conditional_delete:
+            return await self._delete(key, {"ifGenerationMatch": generation.token}, condition)
+        head = await self.client.head(key)
+        if head is None:
+            return False
+        if head.generation != generation:
+            raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
+        return await self._delete(key, None, condition)
 
     async def _delete(self, key: str, query: dict[str, str] | None = None, condition: Condition = UNCONDITIONAL) -> bool:
         async def send() -> bool:
-            return await self._client.object("DELETE", OBJECT, key, "deleting", query=query) is not None
+            return await self.client.object("DELETE", OBJECT, key, "deleting", query=query) is not None
 
         try:
-            return await delete_object(send, self._client.head, key, self.url, condition)
+            return await delete_object(send, self.client.head, key, self.url, condition)
         finally:
-            self._client.forget_listing(key)
-
-    async def _delete_version(self, key: str, generation: Generation) -> bool:
-        can_condition = can_match(generation) and (await self.probe()).conditional_delete
-        if not can_condition:
-            head = await self._client.head(key)
-            if head is None:
-                return False
-            if head.generation != generation:
-                raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
-        query = {"ifGenerationMatch": generation.token} if can_condition else None
-        return await self._delete(key, query, IfGeneration(generation))
+            self.client.forget_listing(key)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.
@@ -243,18 +234,18 @@ class GCSStorage(BucketStorage[GCSClient]):
     async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
         assert after is None  # nobody asks for it here
         what = f"listing {self.url}"
-        query = {"prefix": self._client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
+        query = {"prefix": self.client.full_key(prefix), "fields": "items(name,size,generation),prefixes,nextPageToken"}
         if directory:
             query["delimiter"] = "/"
         while True:
             try:
-                answer = await self._client.request("GET", "b/{}/o", self._client.bucket, what=what, query=query)
+                answer = await self.client.request("GET", "b/{}/o", self.client.bucket, what=what, query=query)
             except RequestFailed as exc:
                 if exc.status == 404:
-                    raise self._client.no_bucket() from exc
+                    raise self.client.no_bucket() from exc
                 raise
             page = answer.json(what)
-            yield DirListing(tuple(self._infos(page)), tuple(sorted(self._client.own_key(name) for name in page.get("prefixes") or ())))
+            yield DirListing(tuple(self._infos(page)), tuple(sorted(self.client.own_key(name) for name in page.get("prefixes") or ())))
             if not page.get("nextPageToken"):
                 return
             query["pageToken"] = page["nextPageToken"]
@@ -264,7 +255,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         for item in page.get("items") or ():
             if item["name"].endswith("/"):  # the markers by which some tools pretend that there are directories
                 continue
-            key = self._client.own_key(item["name"])
+            key = self.client.own_key(item["name"])
             head = head_of(item, key)
             infos.append(ObjectInfo(key, head.nbytes, head.generation))
         return sorted(infos, key=lambda info: info.key)  # as it is already, but for emulators

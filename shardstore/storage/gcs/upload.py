@@ -101,7 +101,7 @@ async def _send_whole(write: _Write, body: MemoryBody | SpooledBody) -> Generati
 
 
 async def put_large(client: GCSClient, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a large body in bounded memory: in parts, or through a local file where parts cannot be made conditional."""
+    """Store a large body in bounded memory: in parts, or through a local file if parts cannot be made conditional."""
     write = _Write(client, key, nbytes, condition)
     if not isinstance(condition, Unconditional):
         facts = facts_of(client)
@@ -138,7 +138,7 @@ async def _put_resumable(write: _Write, body: Body) -> Generation:
         raise await _not_sent(write, exc) from exc
     location = started.headers.get("Location")
     if not location:
-        raise StorageError(f"{write.what}: {client.endpoint} started a resumable upload without telling where")
+        raise StorageError(f"{write.what}: {client.endpoint} started a resumable upload, but did not say at which address")
     # Until its last byte has arrived the old object stays.
     upload = _ResumableUpload(write, location)
     try:
@@ -149,7 +149,7 @@ async def _put_resumable(write: _Write, body: Body) -> Generation:
 
 
 async def _not_sent(write: _Write, exc: RequestFailed) -> ShardStoreError:
-    """Return the error to raise where not all bytes have been sent, so that nothing can have been stored."""
+    """Return the error to raise if not all bytes have been sent, so that nothing can have been stored."""
     match write.failure(exc):
         case Failure.REFUSED:
             return failed(write.key, write.client.url)
@@ -190,7 +190,7 @@ class _ResumableUpload:
         raise StorageError(f"{write.what}: the server has all {write.nbytes} bytes but does not end the upload")
 
     async def _send(self, part: bytes, is_last: bool) -> Generation | None:
-        """Send one part, and its rest again where the server kept less; return the version that the last part makes."""
+        """Send one part, and its rest again if the server kept less; return the version that the last part makes."""
         write = self._write
         while part:
             end = self._offset + len(part)

@@ -67,14 +67,14 @@ class Look:
     most_nbytes: int | None = None
 
     def check(self, nbytes: int | None, path: str) -> None:
-        """Raise ``TooMuch`` where the object has more than the allowed bytes."""
+        """Raise ``TooMuch`` if the object has more than the allowed bytes."""
         if nbytes is not None:
             check_most(nbytes, self.most_nbytes, f"reading {path!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Ranges of an object: its ``info`` before and after, where it was asked for, the size, and the bytes; some may be missing."""
+    """Ranges of an object: its ``info`` before and after, if it was asked for, the size, and the bytes; some may be missing."""
 
     before: Info | None
     after: Info | None
@@ -90,7 +90,7 @@ class Calls(Protocol):
         ...
 
     async def info(self, path: str) -> Info:
-        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` where it is a directory."""
+        """Return the metadata of the object as they are now. Raises ``IsADirectoryError`` if it is a directory."""
         ...
 
     async def read(self, path: str, ranges: Sequence[ByteRequest], look: Look) -> Content:
@@ -114,7 +114,7 @@ def _no_directory(info: Info, path: str) -> Info:
 
 
 def size_in(info: Info) -> int | None:
-    """Return the size of an object, where ``info`` gives it."""
+    """Return the size of an object, if ``info`` gives it."""
     nbytes = info.get("size")
     return int(nbytes) if isinstance(nbytes, int) and nbytes >= 0 else None
 
@@ -289,7 +289,7 @@ def _read_ranges(file: IO[bytes], ranges: Sequence[ByteRange]) -> tuple[bytes, .
 
 
 def _read_exactly(file: IO[bytes], nbytes: int) -> bytes:
-    """Read so many bytes, or fewer where the file ends."""
+    """Read so many bytes, or fewer if the file ends before."""
     data = bytes(file.read(nbytes))
     if len(data) == nbytes or not data:
         return data

@@ -27,7 +27,7 @@ def contradicts(action: str, key: str, url: str) -> ReadOnly:
 
 
 def translated(exc: Exception, action: str, key: str, url: str, *, writes: bool = False) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where ``action`` on the object or prefix ``key`` of ``url`` failed."""
+    """Return the error to raise, from ``exc``, if ``action`` on the object or prefix ``key`` of ``url`` failed."""
     if isinstance(exc, ShardStoreError):
         return exc
     what = f"{action} {key!r} in {url}" if key else f"{action} {url}"

@@ -21,7 +21,7 @@ from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING, BytesLike, Segment, resolve
-from shardstore.storage.base import ABSENT, CHANGED, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, UNKNOWN_NBYTES, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
 from shardstore.storage.fallbacks import check_directory, no_compose
 from shardstore.storage.generic.calls import Info, Look, calls_of, size_in
 from shardstore.storage.generic.errors import ABSENT_ERRORS, contradicts, read_only, translated
@@ -57,9 +57,9 @@ _warned: WeakKeyDictionary[AbstractFileSystem, bool] = WeakKeyDictionary()
 class GenericStorage:
     """Objects below ``path`` of ``fs``; an asynchronous ``fs`` must be of fsspec's IO loop.
 
-    After each round of reads of an object its metadata are looked at. The reads answer ``Changed`` where these differ from what was
+    After each round of reads of an object its metadata are looked at. The reads answer ``Changed`` if these differ from what was
     asked for or from the look before, which may be the one of an earlier round. ``pinned_reads`` is still not claimed: a modification
-    time may tick too seldom; an object may be replaced during a read so that both looks show the same; and where the metadata show only
+    time may tick too seldom; an object may be replaced during a read so that both looks show the same; and if the metadata show only
     the size, only that is compared. As long as nobody replaces shards, reads are right.
 
     Where it is ``static``, as archives, references and revisions always are, each object is looked at once, and nothing is written.
@@ -88,7 +88,7 @@ class GenericStorage:
         self._is_read_only = is_any(fs, READ_ONLY)
         self._is_cache = is_one(fs, CACHES)
         self.static = is_static(fs) if static is None else static
-        """True where nothing changes while it is open."""
+        """True if nothing changes while it is open."""
         self.spool_bytes = SPOOL_BYTES
         self._seen = Memory()
 
@@ -199,9 +199,15 @@ class GenericStorage:
                     continue  # it may be shorter by now than it was
                 if not isinstance(outcome, Changed) or read.generation is not None:
                     break
-        except ABSENT_ERRORS:
+        except ABSENT_ERRORS as exc:
             self._seen.drop(read.key)
-            return ABSENT
+            if not self._is_referred(read.key):
+                return ABSENT
+            absent = StorageError(
+                f"{self.url} refers for {read.key!r} to what is not there: make it reachable again, or mend the reference"
+            )
+            absent.__cause__ = exc
+            return Failed(absent)
         except Exception as exc:  # noqa: BLE001  # filesystems raise what they like; it is handed on as the outcome
             error = translated(exc, "reading", read.key, self.url)
             if error is not exc:
@@ -217,7 +223,7 @@ class GenericStorage:
         content = await self._calls.read(self._full(read.key), read.ranges, look)
         nbytes = content.nbytes
         before = known if content.before is None else Seen.of(content.before)
-        assert before is not None  # where it is not known it was looked at
+        assert before is not None  # if it was not known, it was looked at
         after = before if content.after is None else Seen.of(content.after)
         if not self._is_cache:
             self._seen.put(read.key, after.of_size(nbytes) if self.static else after)
@@ -236,7 +242,7 @@ class GenericStorage:
         return Found(read.generation or found, nbytes, tuple(memoryview(buffer) for buffer in content.buffers))
 
     async def _look(self, key: str, action: str = "looking up") -> Info | None:
-        """Return the metadata of the object, ``None`` where there is no object."""
+        """Return the metadata of the object, ``None`` if there is no object."""
         try:
             info = await self._calls.info(self._full(key))
         except ABSENT_ERRORS:
@@ -249,10 +255,15 @@ class GenericStorage:
         return info
 
     async def _listed(self, key: str, entry: Info) -> ObjectInfo | None:
-        """Return an object as a listing shows it; where that does not give the size, the object itself is looked at."""
+        """Return an object as a listing shows it; if that does not give the size, the object itself is looked at."""
         if size_in(entry) is None or is_one(self.fs, REFERENCES):
-            return await self.stat(key)
+            found = await self.stat(key)
+            return ObjectInfo(key, UNKNOWN_NBYTES) if found is None and self._is_referred(key) else found
         return await self._object_info(key, entry)
+
+    def _is_referred(self, key: str) -> bool:
+        """Return whether this is a set of references that has one for ``key``: nothing at its end is no absent object."""
+        return is_one(self.fs, REFERENCES) and self._full(key) in object.__getattribute__(self.fs, "__dict__").get("references", {})
 
     async def _object_info(self, key: str, info: Info) -> ObjectInfo | None:
         nbytes = size_in(info)
@@ -313,7 +324,7 @@ class GenericStorage:
         return await self._stored(key, nbytes)
 
     async def _store(self, action: str, key: str, store: Callable[[], Awaitable[object]]) -> None:
-        """Store the object by ``store``; where the filesystem has directories, and that of the object is missing, make it."""
+        """Store the object by ``store``; if the filesystem has directories, and that of the object is missing, make it."""
         for attempt in range(_ATTEMPTS):
             try:
                 await store()
@@ -366,7 +377,7 @@ class GenericStorage:
         raise StorageError(f"copying {source!r} to {target!r} in {self.url}: it is being replaced all the time. Copy it again later")
 
     async def _copy_file(self, source: str, target: str) -> bool:
-        """Copy within the filesystem; return ``False`` where it cannot, or the object has gone."""
+        """Copy within the filesystem; return ``False`` if it cannot, or the object has gone."""
 
         async def copy() -> None:
             await self._calls.call(self._full(target), "cp_file", self._full(source), self._full(target))
@@ -487,7 +498,7 @@ class GenericStorage:
 
 
 def described(fs: AbstractFileSystem, path: str) -> str:
-    """Return a URL of ``path`` in ``fs``, as a chain where it reads through another filesystem."""
+    """Return a URL of ``path`` in ``fs``, as a chain if it reads through another filesystem."""
     attributes: dict[str, Any] = object.__getattribute__(fs, "__dict__")
     protocol = protocols_of(fs)[0]
     if is_one(fs, CACHES):

@@ -11,8 +11,10 @@ from shardstore.errors import StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.storage.inferred_versions import unversioned
+from shardstore.storage.requests.outcomes import server_times
 from shardstore.storage.requests.ranged_reads import check_most, cut, cut_unannounced, exactly, most_of
 
+_SETTLED_SECONDS = 2  # dates are of whole seconds
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 
 
@@ -35,6 +37,18 @@ class Answer:
         return generation_of(self.headers, self.nbytes or 0)
 
 
+class UnsettledDate(Generation):
+    """A version by a date that another version can still get: the object was stored in the last seconds, or the server does not say when
+    it answers. Equal tokens mean equal dates and sizes, and no more.
+    """
+
+    __slots__ = ()
+
+    @property
+    def digest(self) -> int:
+        return 0
+
+
 def is_strong(generation: Generation) -> bool:
     """Return whether the version is an ETag that promises equal bytes."""
     return generation.token.startswith('"')
@@ -48,7 +62,10 @@ def generation_of(headers: Mapping[str, str], nbytes: int) -> Generation:
     if etag:
         return Generation(f"etag={etag}-{nbytes}")  # not in quotes, as the standard has it: compared only
     if modified := headers.get("Last-Modified", "").strip():
-        return Generation(f"modified={modified}-{nbytes}")
+        token = f"modified={modified}-{nbytes}"
+        times = server_times(modified, headers.get("Date"))
+        is_settled = times is not None and times.asked - times.stored >= _SETTLED_SECONDS
+        return Generation(token) if is_settled else UnsettledDate(token)
     return unversioned(nbytes)
 
 
@@ -74,7 +91,7 @@ async def take_head(response: Any) -> Answer:
 async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
     """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
-    Raises ``TooMuch`` where the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
+    Raises ``TooMuch`` if the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
     """
     headers = response.headers
     if response.status == 206:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from shardstore.errors import AccessDenied, InvalidInput, ShardStoreError, Stora
 from shardstore.storage.connection_errors import CHECK_ADDRESS, is_unreachable
 from shardstore.storage.redaction import redacted, shown_cause
 from shardstore.storage.requests.bound import Bound
+from shardstore.storage.requests.outcomes import RequestFailed
 
 T = TypeVar("T")
 
@@ -47,13 +49,6 @@ class Retries:
         return max(longest * random.uniform(0.5, 1.0), min(asked, self.longest_seconds))
 
 
-class RequestFailed(StorageError):
-    """A request that the server refused, or whose answer did not come (``status`` is ``None`` then)."""
-
-    status: int | None = None
-    is_unreachable: bool = False
-
-
 class _Broken(Exception):
     """The connection failed, or broke within an answer."""
 
@@ -70,6 +65,45 @@ def _is_of_connection(exc: BaseException) -> bool:
 
 def _is_of_client(exc: BaseException) -> bool:
     return any(base.__name__ == "ClientError" and base.__module__.partition(".")[0] == "aiohttp" for base in type(exc).__mro__)
+
+
+@dataclass
+class ServerFacts:
+    """The observed behaviour of one server; ``None``: not seen yet. An answer that contradicts a fact corrects it."""
+
+    ranges: bool | None = None
+    """True if it sends ranges of objects, rather than the whole object instead."""
+    suffixes: bool | None = None
+    """True if it understands ranges that count from the end."""
+    head: bool | None = None
+    """True if HEAD shows the size."""
+    if_match: bool = True
+    """True if it matches the ETags that it gives."""
+    warned: bool = False
+
+    def ignored_a_range(self, origin: str) -> None:
+        """Note that an answer held the whole object, although a range of it was asked for."""
+        self.ranges = False
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"{origin} ignores byte ranges and sends whole objects: reading a chunk costs the whole shard there. Serve the data "
+                "from a server that supports range requests, or copy it first",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+_facts: dict[str, ServerFacts] = {}
+
+
+def facts_of(origin: str) -> ServerFacts:
+    return _facts.setdefault(origin, ServerFacts())
+
+
+def forget_facts() -> None:
+    """Forget all facts, so that they are learned again; for tests, and after a server was reconfigured."""
+    _facts.clear()
 
 
 class HTTPClient:
@@ -143,7 +177,7 @@ class HTTPClient:
     ) -> T:
         """Make a request, and return what ``take`` makes of the answer, whose status is one of success or one of ``accept``.
 
-        The request is repeated where there was no whole answer, or one that asks for that. ``what`` completes "… failed" in messages.
+        The request is repeated if there was no whole answer, or one that asks for that. ``what`` completes "… failed" in messages.
 
         Raises:
             AccessDenied: status 401, 403 or 407.

@@ -61,7 +61,7 @@ def children(page: str, url: str) -> list[str]:
 async def page(client: HTTPClient, directory: str) -> list[str]:
     """Return full keys of what the index page of ``directory`` links to; keys of directories end with ``/``.
 
-    Raises ``Unsupported`` where the server makes no such pages.
+    Raises ``Unsupported`` if the server makes no such pages.
     """
     names = await _names(client, directory)
     if names is None and directory and await _names(client, "") is not None:
@@ -69,13 +69,13 @@ async def page(client: HTTPClient, directory: str) -> list[str]:
     if names is None or (not names and not directory):
         raise Unsupported(
             f"listing {client.url}: this server makes no pages that list what is there. Open arrays by their path, or a hierarchy that "
-            "has consolidated metadata with zarr.open_consolidated; where it is a bucket, use its own protocol (s3://, gs://)"
+            "has consolidated metadata with zarr.open_consolidated; if it is a bucket, use its own protocol (s3://, gs://)"
         )
     return [directory + name for name in names]
 
 
 async def _names(client: HTTPClient, directory: str) -> list[str] | None:
-    """Return the children that the page of ``directory`` shows; ``None`` where there is no such page."""
+    """Return the children that the page of ``directory`` shows; ``None`` if there is no such page."""
 
     async def take(response: Any) -> list[str] | None:
         if response.status != 200 or response.content_type not in ("text/html", "application/xhtml+xml"):

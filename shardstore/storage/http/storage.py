@@ -11,18 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from shardstore.errors import ReadOnly, ShardStoreError, StorageError
+from shardstore.errors import ReadOnly, StorageError
 from shardstore.model.capabilities import Capabilities
-from shardstore.model.generation import Condition, Generation
-from shardstore.model.ranges import ByteRange, ByteRequest, BytesLike, ByteSuffix, Segment, resolve
-from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, Failed, Found, ObjectInfo, Read, ReadOutcome
-from shardstore.storage.fallbacks import check_directory
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRange, ByteRequest, ByteSuffix, resolve
+from shardstore.storage.base import ABSENT, CHANGED, Absent, Changed, DirListing, ObjectInfo
+from shardstore.storage.fallbacks import ReadsOnly, check_directory
 from shardstore.storage.http.answers import Answer, is_strong, take_body, take_head
-from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries
-from shardstore.storage.http.facts import ServerFacts, facts_of
+from shardstore.storage.http.client import ABSENT_STATUS, HTTPClient, Retries, ServerFacts, facts_of
 from shardstore.storage.http.listing import page
 from shardstore.storage.inferred_versions import agrees
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, TooMuch, checked_part, is_empty, past_the_end, range_header
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads, TooMuch, checked_part, range_header
 
 _ATTEMPTS = 3
 _LISTING_DEPTH = 64  # of directories below each other; symbolic links can make a server show more without end
@@ -34,13 +33,13 @@ _NO_SUFFIX_STATUS = (400, 416, 501)  # what servers answer to a range that count
 _NO_HEAD_STATUS = (400, 401, 403, 405, 501)  # signed addresses, to which some servers redirect, are for one method
 
 
-class HTTPStorage:
+class HTTPStorage(ReadsOnly, RangedReads):
     """Objects below the URL ``root`` through ``fs``, an ``fsspec`` ``HTTPFileSystem`` whose loop is fsspec's IO loop.
 
     A query in ``root`` goes with the request for every object, as tokens for a container need it. A signed URL of a single
     object cannot be a root.
 
-    Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` where it is strong.
+    Reads with a generation are checked against the ETag of every answer, and ask for it by ``If-Match`` if it is strong.
     ``pinned_reads`` is claimed once answers have been seen, and all of them had a strong ETag: weak ETags and dates of whole seconds
     are compared too, but prove nothing. Listing reads the index pages that some servers make.
     """
@@ -92,53 +91,17 @@ class HTTPStorage:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await asyncio.gather(*(self._read_one(read) for read in reads))
-
-    async def _read_one(self, read: Read) -> ReadOutcome:
-        try:
-            for _ in range(_ATTEMPTS):
-                outcome = await self._read_version(read)
-                if not isinstance(outcome, Changed) or read.generation is not None:
-                    break
-        except ShardStoreError as exc:
-            return Failed(exc)
-        return outcome
-
-    async def _read_version(self, read: Read) -> ReadOutcome:
-        """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
-        asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
-        buffers = [NOTHING] * len(read.ranges)
-        if not asked:
-            part = await self.look_up(read.key, read.generation)
-            return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
-        generation = read.generation
-        parts: list[PartOutcome] = []
-        # A server that ignores ranges answers the first request with all that the others would ask for.
-        if generation is None or (len(asked) > 1 and self._facts.ranges is not True):
-            first = await self._fetch(read.key, [read.ranges[i] for i in asked], generation, read.most_nbytes)
-            if not isinstance(first, list):
-                return first
-            generation = read.generation or first[0].generation
-            parts += first
-        parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in asked[len(parts) :]))
-        nbytes = 0
-        for i, part in zip(asked, parts, strict=True):
-            if not isinstance(part, Part):
-                return part if read.generation is not None else CHANGED
-            buffers[i] = part.data
-            nbytes = part.nbytes
-        return Found(generation, nbytes, tuple(buffers))
+    @property
+    def may_ignore_ranges(self) -> bool:
+        return self._facts.ranges is not True
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """Read one range."""
-        found = await self._fetch(key, [request], generation, most_nbytes)
+        found = await self.get_first(key, [request], generation, most_nbytes)
         return found[0] if isinstance(found, list) else found
 
-    async def _fetch(
+    async def get_first(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
     ) -> list[Part] | Absent | Changed:
-        """Fetch the first of ``requests`` by one GET; return all of them where the server answers with the whole object."""
         first, facts = requests[0], self._facts
         if isinstance(first, ByteSuffix) and facts.suffixes is False and facts.ranges is not False:
             return await self._fetch_counted(key, requests, generation)
@@ -155,7 +118,7 @@ class HTTPStorage:
         if answer.status not in (200, 206):
             if isinstance(first, ByteSuffix):
                 return await self._fetch_counted(key, requests, generation)
-            past = await past_the_end(self, key, first, generation)
+            past = await self.past_the_end(key, first, generation)
             return [past] if isinstance(past, Part) else past
         if answer.status == 200:
             self._learn_from_whole(first, answer)
@@ -191,7 +154,7 @@ class HTTPStorage:
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
     def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
-        """Note what an answer with the whole object says about the server, where less was asked for."""
+        """Note what an answer with the whole object says about the server, if less was asked for."""
         nbytes = answer.nbytes or 0
         if range_header(request) is None or resolve(request, nbytes) == ByteRange(0, nbytes):
             return
@@ -229,7 +192,7 @@ class HTTPStorage:
         if not isinstance(part, Part):
             return part
         self._facts.if_match = False
-        return await self._fetch(key, requests, generation)
+        return await self.get_first(key, requests, generation)
 
     async def _fetch_counted(
         self, key: str, requests: Sequence[ByteRequest], generation: Generation | None
@@ -246,7 +209,7 @@ class HTTPStorage:
         self._facts.suffixes = False
         first: ByteRequest = ByteRange(wanted.start, wanted.end)
         # Pinned by what the look-up saw, if only its size: of an object that grew meanwhile, these are not the last bytes.
-        return await self._fetch(key, [first, *requests[1:]], generation or part.generation)
+        return await self.get_first(key, [first, *requests[1:]], generation or part.generation)
 
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
         answer = await self._look(key)
@@ -260,7 +223,7 @@ class HTTPStorage:
         return Part(found, answer.nbytes, NOTHING)
 
     async def _look(self, key: str) -> Answer:
-        """Return size and version by HEAD, or by the first byte where HEAD shows neither."""
+        """Return size and version by HEAD, or by the first byte if HEAD shows neither."""
         url, what, facts = self._client.url_of(key), f"looking up {key!r}", self._facts
         if facts.head is not False:
             accept = (*ABSENT_STATUS, *_NO_HEAD_STATUS)
@@ -281,36 +244,13 @@ class HTTPStorage:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def _read_only(self, action: str) -> ReadOnly:
+    def refusal(self, action: str, key: str) -> ReadOnly:
         return ReadOnly(
-            f"{action} in {self.url}: HTTP is for reading only. Open the place by the protocol of its storage (s3://, gs://, a path …), "
-            "or write to another"
+            f"{action} {key!r} in {self.url}: HTTP is for reading only. Open the place by the protocol of its storage (s3://, gs://, "
+            "a path …), or write to another"
         )
 
-    async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
-        raise self._read_only(f"writing {key!r}")
-
-    async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
-        raise self._read_only(f"writing {key!r}")
-
-    async def copy(self, source: str, target: str) -> Generation | None:
-        raise self._read_only(f"copying {source!r} to {target!r}")
-
-    async def rename_prefix(self, source: str, target: str) -> bool:
-        raise self._read_only(f"moving {source!r} to {target!r}")
-
-    async def delete(self, key: str, condition: Condition) -> bool:
-        raise self._read_only(f"deleting {key!r}")
-
-    async def delete_many(self, keys: Sequence[str]) -> None:
-        if keys:
-            raise self._read_only(f"deleting {keys[0]!r}")
-
     # -- looking -------------------------------------------------------------------------------------------------------
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        part = await self.look_up(key, None)
-        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in self._walk(prefix[: prefix.rfind("/") + 1], prefix, _LISTING_DEPTH):

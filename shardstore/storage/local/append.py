@@ -16,34 +16,31 @@ from shardstore.model.ranges import APPEND_PADDING_NBYTES, CopiedRange, NewBytes
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.append_record import HAS_ATTRIBUTES, encode_record, set_done, set_under_way
 from shardstore.storage.local.durability import kept_names
-from shardstore.storage.local.files import READ_FLAGS
+from shardstore.storage.local.files import UPDATE_FLAGS, VIEWS_A_CALL, unwritten
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.versions import FileVersion, generation_of, stamp, version_of, wait_to_settle
 from shardstore.storage.requests.body import byte_view
 
 APPENDS_IN_PLACE = HAS_ATTRIBUTES and hasattr(os, "pwritev")
 
-_APPEND_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
-_VIEWS_A_CALL = 1024  # as many as Linux takes
-
 
 def append_to(
     path: str, key: str, source: Generation, segments: Sequence[Segment], condition: Condition, rules: WriteRules
 ) -> Generation | None:
-    """Carry out ``Storage.compose`` by appending to the file at ``path``; return ``None``, with nothing done, where that is not possible.
+    """Carry out ``Storage.compose`` by appending to the file at ``path``; return ``None``, with nothing done, if that is not possible.
 
     Raises:
         ConditionFailed: the file is not the version ``source``, or the condition does not hold. Nothing was done.
     """
     rules.sweep_once(os.path.dirname(path))
     try:
-        fd = os.open(path, _APPEND_FLAGS)
+        fd = os.open(path, UPDATE_FLAGS)
     except OSError:
         return None  # copying tells why, or can do it nevertheless
     try:
         with rules.locked(path):
             status, named = os.fstat(fd), rules.status(path)
-            if named is None or (named.st_dev, named.st_ino) != (status.st_dev, status.st_ino):
+            if named is None or not os.path.samestat(named, status):
                 raise ConditionFailed(f"{key!r} was replaced, or removed, before it could be appended to")
             if not stat_modes.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
                 return None
@@ -75,7 +72,7 @@ def append_to(
 
 
 def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryview] | None:
-    """Return the new bytes, without the padding before them, where ``segments`` only append to ``version``; ``None`` where they do more."""
+    """Return the new bytes, without the padding before them, if ``segments`` only append to ``version``; ``None`` if they do more."""
     if len(segments) < 3 or segments[:2] != [CopiedRange(0, version.nbytes), Padding(APPEND_PADDING_NBYTES)]:
         return None
     rest = segments[2:]
@@ -87,7 +84,7 @@ def _appended(segments: Sequence[Segment], version: FileVersion) -> list[memoryv
 def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync: bool) -> bool:
     """Put ``views`` behind the ``old.st_size`` bytes of the file, behind a record; durable on return with ``fsync``.
 
-    Returns ``False``, with nothing done, where the file system has no extended attributes. An error before the attribute marks the
+    Returns ``False``, with nothing done, if the file system has no extended attributes. An error before the attribute marks the
     append as complete leaves the old version. An error during that step, or after it, leaves either version.
     """
     record = encode_record(old)
@@ -114,18 +111,11 @@ def _append(fd: int, old: os.stat_result, views: Sequence[memoryview], *, fsync:
 
 def _write(fd: int, views: Sequence[memoryview], offset: int) -> None:
     """Write ``views`` one behind the other, from front to back."""
-    for some in _calls([view for view in views if view]):
-        waiting = some
+    for waiting in _calls([view for view in views if view]):
         while waiting:
             done = os.pwritev(fd, waiting, offset)
             offset += done
-            taken = 0
-            while taken < len(waiting) and done >= len(waiting[taken]):
-                done -= len(waiting[taken])
-                taken += 1
-            waiting = waiting[taken:]
-            if done:
-                waiting[0] = waiting[0][done:]
+            waiting = unwritten(waiting, done)
 
 
 def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -133,9 +123,9 @@ def _calls(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     index there.
     """
     held: list[memoryview] = []
-    for start in range(0, len(views), _VIEWS_A_CALL - 1):
-        some = [*held, *views[start : start + _VIEWS_A_CALL - 1]]
+    for start in range(0, len(views), VIEWS_A_CALL - 1):
+        some = [*held, *views[start : start + VIEWS_A_CALL - 1]]
         held = []
-        if start + _VIEWS_A_CALL - 1 < len(views):
+        if start + VIEWS_A_CALL - 1 < len(views):
             some[-1], held = some[-1][:-1], [some[-1][-1:]]
         yield [view for view in some if view]

@@ -66,7 +66,7 @@ class AppendRecord:
 
 
 def decode_record(data: bytes, position: int | None = None) -> AppendRecord | None:
-    """Decode a record that was read at ``position``, or anywhere; return ``None`` where it is no record, or one of another place."""
+    """Decode a record that was read at ``position``, or anywhere; return ``None`` if it is no record, or one of another place."""
     if len(data) != RECORD_NBYTES or not data.startswith(_MAGIC):
         return None
     head = data[: _RECORD.size]
@@ -77,7 +77,7 @@ def decode_record(data: bytes, position: int | None = None) -> AppendRecord | No
 
 
 def set_under_way(fd: int, record: bytes) -> None:
-    """Mark the append as under way. Raises ``OSError`` where the file system has no such attributes."""
+    """Mark the append as under way. Raises ``OSError`` if the file system has no such attributes."""
     if sys.platform == "linux":
         os.setxattr(fd, APPEND_ATTRIBUTE, record)
 

@@ -1,5 +1,4 @@
-"""Names that survive the loss of power: the name of an object in its directory, and the names of all directories above it, whatever
-process made them.
+"""Names that survive the loss of power: of an object in its directory, and of all directories above, whichever process made them.
 
 Flushing a file keeps its bytes, and flushing a directory keeps the names in it; neither keeps the directory's own name. A writer that
 finds a directory made by another, who may not have flushed it yet, or may have died before, flushes the names above it too. Each
@@ -8,7 +7,7 @@ directory was made.
 
 A directory can be removed, when it is empty, and made again by another writer; it may even get the same inode number. So this process
 believes that a directory is still the one whose name it has flushed as long as it finds an object there, or below, in the very version
-that it stored: then the directory was never empty. That is looked up where an object is written that this process did not write last.
+that it stored: then the directory was never empty. This is checked when another process wrote the object last.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shardstore.storage.local.files import fsync_directory
 _OBJECTS_REMEMBERED = 10_000
 
 Look = Callable[[str], os.stat_result | None]
-"""The status of an object, or ``None`` where there is none."""
+"""The status of an object, or ``None`` if there is none."""
 
 
 class KeptNames:

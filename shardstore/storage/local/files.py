@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_modes
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from shardstore.errors import AccessDenied, InvalidInput, NoSpace, ShardStoreError, StorageError
 from shardstore.storage.room import FULL_ERRNOS
@@ -14,8 +15,15 @@ from shardstore.storage.room import FULL_ERRNOS
 READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
+UPDATE_FLAGS = READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+"""How files that exist are opened to be changed in place: no link is followed."""
+
+VIEWS_A_CALL = 1024
+"""The most buffers that one call writes: as many as Linux and macOS take."""
+
+
 def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where ``action`` on the object at ``key`` failed."""
+    """Return the error to raise, from ``exc``, if ``action`` on the object at ``key`` failed."""
     reason = exc.strerror or str(exc)
     where = f", in {os.path.dirname(exc.filename)}" if isinstance(exc.filename, str) else ""
     if isinstance(exc, PermissionError):
@@ -31,8 +39,19 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     return (NoSpace if exc.errno in FULL_ERRNOS else StorageError)(f"{action} {key!r} failed: {reason}{where}")
 
 
+@contextmanager
+def translating(key: str, action: str) -> Iterator[None]:
+    """Raise the system's errors in a ``with`` block as ``translated`` gives them."""
+    try:
+        yield
+    except ShardStoreError:
+        raise
+    except OSError as exc:
+        raise translated(exc, key, action) from exc
+
+
 def _why_sticky(number: int | None, path: object) -> str:
-    """Return the text to add where a file cannot be replaced or removed because of its directory's sticky bit."""
+    """Return the text to add if a file cannot be replaced or removed because of its directory's sticky bit."""
     if number == errno.EPERM and isinstance(path, str):
         with suppress(OSError):
             directory, file = os.stat(os.path.dirname(path)), os.lstat(path)
@@ -48,7 +67,7 @@ def _why_sticky(number: int | None, path: object) -> str:
 
 
 def pread(fd: int, nbytes: int, offset: int) -> bytes:
-    """Read exactly ``nbytes``, or fewer where the file ends."""
+    """Read exactly ``nbytes``, or fewer if the file ends before."""
     if not hasattr(os, "pread"):  # Windows; the descriptor is ours alone
         os.lseek(fd, offset, os.SEEK_SET)
         with os.fdopen(os.dup(fd), "rb") as file:
@@ -62,6 +81,18 @@ def pread(fd: int, nbytes: int, offset: int) -> bytes:
         pieces.append(data)
         done += len(data)
     return b"".join(pieces)
+
+
+def unwritten(views: list[memoryview], nbytes: int) -> list[memoryview]:
+    """Return the rest of ``views`` after ``nbytes`` of them were written."""
+    done = 0
+    while done < len(views) and nbytes >= len(views[done]):
+        nbytes -= len(views[done])
+        done += 1
+    rest = views[done:]
+    if nbytes:
+        rest[0] = rest[0][nbytes:]
+    return rest
 
 
 def stat_file(path: str) -> os.stat_result | None:

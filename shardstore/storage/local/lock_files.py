@@ -1,7 +1,7 @@
 """Lock files: made so that every user who may write beside them can lock them, and opened so that nothing else is taken for one.
 
 A lock file outlives a writer that is killed. It must not keep other users out, whatever the umask of that writer. So a lock file has
-the permissions that it needs before it appears under its name: where the umask removes them, it gets them under another name first. To
+the permissions that it needs before it appears under its name: if the umask removes them, it gets them under another name first. To
 lock a whole file (flock) it is enough to read it; to lock a range of it (fcntl) one has to write it.
 
 Somebody who may write in the directory can put a link, a pipe or a device in a lock file's place. No link is followed, and nothing is

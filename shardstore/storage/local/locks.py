@@ -45,21 +45,17 @@ _REFUSAL_SECONDS = 0.01
 _readable = ReadableFiles()
 
 
-def bears(fd: int, name: str) -> bool:
-    """Return whether the open file ``fd`` is the one called ``name`` now."""
-    return _is_called(os.fstat(fd), name)
-
-
-def _is_called(mine: os.stat_result, name: str) -> bool:
+def is_called(mine: os.stat_result, name: str) -> bool:
+    """Return whether the open file with the status ``mine`` is the one called ``name`` now."""
     try:
         named = os.stat(name, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+    return os.path.samestat(named, mine)
 
 
 def raise_if_refused(exc: OSError, name: str) -> None:
-    """Raise an error with advice where the file system has no lock for the file ``name``."""
+    """Raise an error with advice if the file system has no lock for the file ``name``."""
     if exc.errno not in _REFUSED:
         return
     mount = mount_of(name)
@@ -87,7 +83,7 @@ if sys.platform == "win32":
 else:
 
     def lock_whole(fd: int, name: str, wait: bool = True) -> bool:
-        """Lock the open file ``fd``, called ``name``, exclusively; ``False`` where it is another's and ``wait`` is not set.
+        """Lock the open file ``fd``, called ``name``, exclusively; ``False`` if it is another's and ``wait`` is not set.
 
         Raises:
             StorageError: the file system has no locks.
@@ -117,8 +113,10 @@ else:
             remove_locked(fd, name)
 
     def remove_locked(fd: int, name: str) -> bool:
-        """Remove the file ``name``, whose lock ``fd`` holds, and let go; whether it was removed. Never fails: what is left behind, which is
-        another user's in a directory with the sticky bit, blocks nobody."""
+        """Remove the file ``name``, whose lock ``fd`` holds, release the lock, and return whether the file was removed.
+
+        Never fails. A file stays if it is another user's in a directory with the sticky bit; without its lock it blocks nobody.
+        """
         try:
             os.unlink(name)
         except OSError:
@@ -128,7 +126,7 @@ else:
         return True
 
     def unlock(fd: int) -> None:
-        """Let go of the lock, and close. Never fails: nothing was written to a file that is only locked."""
+        """Release the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
         try:
             with suppress(OSError):
                 # Explicitly: closing is not enough where a child that was forked just now still has the descriptor.
@@ -138,7 +136,7 @@ else:
                 close_locked(fd)
 
     def _acquire(name: str) -> int:
-        """A descriptor of the file that bears ``name``, exclusively locked."""
+        """Return a descriptor of the file called ``name``, exclusively locked."""
         refusals = 0
         for _ in range(_ATTEMPTS):
             try:
@@ -156,7 +154,7 @@ else:
                     wait_for_lock(fd, name, partial(lock_whole, name=name))
                 status = os.fstat(fd)
                 _readable.check(fd, status)
-                if _is_called(status, name):
+                if is_called(status, name):
                     return fd
             except BaseException as exc:
                 if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _NO_LOCKS_AT_ALL:
@@ -166,12 +164,12 @@ else:
                 raise
             close_locked(fd)
         raise StorageError(
-            f"the lock file {name} is another one each time it is looked at, so nothing was written: the numbers that this file system "
-            "gives to files do not hold, and writers cannot share it. Write elsewhere"
+            f"the lock file {name} keeps changing its inode number, so locks do not work on this file system: nothing was written. "
+            "Write elsewhere"
         )
 
     def _open(name: str) -> int | None:
-        """The lock file, new or as somebody else has made it; ``None`` where its holder removes it at this moment."""
+        """Return a descriptor of the lock file, which is new or was made by another writer; ``None`` if its holder just removes it."""
         try:
             return _readable.create(name)
         except FileExistsError:

@@ -39,7 +39,7 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """True where other machines may write there too, without this one's locks being theirs."""
+        """True if other machines may write there too, without this one's locks being theirs."""
         kind, _, below = self.kind.partition(".")
         if kind == "fuse":
             return below not in _LOCAL_FUSE
@@ -124,5 +124,5 @@ def _other_devices(top: str) -> Iterator[str]:
 
 
 def mount_of(path: str, mountinfo: str = _MOUNTS) -> Mount | None:
-    """Return the mount that ``path``, which need not exist, lies on; ``None`` where the system does not show it."""
+    """Return the mount that ``path``, which need not exist, lies on; ``None`` if the system does not show it."""
     return Mounts(mountinfo).of(os.path.realpath(path))

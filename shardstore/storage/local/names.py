@@ -45,6 +45,6 @@ def temporary_path(path: str) -> str:
 
 
 def writer_of(name: str) -> tuple[str, int] | None:
-    """Return the host and process in the name of a temporary file; ``None`` where ``temporary_path`` did not make it."""
+    """Return the host and process in the name of a temporary file; ``None`` if ``temporary_path`` did not make it."""
     host, separator, pid = name.removesuffix(TEMP_SUFFIX).rpartition(".")[0].rpartition(".")[2].partition("-")
     return (host, int(pid)) if separator and pid.isdecimal() else None

@@ -1,7 +1,7 @@
 """Permissions of a local file: owner, group, permission bits, and on Linux the access control list.
 
 A new version of an object is a new file that takes the old one's place. It has the permissions of the old one from before the first
-byte is in it, as if the old one had been written to. Rights that this user may not give are given to nobody: where the group cannot be
+byte is in it, as if the old one had been written to. Rights that this user may not give are given to nobody: if the group cannot be
 kept, the new file's group gets what everybody has. Only root keeps the owner. Set-user-ID and set-group-ID bits are dropped, as a write
 drops them. The file's other extended attributes are not carried over: they are about the old bytes.
 """
@@ -29,7 +29,7 @@ class Permissions:
     """The permissions of one file."""
 
     mode: int
-    """The nine bits for owner, group and others; the group's are the mask where there is an access control list."""
+    """The nine bits for owner, group and others; the group's are the mask if there is an access control list."""
     owner: int
     group: int
     access_list: bytes | None
@@ -38,7 +38,7 @@ class Permissions:
 
     @property
     def owner_writes(self) -> bool:
-        """True where a version can have these permissions while it is being written."""
+        """True if a version can have these permissions while it is being written."""
         return self.mode & _OWNER_WRITES == _OWNER_WRITES
 
     @property
@@ -144,7 +144,7 @@ def make_like(root: str, key: str, source_root: str, source_key: str) -> None:
 
 
 def _access_list(file: int | str) -> bytes | None:
-    """Return the access control list of a file, as the kernel encodes it; ``None`` where there are only permission bits."""
+    """Return the access control list of a file, as the kernel encodes it; ``None`` if there are only permission bits."""
     if sys.platform == "linux":
         with suppress(OSError):  # none, or not on this file system
             return os.getxattr(file, _ACCESS_LIST)
@@ -152,7 +152,7 @@ def _access_list(file: int | str) -> bytes | None:
 
 
 def _set_access_list(file: int | str, access_list: bytes | None, *, is_narrow: bool) -> bool:
-    """Set the list, or none, and return whether the file has it now. One that came from the directory may stay where the bits are
+    """Set the list, or none, and return whether the file has it now. One that came from the directory may stay if the bits are
     ``is_narrow``.
     """
     if sys.platform == "linux":

@@ -1,9 +1,9 @@
 """Locks that hold between machines: ranges of bytes in one hidden file of each directory.
 
-A network file system may show for some time a file that another machine has removed, or a removed one as being there. So
-the lock file of a directory stays as long as there is anything else in it, and an object's lock is one byte of it, at the
-hash of the object's name. The lock belongs to the open file, not to the process (Linux: ``F_OFD_SETLKW``): threads exclude each
-other as well, the system releases it when the holder dies, and closing another descriptor of the file does not.
+A network file system may show a file for some time after another machine has removed it. So the lock file of a directory stays as
+long as there is anything else in the directory, and an object's lock is one byte of the lock file, at the hash of the object's name.
+The lock belongs to the open file, not to the process (Linux: ``F_OFD_SETLKW``): threads exclude each other as well, the system releases
+it when the holder dies, and closing another descriptor of the file does not.
 
 A directory that has nothing else left gives its lock file up, or it could never be removed. Only a process that holds the whole file
 may do that. Every process that gets a lock opens the name once more, which asks the server, to check that the name still belongs to
@@ -45,7 +45,7 @@ if sys.platform == "linux":
     import fcntl
 
     def _lock(fd: int, name: str, kind: int, place: tuple[int, int], wait: bool = True) -> bool:
-        """Set or clear a lock; return ``False`` where another holds it and ``wait`` is not set."""
+        """Set or clear a lock; return ``False`` if another holds it and ``wait`` is not set."""
         # struct flock: type, whence, start, length, process (0 for locks of open files).
         request = struct.pack("hhqqi0q", kind, os.SEEK_SET, *place, 0)
         try:
@@ -107,7 +107,7 @@ if sys.platform == "linux":
                 _let_go(fd, name, place)
                 raise
             close_locked(fd)
-        raise StorageError(f"the lock file {name} is another one each time it is opened: this file system cannot be shared by writers")
+        raise StorageError(f"the lock file {name} keeps changing its inode number: this file system cannot be shared by writers")
 
     def _open(name: str) -> int:
         for _ in range(_ATTEMPTS):
@@ -115,7 +115,7 @@ if sys.platform == "linux":
                 return open_lock_file(name, writable=True)
             with suppress(FileExistsError):
                 return create_lock_file(name, lambda fd: share_as_directory(fd, os.path.dirname(name)))
-        raise StorageError(f"the lock file {name} comes and goes: this file system cannot be shared by writers")
+        raise StorageError(f"the lock file {name} keeps appearing and disappearing: this file system cannot be shared by writers")
 
     def _still_bears(fd: int, name: str) -> bool:
         """Return whether ``fd`` is the file called ``name``. Opens the name: a cached answer to ``stat`` may be stale."""
@@ -132,10 +132,10 @@ if sys.platform == "linux":
         finally:
             with suppress(OSError):
                 os.close(other)
-        return mine.st_nlink > 0 and (named.st_dev, named.st_ino) == (mine.st_dev, mine.st_ino)
+        return mine.st_nlink > 0 and os.path.samestat(named, mine)
 
     def _let_go(fd: int, name: str, place: tuple[int, int]) -> None:
-        """Clear the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
+        """Release the lock, and close the file. Never fails: nothing was written to a file that is only locked."""
         try:
             with suppress(OSError):
                 # Explicitly: closing is not enough where a child that was forked just now still has the descriptor.
@@ -148,10 +148,10 @@ else:
 
     @contextmanager
     def locked_range(path: str) -> Iterator[None]:
-        """There are no locks of open files here."""
+        """Refuse: there are no locks of open files on this system."""
         raise Unsupported(f"locks that hold between machines are there on Linux only, not on {sys.platform}: {path} was not locked")
         yield
 
     def give_up(directory: str) -> bool:
-        """There are none."""
+        """Return ``False``: there are no such lock files on this system."""
         return False

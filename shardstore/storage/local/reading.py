@@ -17,13 +17,13 @@ from shardstore.errors import StorageError
 from shardstore.model.ranges import ByteRange, resolve
 from shardstore.storage.base import ABSENT, CHANGED, Failed, Found, Read, ReadOutcome
 from shardstore.storage.local.files import READ_FLAGS, pread, stat_file, translated
-from shardstore.storage.local.versions import same_bytes, version_of, wait_to_settle, was_appended_to
+from shardstore.storage.local.versions import still_shows, version_of, wait_to_settle
 from shardstore.storage.requests.ranged_reads import too_long
 
 READS_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")  # Linux
 
 Pread = Callable[[int, int, int], bytes | memoryview]
-"""Reads from a descriptor so many bytes at an offset, or fewer where the file ends."""
+"""Reads from a descriptor so many bytes at an offset, or fewer if the file ends before."""
 
 _READ_ATTEMPTS = 3
 
@@ -53,9 +53,7 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
             if len(data) != nbytes:
                 return CHANGED
             buffers.append(memoryview(data).toreadonly())
-        # Our own writers replace files, or leave the bytes that were there; but others may write in place, and that shows here.
-        after = os.fstat(fd)
-        if not same_bytes(status, after) and not was_appended_to(fd, version, after):
+        if not still_shows(fd, version, status):
             return CHANGED
         return Found(version.generation, version.nbytes, tuple(buffers))
     finally:
@@ -63,7 +61,7 @@ def _read_once(path: str, read: Read, look: Pread) -> ReadOutcome:
 
 
 def read_cached(path: str, read: Read) -> Found | None:
-    """Read as ``read_file`` does, from the page cache; return ``None`` where that would have to wait for the disk, or to try again."""
+    """Read as ``read_file`` does, from the page cache; return ``None`` if that would have to wait for the disk, or to try again."""
     try:
         outcome = _read_once(path, read, _cached_pread)
     except (OSError, StorageError):  # not in memory, or an error that the other way words
@@ -84,7 +82,7 @@ def fetch_soon(path: str, read: Read) -> None:
 
 
 def _cached_pread(fd: int, nbytes: int, offset: int) -> memoryview:
-    """Read exactly ``nbytes`` from the page cache. Raises ``BlockingIOError`` where they are not there."""
+    """Read exactly ``nbytes`` from the page cache. Raises ``BlockingIOError`` if they are not there."""
     data = np.empty(nbytes, np.uint8).data  # a bytearray is filled with zeros first
     if os.preadv(fd, [data], offset, os.RWF_NOWAIT) != nbytes:
         raise BlockingIOError(f"{nbytes} bytes at {offset} are not all in memory")

@@ -1,4 +1,7 @@
-"""The rules by which the objects below one root are replaced and removed: locked, checked, and made durable."""
+"""Take the lock of a local object, check conditions under it, and remove objects and directories: the rules of every change.
+
+New versions are put in place by ``temporary.py`` and ``append.py``, which take the lock here.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from typing import Literal, get_args
 from shardstore.errors import InvalidInput, StorageError, Unsupported
 from shardstore.model.generation import Condition, Generation, IfAbsent, IfGeneration
 from shardstore.storage.base import ConditionFailed
-from shardstore.storage.local.files import READ_FLAGS, fresh_status, fsync_directory, stat_file
+from shardstore.storage.local.files import fresh_status, fsync_directory, stat_file
 from shardstore.storage.local.locks import locked
 from shardstore.storage.local.range_locks import give_up, locked_range
 from shardstore.storage.local.sweep import sweep_once
 from shardstore.storage.local.versions import generation_at, generation_of, wait_to_settle
 
 Locks = Literal["auto", "cluster"]
-"""The reach of the locks of local files: ``"cluster"`` says that those of the file system hold between machines."""
+"""The reach of the locks of local files: ``"cluster"`` says that locks of the file system hold between machines."""
 
 PARENT_ATTEMPTS = 20  # others may remove empty directories while this process makes them
 
@@ -45,11 +48,11 @@ class WriteRules:
 
     root: str
     fsync: bool
-    """True where an acknowledged write survives the loss of power."""
+    """True if an acknowledged write survives the loss of power."""
     is_network: bool
-    """True where the root lies on a file system that other machines may have mounted; its caches may be stale."""
+    """True if the root lies on a file system that other machines may have mounted; its caches may be stale."""
     is_cluster: bool
-    """True where the user says that the locks of the file system hold between machines."""
+    """True if the user says that the locks of the file system hold between machines."""
 
     @contextmanager
     def locked(self, path: str) -> Iterator[None]:
@@ -75,7 +78,7 @@ class WriteRules:
         return fresh_status(path) if self.is_network else stat_file(path)
 
     def check(self, path: str, key: str, condition: Condition) -> os.stat_result | None:
-        """Return the status of the object, or ``None``; called under its lock. Raises ``ConditionFailed`` where ``condition`` does not
+        """Return the status of the object, or ``None``; called under its lock. Raises ``ConditionFailed`` if ``condition`` does not
         hold.
         """
         status = self.status(path)
@@ -93,7 +96,7 @@ class WriteRules:
         sweep_once(directory, self.is_network)
 
     def delete(self, path: str, key: str, condition: Condition) -> bool:
-        """Remove the object, and directories below the root that this leaves empty; return ``False`` where there was no object."""
+        """Remove the object, and directories below the root that this leaves empty; return ``False`` if there was no object."""
         if self.status(path) is None:
             return False
         directory = os.path.dirname(path)
@@ -150,7 +153,7 @@ class WriteRules:
 
 def _is_version(path: str, status: os.stat_result, generation: Generation) -> bool:
     """Return whether the object is this version; the file may have a tail, which is no part of the version."""
-    if generation_of(status, path) == generation or generation_at(path, READ_FLAGS, status) == generation:
+    if generation_of(status, path) == generation or generation_at(path, status) == generation:
         return True
     wait_to_settle(generation, status)
     return False

@@ -30,7 +30,7 @@ from shardstore.storage.local import links as local_links
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, stat_file, translated
+from shardstore.storage.local.files import READ_FLAGS, stat_file, translated, translating
 from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
@@ -43,11 +43,10 @@ from shardstore.storage.local.versions import (
     generation_of,
     listed_generation,
     names_versions,
-    same_bytes,
     shows_the_same,
+    still_shows,
     version_of,
     wait_to_settle,
-    was_appended_to,
 )
 from shardstore.storage.requests.body import byte_view, checked_views, groups, wrong_length
 from shardstore.storage.requests.conditions import check_deletion
@@ -117,12 +116,8 @@ class LocalStorage:
         mount = mount_of(self.root)
         return WriteRules(self.root, self.fsync, mount is not None and mount.is_network, self.locks == "cluster")
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
     @cached_property
-    def _capabilities(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         tells_versions = names_versions(self.root)
         is_shared = self._rules.is_network or self._rules.is_cluster
         return Capabilities(
@@ -178,7 +173,7 @@ class LocalStorage:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str | None:
-        """Return the path of the object of ``key``; ``None`` where no object can be: hidden files of this package, and steps out of the
+        """Return the path of the object of ``key``; ``None`` if no object can be: hidden files of this package, and steps out of the
         root.
         """
         # Most keys have nothing that would have to be looked at segment by segment.
@@ -203,7 +198,8 @@ class LocalStorage:
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
-    def _read_some(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read as ``read`` does, in the calling thread, whichever it is."""
         outcomes: list[ReadOutcome] = []
         for read in reads:
             path = self._path(read.key)
@@ -229,18 +225,18 @@ class LocalStorage:
         if len(reads) == 1 and (cached := self.read_page_cache(reads[0])) is not None:
             return [cached]
         if len(reads) <= _READS_A_HOP:
-            return await self._read_hop(reads[0].key, "reading", lambda: self._read_some(reads))
+            return await self._read_hop(reads[0].key, "reading", lambda: self.read_here(reads))
         share = max(_READS_A_HOP, -(-len(reads) // _READ_WORKERS))
         shares = [reads[start : start + share] for start in range(0, len(reads), share)]
 
         async def one(mine: Sequence[Read]) -> list[ReadOutcome]:
-            return await self._read_hop(mine[0].key, "reading", lambda: self._read_some(mine))
+            return await self._read_hop(mine[0].key, "reading", lambda: self.read_here(mine))
 
         return [outcome for outcomes in await asyncio.gather(*(one(mine) for mine in shares)) for outcome in outcomes]
 
     def read_page_cache(self, read: Read) -> Found | None:
-        """Read a short range of one version without a hop into a thread, which takes longer than the read. From any thread. ``None`` where
-        the read might have to wait: it is done only where the file was read a moment ago, and the bytes seem to be in the page cache.
+        """Read a short range of one version without a hop into a thread, which takes longer than the read. From any thread. ``None`` if
+        the read might have to wait: it is done only if the file was read a moment ago, and the bytes seem to be in the page cache.
         """
         if read.generation is None or read.guard is not None or not READS_CACHED or self._rules.is_network:
             return None
@@ -283,18 +279,11 @@ class LocalStorage:
             await self._write_hop(key, "writing", file.close)
 
     def _write_whole(self, path: str, key: str, views: list[memoryview], condition: Condition) -> Generation:
-        file = TemporaryFile(path, key, self._rules)
-        try:
+        with closing(TemporaryFile(path, key, self._rules)) as file:
             file.append(views)
             return file.publish(condition)
-        finally:
-            file.close()
 
     # -- for callers that have a thread of their own -------------------------------------------------------------------
-
-    def read_here(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Read as ``read`` does, in the calling thread, whichever it is."""
-        return self._read_some(reads)
 
     def concatenate_here(
         self,
@@ -309,45 +298,35 @@ class LocalStorage:
         """Store whole objects of ``source`` one behind the other between ``before`` and ``after``; each is given by key, size and
         ``Generation.digest``.
 
-        This runs in the calling thread; the kernel copies the bytes where it can. Returns ``None``, with nothing stored, where one of
+        This runs in the calling thread; the kernel copies the bytes if it can. Returns ``None``, with nothing stored, if one of
         them is not as it was given. ``look`` is called now and then; an exception from it ends this, with nothing stored.
         """
         path = self._path_to_write(key)
-        try:
-            with closing(TemporaryFile(path, key, self._rules)) as file:
-                file.append([memoryview(before)])
-                for start in range(0, len(files), _FILES_A_LOOK):
-                    look()
-                    some = files[start : start + _FILES_A_LOOK]
-                    for where, (_, nbytes, version) in zip(source._paths([name for name, _, _ in some]), some, strict=True):
-                        if where is None or not file.append_file(where, nbytes, version):
-                            return None
-                file.append([memoryview(after)])
-                return file.publish(condition)
-        except OSError as exc:
-            if isinstance(exc, ShardStoreError):
-                raise
-            raise translated(exc, key, "writing") from exc
+        with translating(key, "writing"), closing(TemporaryFile(path, key, self._rules)) as file:
+            file.append([memoryview(before)])
+            for start in range(0, len(files), _FILES_A_LOOK):
+                look()
+                some = files[start : start + _FILES_A_LOOK]
+                for where, (_, nbytes, version) in zip(source._paths([name for name, _, _ in some]), some, strict=True):
+                    if where is None or not file.append_file(where, nbytes, version):
+                        return None
+            file.append([memoryview(after)])
+            return file.publish(condition)
 
     def write_here(self, key: str, groups: Iterable[Sequence[BytesLike]], nbytes: int, condition: Condition) -> Generation:
         """Write as ``write`` does, in the calling thread, with pieces that come in groups."""
         path = self._path_to_write(key)
-        try:
-            with closing(TemporaryFile(path, key, self._rules)) as file:
-                given = 0
-                for group in groups:
-                    views = [byte_view(piece) for piece in group]
-                    given += sum(map(len, views))
-                    if given > nbytes:
-                        break
-                    file.append(views)
-                if given != nbytes:
-                    raise wrong_length(key, nbytes, given)
-                return file.publish(condition)
-        except OSError as exc:
-            if isinstance(exc, ShardStoreError):
-                raise
-            raise translated(exc, key, "writing") from exc
+        with translating(key, "writing"), closing(TemporaryFile(path, key, self._rules)) as file:
+            given = 0
+            for group in groups:
+                views = [byte_view(piece) for piece in group]
+                given += sum(map(len, views))
+                if given > nbytes:
+                    break
+                file.append(views)
+            if given != nbytes:
+                raise wrong_length(key, nbytes, given)
+            return file.publish(condition)
 
     # -- the rest of the protocol --------------------------------------------------------------------------------------
 
@@ -370,8 +349,7 @@ class LocalStorage:
             if not self._is_source(source, version.generation, status):
                 raise ConditionFailed(f"{key!r} is not the version to copy from")
             extents = Extents(old, status)
-            file = TemporaryFile(path, key, self._rules)
-            try:
+            with closing(TemporaryFile(path, key, self._rules)) as file:
                 for segment in segments:
                     if not isinstance(segment, CopiedRange):
                         file.append([byte_view(segment.data if isinstance(segment, NewBytes) else bytes(segment.nbytes))])
@@ -383,12 +361,9 @@ class LocalStorage:
                         file.copy(extents, segment.offset, segment.nbytes)
                     except EOFError as exc:
                         raise ConditionFailed(str(exc)) from exc
-                after = os.fstat(old)
-                if not same_bytes(status, after) and not was_appended_to(old, version, after):
+                if not still_shows(old, version, status):
                     raise ConditionFailed(f"{key!r} was changed in place while it was being copied")
                 return file.publish(condition)
-            finally:
-                file.close()
         except OSError as exc:
             if exc.errno == errno.ESTALE:
                 raise ConditionFailed(f"{key!r} was replaced on another machine while it was being copied") from exc
@@ -429,8 +404,7 @@ class LocalStorage:
                         file.copy(Extents(fd, status), 0, version.nbytes)
                     except EOFError:
                         continue
-                    after = os.fstat(fd)
-                    if same_bytes(status, after) or was_appended_to(fd, version, after):
+                    if still_shows(fd, version, status):
                         return file.publish(UNCONDITIONAL)
             except OSError as exc:
                 if exc.errno != errno.ESTALE:  # replaced on another machine
@@ -444,7 +418,7 @@ class LocalStorage:
     async def make_like(self, key: str, source: LocalStorage, source_key: str) -> None:
         """Make an empty object at ``key``, unless there is one, that is closed to everybody who cannot read the object of ``source``.
 
-        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` where the object of ``source`` is gone.
+        A later version that replaces it keeps its permissions. Raises ``ConditionFailed`` if the object of ``source`` is gone.
         """
         self._path_to_write(key)
 
@@ -520,6 +494,10 @@ class LocalStorage:
         return await self._read_hop(prefix, "listing", look)
 
     # -- looking -------------------------------------------------------------------------------------------------------
+
+    async def dangling_links(self, prefix: str = "") -> list[str]:
+        """Return the keys below ``prefix`` of links to what is not there. Listings leave them out, and reads find nothing."""
+        return await self._read_hop("", "listing", lambda: list(local_walk.dangling_links(self.root, prefix)))
 
     async def stat(self, key: str) -> ObjectInfo | None:
         path = self._path(key)

@@ -14,7 +14,7 @@ from itertools import islice
 
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local.lock_files import open_lock_file
-from shardstore.storage.local.locks import bears, lock_whole, remove_locked, unlock
+from shardstore.storage.local.locks import is_called, lock_whole, remove_locked, unlock
 from shardstore.storage.local.names import LOCK_SUFFIX, TEMP_SUFFIX, host_token, writer_of
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 
@@ -71,7 +71,7 @@ def find_left(root: str, prefix: str, is_network: bool) -> list[Leftover]:
     for directory, _, names in os.walk(os.path.join(root, prefix)):
         for name in sorted(names):
             path = os.path.join(directory, name)
-            if _may_be_left(name, is_network) and _is_dead(path, _NETWORK_AGE_SECONDS if is_network else 0.0):
+            if _may_be_left(name, is_network) and _remove_if_dead(path, _NETWORK_AGE_SECONDS if is_network else 0.0, only_count=True):
                 key = os.path.relpath(path, root).replace(os.sep, "/")
                 is_temporary = name.endswith(TEMP_SUFFIX)
                 what = "a temporary file whose writer is gone" if is_temporary else "a lock file that nobody holds"
@@ -97,8 +97,8 @@ def _may_be_left(name: str, is_network: bool) -> bool:
 if sys.platform == "win32":
 
     def _is_dead(path: str, older_than_seconds: float) -> bool:
-        """Return whether a writer is dead, where there are no such locks: by age, and by the process number
-        where it was on this machine.
+        """Return whether a writer is dead. There are no such locks on this system: the age tells it, and the process number of a writer on
+        this machine.
         """
         writer = writer_of(os.path.basename(path))
         if writer is None:  # a lock file: those stay
@@ -128,12 +128,6 @@ if sys.platform == "win32":
 
 else:
 
-    def _is_dead(path: str, older_than_seconds: float) -> bool:
-        fd = _locked_if_dead(path, older_than_seconds)
-        if fd is not None:
-            unlock(fd)
-        return fd is not None
-
     def _remove_if_dead(path: str, older_than_seconds: float, only_count: bool = False) -> bool:
         fd = _locked_if_dead(path, older_than_seconds)
         if fd is None:
@@ -144,7 +138,7 @@ else:
         return True
 
     def _locked_if_dead(path: str, older_than_seconds: float) -> int | None:
-        """A descriptor that holds the lock of a file which nobody holds any more."""
+        """Lock a file whose writer is dead, and return the descriptor; ``None`` if the writer may live, or the file is too young."""
         try:
             fd = open_lock_file(path)
         except OSError:  # removed meanwhile, or not ours to remove, or no file
@@ -153,7 +147,7 @@ else:
             status = os.fstat(fd)
             is_old = time.time() - status.st_mtime >= older_than_seconds or not older_than_seconds
             # Under the lock: a file that was opened, and then removed by its writer, may have had a name that others bear now.
-            if is_old and lock_whole(fd, path, wait=False) and bears(fd, path):
+            if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):
                 return fd
         except OSError:  # no locks here; what cannot be known to be left behind stays
             pass

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from shardstore.storage.leftovers import Leftover
 from shardstore.storage.local.append_record import RECORD_NBYTES, set_done
-from shardstore.storage.local.files import READ_FLAGS
+from shardstore.storage.local.files import READ_FLAGS, UPDATE_FLAGS
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import WriteRules
 from shardstore.storage.local.versions import stamp, version_before
@@ -47,7 +47,7 @@ def cut_tails(root: str, rules: WriteRules, older_than_seconds: float, *, only_c
     for left in find_tails(root, ""):
         path = os.path.join(root, left.key)
         with suppress(OSError):  # removed meanwhile, or not ours to write
-            fd = os.open(path, READ_FLAGS & ~os.O_RDONLY | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            fd = os.open(path, UPDATE_FLAGS)
             try:
                 with rules.locked(path):
                     status = os.fstat(fd)

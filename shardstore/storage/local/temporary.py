@@ -14,7 +14,7 @@ from shardstore.model.generation import Condition, Generation, IfAbsent
 from shardstore.storage.base import ConditionFailed
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.extents import Extents
-from shardstore.storage.local.files import READ_FLAGS, fsync_directory, pread, stat_file
+from shardstore.storage.local.files import READ_FLAGS, VIEWS_A_CALL, fsync_directory, pread, stat_file, unwritten
 from shardstore.storage.local.lock_files import NO_HARD_LINKS, close_locked, open_to_lock
 from shardstore.storage.local.locks import lock_whole
 from shardstore.storage.local.names import temporary_path
@@ -23,7 +23,6 @@ from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
 from shardstore.storage.local.versions import generation_of, stamp
 
 _COPY_BUFFER_BYTES = 1 << 20
-_VIEWS_A_CALL = 1024  # as many as Linux and macOS take
 _COPY_CALL_BYTES = 1 << 30  # the kernel stops a little below 2 GiB in any case
 
 _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -34,8 +33,8 @@ _TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 class TemporaryFile:
     """A new version of the object at ``path``, until it is published or discarded. One thread at a time uses it.
 
-    It is locked as long as it is open, which shows sweepers that its writer lives. It has the permissions of the file at ``path``, or
-    where there is no file, those of ``like``, if given.
+    It is locked as long as it is open, which shows sweepers that its writer lives. It has the permissions of the file at ``path``, or,
+    if there is no file, those of ``like``, if given.
     """
 
     def __init__(self, path: str, key: str, rules: WriteRules, like: Permissions | None = None) -> None:
@@ -78,27 +77,20 @@ class TemporaryFile:
                 return
             # A sweeper was faster with the lock, and took the file for one that was left behind.
             self._close_descriptor()
-        raise StorageError(f"writing {self._key!r} failed: its temporary file is removed by others as soon as it is there")
+        raise StorageError(f"writing {self._key!r} failed: others remove its temporary file as soon as it is made")
 
     # -- contents ------------------------------------------------------------------------------------------------------
 
     def append(self, views: Iterable[memoryview]) -> None:
         waiting = [view for view in views if view]
         while len(waiting) > 1 and hasattr(os, "writev"):
-            written = os.writev(self._fd, waiting[:_VIEWS_A_CALL])
-            done = 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            del waiting[:done]
-            if written:
-                waiting[0] = waiting[0][written:]
+            waiting = unwritten(waiting, os.writev(self._fd, waiting[:VIEWS_A_CALL]))
         for view in waiting:
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def copy(self, source: Extents, offset: int, nbytes: int) -> None:
-        """Append bytes of an open file, holes as holes; the kernel copies them where it can. Raises ``EOFError`` where the file ends."""
+        """Append bytes of an open file, holes as holes; the kernel copies them if it can. Raises ``EOFError`` if the file ends before."""
         for extent in source.within(offset, nbytes):
             if extent.is_data:
                 self.copy_data(source.fd, extent.offset, extent.nbytes)
@@ -107,7 +99,7 @@ class TemporaryFile:
                 self._has_holes = True
 
     def copy_data(self, source: int, offset: int, nbytes: int) -> None:
-        """Append bytes of an open file; the kernel copies them where it can. Raises ``EOFError`` where the file ends."""
+        """Append bytes of an open file; the kernel copies them if it can. Raises ``EOFError`` if the file ends before."""
         while nbytes and self._copies_in_kernel:
             try:
                 done = os.copy_file_range(source, self._fd, min(nbytes, _COPY_CALL_BYTES), offset)
@@ -127,7 +119,7 @@ class TemporaryFile:
             offset, nbytes = offset + len(data), nbytes - len(data)
 
     def append_file(self, path: str, nbytes: int, version: int) -> bool:
-        """Append all of a file of ``nbytes``; the kernel copies it where it can.
+        """Append all of a file of ``nbytes``; the kernel copies it if it can.
 
         Returns whether it was the version with this ``digest`` all the time; if not, the appended bytes are of no use.
         """
@@ -154,7 +146,7 @@ class TemporaryFile:
     # -- publishing ----------------------------------------------------------------------------------------------------
 
     def publish(self, condition: Condition) -> Generation:
-        """Put this file in the object's place. Raises ``ConditionFailed``, and leaves the old object, where ``condition`` does not hold."""
+        """Put this file in the object's place. Raises ``ConditionFailed``, and leaves the old object, if ``condition`` does not hold."""
         if self._has_holes:  # the last of which may be at its end
             os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))
         stamp(self._fd if os.utime in os.supports_fd else self._temp)
@@ -182,7 +174,7 @@ class TemporaryFile:
             return self._generation()
 
     def _take_permissions(self, replaced: os.stat_result) -> None:
-        """Take the permissions of the file that is really replaced, where it is not the one found first, or has changed."""
+        """Take the permissions of the file that is replaced, if it is not the file that was found first, or has changed."""
         if sys.platform == "win32" or are_those_of(self._permissions, replaced):
             return
         permissions = permissions_at(self._path, replaced)
@@ -195,7 +187,7 @@ class TemporaryFile:
 
     def _link(self) -> None:
         try:
-            os.link(self._temp, self._path)  # fails where a writer that takes no locks was faster
+            os.link(self._temp, self._path)  # fails if a writer that takes no locks has stored one before
         except FileExistsError as exc:
             if not self._arrived():
                 raise ConditionFailed(f"{self._key!r} exists") from exc

@@ -34,7 +34,7 @@ from time import sleep, time_ns
 
 from shardstore.model.generation import Generation
 from shardstore.storage.local.append_record import APPEND_ATTRIBUTE, RECORD_NBYTES, AppendRecord, decode_record
-from shardstore.storage.local.files import pread
+from shardstore.storage.local.files import READ_FLAGS, pread
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
 _MARKED_TOKEN = _TOKEN + "-%x"
@@ -145,39 +145,39 @@ def generation_of_numbers(numbers: Numbers, file: int | str) -> Generation:
 
 
 def listed_generation(status: os.stat_result, file: int | str) -> Generation | None:
-    """Return the version as ``generation_of`` does; ``None`` where it would be of use to nobody later, since it is of one look only."""
+    """Return the version as ``generation_of`` does; ``None`` if it is ``Unsettled``, since no later look can match that."""
     generation = generation_of(status, file)
     return None if isinstance(generation, Unsettled) else generation
 
 
 def _left_ns(numbers: Numbers) -> int:
-    """Return how many nanoseconds another version can still get these times; 0 where none can. Some systems round times up, others down."""
+    """Return how many nanoseconds another version can still get these times; 0 if none can. Some systems round times up, others down."""
     now = time_ns()
     ages = (now - numbers[3], now - numbers[4])
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
 
 
-def _is_of_a_look_at(asked: Generation, numbers: Numbers) -> bool:
-    """Return whether ``asked`` is of one look at a file with these five numbers; by its token alone, which may have been pickled."""
+def _is_unsettled_at(asked: Generation, numbers: Numbers) -> bool:
+    """Return whether ``asked`` is an ``Unsettled`` version with these five numbers; by its token alone, which may have been pickled."""
     return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")
 
 
 def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:
-    """Block the thread, four seconds at most, where ``asked`` is of one look only and the file's status has not changed since: the next
-    look can show more.
+    """Block the thread, four seconds at most, if ``asked`` is an ``Unsettled`` version and the file's status is still the same: after that
+    the file has a name that lasts.
     """
-    if status is not None and _is_of_a_look_at(asked, _numbers_of(status)):
+    if status is not None and _is_unsettled_at(asked, _numbers_of(status)):
         sleep(_left_ns(_numbers_of(status)) / 1e9)
 
 
 def shows_the_same(asked: Generation, found: Generation) -> bool:
-    """Return whether two names differ only in that one is of one look only; for callers who know that nobody else writes there."""
+    """Return whether two versions differ only in that one is ``Unsettled``; for callers who know that nobody else writes there."""
     if asked == found:
         return True
     if not isinstance(found, FileGeneration):
         return False
     is_marked = len(found.numbers) > _STATUS_NUMBERS and not isinstance(found, Unsettled)
-    return not is_marked and _is_of_a_look_at(asked, found.numbers[:_STATUS_NUMBERS])
+    return not is_marked and _is_unsettled_at(asked, found.numbers[:_STATUS_NUMBERS])
 
 
 # -- versions of open files --------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _began_with(record: AppendRecord, fd: int, status: os.stat_result) -> FileVe
 
 
 def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
-    """Return the old version, where an append is under way or was left unfinished; ``None`` where neither is so."""
+    """Return the old version if an append is under way, or was left unfinished; otherwise ``None``."""
     attribute = _under_way(fd)
     record = None if attribute is None else decode_record(attribute)
     if attribute is None or record is None or status.st_size < record.nbytes:
@@ -225,10 +225,10 @@ def version_of(fd: int, status: os.stat_result) -> FileVersion:
     return version_before(fd, status) or FileVersion(status.st_size, generation_of(status, fd))
 
 
-def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
+def generation_at(path: str, status: os.stat_result) -> Generation:
     """Return the generation of the object at ``path``, whose status was looked up before; it is that of the file that is there now."""
     with suppress(OSError):
-        fd = os.open(path, flags)
+        fd = os.open(path, READ_FLAGS)
         try:
             return version_of(fd, os.fstat(fd)).generation
         finally:
@@ -236,8 +236,14 @@ def generation_at(path: str, flags: int, status: os.stat_result) -> Generation:
     return generation_of(status, path)
 
 
-def was_appended_to(fd: int, version: FileVersion, after: os.stat_result) -> bool:
-    """Return whether ``version`` of an open file, whose status is now ``after``, was only appended to since, or is being appended to."""
+def still_shows(fd: int, version: FileVersion, before: os.stat_result) -> bool:
+    """Return whether the bytes of ``version`` are still there in an open file, whose status was ``before``: nobody has written in place.
+
+    Our own writers replace files, or append: to be appended to changes no byte of the version.
+    """
+    after = os.fstat(fd)
+    if same_bytes(before, after):
+        return True
     record = decode_record(pread(fd, RECORD_NBYTES, version.nbytes), version.nbytes)
     return (version_before(fd, after) if record is None else _began_with(record, fd, after)) == version
 
@@ -256,7 +262,7 @@ def _draw(now: int) -> int:
 
 
 def stamp(file: int | str) -> os.stat_result:
-    """Give a version (an open file or a path) unique times, or a mark where the file system does not keep such times; return its status."""
+    """Give a version (an open file or a path) unique times, or a mark if the file system does not keep such times; return its status."""
     now = time_ns()
     os.utime(file, ns=(now, _draw(now)))
     status = _status(file)
@@ -300,7 +306,7 @@ def _mark_of(file: int | str) -> int | None:
 def names_versions(directory: str) -> bool:
     """Return whether each version of a file gets a unique name at once in ``directory``, which need not exist: by its times, or by a mark.
 
-    Changes nothing. Looks at the times of the directory and, where these are whole milliseconds, of the directories above it on the
+    Changes nothing. Looks at the times of the directory and, if these are whole milliseconds, of the directories above it on the
     same device.
     """
     there = [directory, *map(str, Path(directory).parents)]

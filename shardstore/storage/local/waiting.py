@@ -2,8 +2,8 @@
 
 A system call that waits for a lock cannot be broken off from another thread, and the interpreter joins the threads of pools before it
 ends. So a thread of a pool never waits in that call itself: a daemon thread does, which the interpreter leaves behind, with a second
-descriptor of the same open file. Both kinds of lock, flock and ranges of open files, belong to the open file, whichever descriptor
-they were asked for by.
+descriptor of the same open file. Both kinds of lock, flock and ranges of open files, belong to the open file, so any descriptor of
+it will do.
 """
 
 from __future__ import annotations

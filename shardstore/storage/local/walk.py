@@ -70,6 +70,31 @@ def _walk(directory: str, key_prefix: str, name_prefix: str, ancestors: frozense
         yield from _walk(entry.path, key_prefix + name, "", below)
 
 
+def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Yield the keys below ``prefix`` (``""``, or ending with ``/``) of links to what is not there. Links to directories are followed;
+    ``above`` are the directories that this has been called from through links.
+    """
+    try:
+        with os.scandir(os.path.join(root, prefix)) as found:
+            entries = [entry for entry in found if not is_reserved(entry.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        below = above
+        if entry.is_symlink():
+            try:
+                status = entry.stat()
+            except OSError:  # to nowhere, in a circle, or to where nobody may look
+                yield prefix + entry.name
+                continue
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                continue
+            below = above | {identity}
+        if entry.is_dir():
+            yield from dangling_links(root, f"{prefix}{entry.name}/", below)
+
+
 def list_directory(root: str, prefix: str) -> DirListing:
     """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
     objects: list[ObjectInfo] = []
@@ -85,7 +110,7 @@ def list_directory(root: str, prefix: str) -> DirListing:
 
 
 def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
-    """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, where that takes more than a rename.
+    """Rename the directory ``source`` to ``target``; return ``False``, with nothing changed, if that takes more than a rename.
 
     The locks of single objects are not taken. A writer at work below ``source`` finds its temporary file gone and fails, with nothing
     stored. Its hidden files move along, and disturb nobody.
@@ -127,7 +152,7 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
 
 
 def _remove_empty(directory: str, rules: WriteRules) -> bool:
-    """Remove a directory that holds nothing but such directories; return whether that is so."""
+    """Remove a directory if it holds nothing but empty directories; return whether it was removed."""
     if os.path.islink(directory):
         return False
     try:

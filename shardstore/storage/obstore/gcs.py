@@ -68,7 +68,7 @@ def current_settings(client: GCSClient) -> Settings:
 
 
 def opened(bucket: str, settings: Settings) -> GCSStore:
-    """Return the bucket as obstore opens it. Raises obstore's exception where it cannot."""
+    """Return the bucket as obstore opens it. Raises obstore's exception if it cannot."""
     options = client_options(settings.endpoint, None, None)
     options["default_headers"] = dict(settings.headers)
     config: GCSConfig = {"base_url": settings.endpoint.rstrip("/"), "skip_signature": settings.bearer is None}

@@ -21,13 +21,13 @@ from typing import Generic, TypeVar
 
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.obstore import requests as obstore_requests
 from shardstore.storage.obstore.requests import Answer, Bucket
 from shardstore.storage.redaction import redacted
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import StorageWrapper
 
@@ -42,7 +42,7 @@ twice.
 Below = TypeVar("Below", S3Storage, GCSStorage)
 
 
-class ObstoreStorage(StorageWrapper, Generic[Below]):
+class ObstoreStorage(RangedReads, StorageWrapper, Generic[Below]):
     """The same place as ``inner``; reads go through obstore. Kinds define how a bucket is opened, and what names a version."""
 
     inner: Below
@@ -70,7 +70,7 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         return f"{type(self).__name__}({self.url!r})"
 
     async def bucket(self) -> Bucket | None:
-        """Return the bucket as obstore opens it now; ``None`` where requests have to go another way. Raises no exceptions of obstore."""
+        """Return the bucket as obstore opens it now; ``None`` if requests have to go another way. Raises no exceptions of obstore."""
         raise NotImplementedError
 
     def version_of(self, answer: Answer) -> Generation | None:
@@ -78,11 +78,11 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         raise NotImplementedError
 
     def condition_on(self, generation: Generation) -> str | None:
-        """Return the ETag to ask for, where the version has one that can match."""
+        """Return the ETag to ask for, if the version has one that can match."""
         raise NotImplementedError
 
     def is_left_out(self) -> bool:
-        """Return whether obstore is not used: in a forked process, or where it has been given up."""
+        """Return whether obstore is not used: in a forked process, or after it was given up."""
         return self._is_given_up or not obstore_requests.can_run()
 
     def leave_out(self, reason: Exception) -> None:
@@ -109,16 +109,13 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
             logger.warning("requests to %s go through fsspec's transport from now on: %s", self.url, reason)
 
     def _is_absent(self, refusal: RequestFailed) -> bool:
-        """Return whether a refusal says that there is no object, where the server is known to find objects that exist.
+        """Return whether a refusal says that there is no object. It does only if the server is known to find objects that exist.
 
-        One that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
+        A server that does not speak as obstore expects, such as an emulator without GCS's XML interface, also answers 404.
         """
-        return refusal.status == 404 and refusal.code != "NoSuchBucket" and self._has_found
+        return refusal.is_absent and self._has_found
 
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await read_all(self, reads)
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
         if (bucket := await self.bucket()) is None:
@@ -165,10 +162,6 @@ class ObstoreStorage(StorageWrapper, Generic[Below]):
         return CHANGED if generation is not None and found != generation else Part(found, answer.nbytes, NOTHING)
 
     # -- the rest ------------------------------------------------------------------------------------------------------
-
-    async def stat(self, key: str) -> ObjectInfo | None:
-        part = await self.look_up(key, None)
-        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
 
     async def write(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         return await self.inner.write(key, body, nbytes, condition)

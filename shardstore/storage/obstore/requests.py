@@ -91,7 +91,7 @@ class Answer:
     version: str | None
     nbytes: int
     is_encoded: bool
-    """True where the bytes are the value compressed, by their Content-Encoding."""
+    """True if the bytes are the value compressed, by their Content-Encoding."""
     data: memoryview
 
 
@@ -114,8 +114,8 @@ def _answer(result: obstore.GetResult, data: memoryview) -> Answer:
 
 
 async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str | None, most_nbytes: int | None = None) -> Answer:
-    """Read one range of an object. Raises ``RequestFailed``, also where the answer has another range, or fewer or more bytes; ``TooMuch``
-    where the object, which is asked for whole, has more than ``most_nbytes``.
+    """Read one range of an object. Raises ``RequestFailed``, also if the answer has another range, or fewer or more bytes; ``TooMuch``
+    if the object, which is asked for whole, has more than ``most_nbytes``.
     """
     options: obstore.GetOptions = {"range": _range(request)}
     if if_match is not None:
@@ -184,7 +184,7 @@ def failed(exc: Exception, what: str) -> RequestFailed:
 
 
 def client_options(endpoint: str, connect_timeout: float | None, read_timeout: float | None) -> ClientConfig:
-    """Return the options for connections to a server; where they are given, obstore reads none of them from the environment."""
+    """Return the options for connections to a server; if they are given, obstore reads none of them from the environment."""
     options: ClientConfig = {
         "allow_http": endpoint.startswith("http://"),
         "allow_invalid_certificates": False,

@@ -94,7 +94,7 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
                 async with client.bound.slot():
                     return {"ETag": await obstore_requests.put(bucket, client.full_key(key), data, mode, metadata)}
             except RequestFailed as exc:
-                is_refused = exc.status in (404, 412) and exc.code != "NoSuchBucket" and bool(conditions)
+                is_refused = (exc.is_absent or exc.status == 412) and bool(conditions)
                 if is_refused or exc.is_busy or exc.is_lost:
                     raise
                 self.heed(exc)
@@ -142,12 +142,12 @@ class ObstoreS3Storage(ObstoreStorage[S3Storage]):
         return await self.inner.list_dir(prefix)
 
     def _directory(self, prefix: str) -> str | None:
-        """Return ``prefix`` in obstore's form, without the ``/`` at its end; ``None`` where it has none."""
+        """Return ``prefix`` in obstore's form, without the ``/`` at its end; ``None`` if it has none."""
         full = self.inner.client.full_key(prefix)
         return full.removesuffix("/") if not full or full.endswith("/") else None
 
     def _infos(self, page: Iterable[obstore.ObjectMeta]) -> Sequence[ObjectInfo] | None:
-        """Return the objects on a page; ``None`` where the page may show more than objects, or does not give their versions."""
+        """Return the objects on a page; ``None`` if the page may show more than objects, or does not give their versions."""
         own = self.inner.client.own_key
         infos: list[ObjectInfo] = []
         for meta in page:

@@ -98,7 +98,7 @@ class Settings:
 
 
 async def current_settings(client: S3Client) -> Settings | None:
-    """Return the current settings of s3fs; ``None`` where it has found no credentials, which its own error explains better."""
+    """Return the current settings of s3fs; ``None`` if it has found no credentials, which its own error explains better."""
     fs = client.fs
     await fs.set_session()
     boto = await fs.get_s3(client.bucket)
@@ -128,7 +128,7 @@ def _seconds(timeout: object) -> float | None:
 
 
 def opened(bucket: str, settings: Settings) -> S3Store:
-    """Return the bucket as obstore opens it. Raises obstore's exception where it cannot."""
+    """Return the bucket as obstore opens it. Raises obstore's exception if it cannot."""
     endpoint = settings.endpoint
     if settings.is_virtual:
         parts = urlsplit(endpoint)

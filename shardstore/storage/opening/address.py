@@ -31,7 +31,7 @@ _CONTAINERS = frozenset({"zip", "tar", "libarchive", "reference"})
 class Address:
     """A URL, cut at the slashes of the path in its filesystem: ``head``, ``segments`` and, of a chain, ``tail``.
 
-    ``head`` ends with the bucket or host; ``slash`` comes behind it where there are segments.
+    ``head`` ends with the bucket or host; ``slash`` comes behind it if there are segments.
     """
 
     protocol: str
@@ -42,7 +42,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse a URL. Raises ``InvalidInput`` where it is empty, or a path of ``file://`` that is not absolute."""
+        """Parse a URL. Raises ``InvalidInput`` if it is empty, or a path of ``file://`` that is not absolute."""
         url = url.removeprefix(_OURS)
         if not url:
             raise InvalidInput("an empty string names no place; '.' is the current directory")
@@ -68,7 +68,7 @@ class Address:
 
     @property
     def is_absolute(self) -> bool:
-        """True where the path begins at the root directory of a machine."""
+        """True if the path begins at the root directory of a machine."""
         return self.protocol in _ABSOLUTE
 
     def at(self, depth: int) -> str:
@@ -77,7 +77,7 @@ class Address:
         return self.head + slash + "/".join(self.segments[:depth]) + self.tail
 
     def beside(self, suffix: str) -> str | None:
-        """Return the URL of the place with this name and ``suffix`` behind it; ``None`` where this place has no name: a bucket, a whole
+        """Return the URL of the place with this name and ``suffix`` behind it; ``None`` if this place has no name: a bucket, a whole
         archive.
         """
         if not self.segments:

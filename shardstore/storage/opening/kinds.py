@@ -44,7 +44,7 @@ class StorageKind:
     storage: type[Any]
     """The class of its storages."""
     opens: Callable[[Any, str, LocalOpener], Storage] | None = None
-    """Makes a storage from a path and a filesystem, or the filesystem's class where ``plain_options`` allow that.
+    """Makes a storage from a path and a filesystem, or the filesystem's class if ``plain_options`` allow that.
 
     ``None``: ``storage(fs, path)`` does.
     """
@@ -53,17 +53,17 @@ class StorageKind:
     extra: str | None = None
     """The extra of this package that installs what the filesystem needs."""
     is_probed: bool = False
-    """True where the abilities of the server are known only after it has been asked."""
+    """True if the abilities of the server are known only after it has been asked."""
     has_host: bool = True
-    """True where paths begin with a host or bucket, which is no part of a key."""
+    """True if paths begin with a host or bucket, which is no part of a key."""
     gap_bytes: int = _HALF_A_MIB
     """Ranges of a shard at most this far apart share a request, since a request takes as long as so many bytes."""
     first_bytes: int = 0
     """Bytes that are read with the index of a small shard: no more than take less time than a request."""
     plain_options: Mapping[str, object] | None = None
-    """Storage options, with their values, that may be given where a URL needs no filesystem; ``None``: it always needs one."""
+    """Storage options, with their values, that may be given if a URL needs no filesystem; ``None``: it always needs one."""
     swallows_options: bool = True
-    """True where the filesystem ignores options that it does not know, so they are refused."""
+    """True if the filesystem ignores options that it does not know, so they are refused."""
     passed_on: frozenset[str] = frozenset()
     """Options that the filesystem passes on from its ``**kwargs``."""
     in_client_kwargs: frozenset[str] = frozenset()
@@ -71,7 +71,7 @@ class StorageKind:
     check_options: Callable[[str, Mapping[str, Any]], None] | None = None
     """Refuses values by ``InvalidInput``; takes the URL as it may be shown, and the options."""
     has_endpoint: bool = False
-    """True where it takes ``endpoint_url``."""
+    """True if it takes ``endpoint_url``."""
     on_obstore: Callable[[Any], Storage] | None = None
     """Makes a storage whose requests go through obstore, from one whose requests go through the filesystem."""
 

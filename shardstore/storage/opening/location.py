@@ -48,7 +48,7 @@ ANYWHERE = frozenset({""})
 
 @dataclass(frozen=True)
 class Location:
-    """The places that a storage reads from and writes to."""
+    """The places that a storage reads from and writes to; ``is_known`` is false if there may be others."""
 
     places: frozenset[str]
     served: frozenset[str] = frozenset()

@@ -14,7 +14,7 @@ import fsspec.core
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.mapping import FSMap
-from fsspec.registry import available_protocols, get_filesystem_class, registry
+from fsspec.registry import available_protocols, get_filesystem_class, known_implementations, registry
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import AccessDenied, InvalidInput, NotFound, ShardStoreError, StorageError, Unsupported
@@ -27,9 +27,9 @@ from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
-from shardstore.storage.opening.transports import Transport, carried_by, check_transport, taken_from
+from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
-from shardstore.storage.static import as_said, check_static, static_from
+from shardstore.storage.static import as_said, check_static
 
 _OURS = "sharded"
 """The protocol of views of stores in fsspec; registered by ``adapters.fsspec.filesystem``."""
@@ -63,9 +63,14 @@ def open_storage(
     check_locks(locks)
     _check_encodable(target)
     options = dict(storage_options or {})
-    transport = taken_from(options, check_transport(transport))
-    static = static_from(options, check_static(static))
-    return as_said(static, carried_by(transport, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+    other = None if check_transport(transport) == "fsspec" else transport  # the default contradicts nothing
+    carrier: Transport = open_options.own_option(options, "transport", check_transport, other, is_carried) or "fsspec"
+    static = open_options.own_option(options, "static", check_static, check_static(static), _is_protocol)
+    return as_said(static, carried_by(carrier, _open(target, options, partial(LocalStorage, fsync=fsync, locks=locks))))
+
+
+def _is_protocol(name: str) -> bool:
+    return name in known_implementations or name in registry
 
 
 def _check_encodable(target: object) -> None:
@@ -141,16 +146,16 @@ def _without_ours(url: str, options: dict[str, Any]) -> str:
     """Return ``url`` without a ``sharded::`` before it, which means what this package does in any case.
 
     Raises:
-        InvalidInput: a view of a store is elsewhere in the chain, where it would be sharded once more.
+        InvalidInput: a view of a store is elsewhere in the chain, so its chunks would be sharded twice.
     """
     first, separator, rest = url.partition("::")
     if first in (_OURS, f"{_OURS}://") and separator:
         if _OURS in options:
-            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: options of the store itself are arguments of their own")
+            raise InvalidInput(f"storage_options[{_OURS!r}] of {redacted(url)!r}: pass them to open() as arguments, not in storage_options")
         url = rest
     if _OURS in _protocols(url):
         raise InvalidInput(
-            f"{redacted(url)!r} is, or reads through, a view of a store, which shows chunks: a view of that would shard them once more. "
+            f"{redacted(url)!r} is, or reads through, a shardstore view of a store. Opening it again would shard the chunks twice. "
             f"Leave {_OURS}:: out, or put it at the very front with the path at the end"
         )
     return url
@@ -243,7 +248,7 @@ def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> A
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where a filesystem could not be made."""
+    """Return the error to raise, from ``exc``, if a filesystem could not be made."""
     what = f"{shown!r} cannot be opened"
     if isinstance(exc, TypeError | KeyError | AttributeError):
         given = {name: value for of_link in options.values() for name, value in of_link.items()}
@@ -269,8 +274,8 @@ def _reason(exc: Exception) -> str:
 def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url: str | None = None) -> Storage:
     if is_any(fs, frozenset({_OURS})):
         raise InvalidInput(
-            f"the filesystem {type(fs).__name__} is, or reads through, a view of a store, which shows chunks: a view of that would "
-            "shard them once more. Give the filesystem below it"
+            f"the filesystem {type(fs).__name__} is, or reads through, a shardstore view of a store. Opening it again would shard the "
+            "chunks twice. Give the filesystem below it"
         )
     if is_any(fs, REFERENCES):
         from shardstore.storage.references.opening import check_made_by_user  # seldom needed
@@ -289,7 +294,7 @@ _first_seen_in: WeakKeyDictionary[AbstractFileSystem, int] = WeakKeyDictionary()
 
 
 def on_io_loop(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """Return ``fs``, or one with the same options where ``fs`` belongs to another loop, or to the process that this one was forked from."""
+    """Return ``fs``, or one with the same options if ``fs`` belongs to another loop, or to the process that this one was forked from."""
     if isinstance(fs, MemoryFileSystem):  # what it holds came with the fork, and cannot be made again
         return fs
     is_async = isinstance(fs, AsyncFileSystem)

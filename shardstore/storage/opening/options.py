@@ -9,14 +9,16 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.redaction import HARMLESS, redacted
+
+T = TypeVar("T")
 
 _OF_FSSPEC = frozenset({*HARMLESS, "batch_size"}) - {"auto_mkdir"}
 
@@ -40,6 +42,29 @@ def by_link(url: str, protocols: Sequence[str], options: Mapping[str, Any]) -> d
     return found
 
 
+def own_option(
+    options: MutableMapping[str, Any], name: str, check: Callable[[object], T | None], given: T | None, is_of: Callable[[str], bool]
+) -> T | None:
+    """Remove an option of this package from ``options``, and return its value, or else the ``given`` one.
+
+    It may be among ``storage_options``, so that everything that takes those takes it, and under the name of a protocol that it ``is_of``.
+
+    Raises:
+        InvalidInput: the value is no value of the option, or another one was given too.
+    """
+    found = {given}
+    if name in options:
+        found.add(check(options.pop(name)))
+    for protocol, of_link in list(options.items()):
+        if is_of(protocol) and isinstance(of_link, Mapping) and name in of_link:
+            found.add(check(of_link[name]))
+            options[protocol] = {inner: value for inner, value in of_link.items() if inner != name}
+    values = [value for value in found if value is not None]
+    if len(values) > 1:
+        raise InvalidInput(f"{name} is given twice, and differently: {' and '.join(sorted(map(repr, values)))}")
+    return values[0] if values else None
+
+
 def refuse(url: str, options: Mapping[str, Any]) -> None:
     """Refuse all options except harmless ones, for a storage that has no options."""
     if unknown := sorted(set(options) - HARMLESS):
@@ -47,7 +72,7 @@ def refuse(url: str, options: Mapping[str, Any]) -> None:
 
 
 def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn where that is only likely."""
+    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn if that is only likely."""
     kind = kind_of_protocol(protocol)
     if kind is not None and kind.has_endpoint:
         _check_endpoint(url, options)
@@ -57,7 +82,7 @@ def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mappi
     if kind is not None:
         named |= kind.passed_on
     unknown = sorted(set(options) - named - _OF_FSSPEC)
-    if not unknown or not takes_any:  # where it takes no others, the filesystem says so itself
+    if not unknown or not takes_any:  # if it takes no others, the filesystem says so itself
         return
     name = unknown[0]
     one = len(unknown) == 1

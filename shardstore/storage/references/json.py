@@ -1,7 +1,7 @@
 """Sets of references as filesystems: fsspec's own, with the whole specification applied.
 
 fsspec silently leaves generated keys out, unless ``simple_templates=False`` is given; it knows only the protocol of the first
-reference; and it loads JSON by itself. Here the set is written out first (``reference_expansion``), and fsspec gets plain references.
+reference; and it loads JSON by itself. Here the set is written out first (``expansion.py``), and fsspec gets plain references.
 """
 
 from __future__ import annotations

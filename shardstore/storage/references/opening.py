@@ -17,7 +17,7 @@ from shardstore.storage.references.parquet import ParquetReferences, is_parquet_
 
 
 def reference_filesystem(given: Mapping[str, Any]) -> AbstractFileSystem:
-    """The filesystem of a set of references, in Parquet or JSON, by the arguments of ``ReferenceFileSystem``.
+    """Return the filesystem of a set of references, in Parquet or JSON, from the arguments of ``ReferenceFileSystem``.
 
     Raises as the class of either does, and whatever the filesystem below raises.
     """
@@ -25,7 +25,7 @@ def reference_filesystem(given: Mapping[str, Any]) -> AbstractFileSystem:
 
 
 def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a set of references that another link of a chain reads through, where fsspec itself opens it.
+    """Return the options for a set of references that another link of a chain reads through, and that fsspec itself opens.
 
     Raises:
         Unsupported: jinja2 is not installed, without which fsspec would leave generated keys out.
@@ -39,7 +39,7 @@ def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_inner_links(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a filesystem that fsspec makes of a chain, with ``for_inner_link`` wherever it reads through references."""
+    """Return the arguments of a filesystem that fsspec makes of a chain, with ``for_inner_link`` if it reads through references."""
     inner = options.get("target_options")
     if not isinstance(inner, Mapping):
         return dict(options)
@@ -48,10 +48,10 @@ def for_inner_links(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_made_by_user(fs: AbstractFileSystem) -> None:
-    """Refuse a filesystem of references that was opened without a word on templates, where that has left generated keys out.
+    """Refuse a filesystem of references that was opened without ``simple_templates``, if fsspec has left generated keys out of it.
 
     Raises:
-        InvalidInput: it has, here or in a link that ``fs`` reads through.
+        InvalidInput: generated keys were left out of ``fs``, or of a set that it reads through.
     """
     for link in links_of(fs):
         if not isinstance(link, ReferenceFileSystem) or isinstance(link, ReferenceSet) or isinstance(link.references, LazyReferenceMapper):

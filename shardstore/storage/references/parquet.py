@@ -6,7 +6,7 @@
     set/a/b/refs.0.parq       the first n chunks of the array a/b, in C order of the grid of chunks
     set/a/b/refs.1.parq       the next; the last is as long, whatever the array has
 
-    path, offset, size, raw   a row: the bytes themselves, else [offset, offset + size) of a URL, or all of it where both are 0, else none
+    path, offset, size, raw   a row: the bytes themselves, else [offset, offset + size) of a URL, or all of it if both are 0, else none
 
 Specification: fsspec's reference sets, "Parquet references".
 """

@@ -14,7 +14,7 @@ Body = Sequence[BytesLike] | AsyncIterator[BytesLike]
 
 
 def byte_view(piece: BytesLike) -> memoryview:
-    """Return ``piece`` as a flat view whose length is its number of bytes; not copied where it is contiguous."""
+    """Return ``piece`` as a flat view whose length is its number of bytes; not copied if it is contiguous."""
     view = memoryview(piece)
     if view.ndim == 1 and view.format == "B":
         return view
@@ -27,7 +27,7 @@ def wrong_length(key: str, nbytes: int, given: int) -> InvalidInput:
 
 
 def checked_views(body: Sequence[BytesLike], nbytes: int, key: str) -> list[memoryview]:
-    """Return the pieces of ``body``. Raises ``InvalidInput`` where they are not ``nbytes`` in all."""
+    """Return the pieces of ``body``. Raises ``InvalidInput`` if they are not ``nbytes`` in all."""
     views = [byte_view(piece) for piece in body]
     given = sum(len(view) for view in views)
     if given != nbytes:
@@ -89,7 +89,7 @@ async def parts(body: Body, nbytes: int, part_bytes: int, key: str) -> AsyncIter
 
 
 async def joined(body: Body, nbytes: int, key: str) -> bytes:
-    """Return the whole body as one object that nobody else can change; not copied where it is a single ``bytes``."""
+    """Return the whole body as one object that nobody else can change; not copied if it is a single ``bytes``."""
     if isinstance(body, Sequence):
         if len(body) == 1 and isinstance(body[0], bytes):
             if len(body[0]) != nbytes:

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from shardstore.errors import InvalidInput
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, Unconditional
-from shardstore.model.ranges import ByteRequest, BytesLike
-from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo, Read, ReadOutcome
+from shardstore.model.ranges import BytesLike
+from shardstore.storage.base import ABSENT, CHANGED, DirListing, ObjectInfo
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.requests import conditions
 from shardstore.storage.requests.bound import Bound
 from shardstore.storage.requests.outcomes import Head
-from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, read_all
+from shardstore.storage.requests.ranged_reads import NOTHING, Part, PartOutcome, RangedReads
 
 
 def split_bucket(path: str, scheme: str) -> tuple[str, str]:
@@ -68,7 +68,7 @@ class BucketClient(ABC):
 
     @abstractmethod
     async def head(self, key: str) -> Head | None:
-        """Return version and size of the object, ``None`` where there is none."""
+        """Return version and size of the object, ``None`` if there is none."""
 
     def full_key(self, key: str) -> str:
         """Return the name of the object of ``key`` in the bucket."""
@@ -93,7 +93,7 @@ class BucketFacts(Protocol):
 Client = TypeVar("Client", bound=BucketClient)
 
 
-class BucketStorage(ABC, Generic[Client]):
+class BucketStorage(RangedReads, Generic[Client]):
     """Objects below ``path`` (``bucket/prefix``) of an fsspec filesystem whose loop is fsspec's IO loop.
 
     Bodies above ``part_bytes`` are uploaded in parts. What a server honours is found out by ``probe``.
@@ -108,7 +108,8 @@ class BucketStorage(ABC, Generic[Client]):
         self.concurrency = concurrency
         self.part_bytes = part_bytes
         bucket, prefix = split_bucket(self.path, self.client_class.scheme)
-        self._client: Client = self.client_class(fs, bucket, prefix, concurrency)
+        self.client: Client = self.client_class(fs, bucket, prefix, concurrency)
+        """The requests below; another transport to the same place uses them too."""
 
     def __reduce__(self) -> tuple[type[BucketStorage[Client]], tuple[Any, str, int, int]]:
         return type(self), (self.fs, self.path, self.concurrency, self.part_bytes)
@@ -124,39 +125,37 @@ class BucketStorage(ABC, Generic[Client]):
 
     @property
     def url(self) -> str:
-        return self._client.url
-
-    @property
-    def client(self) -> Client:
-        """The requests below, for another transport to the same place."""
-        return self._client
+        return self.client.url
 
     @property
     def endpoint(self) -> str:
         """Return which server the bucket is on: its name alone does not say."""
-        return self._client.endpoint
+        return self.client.endpoint
 
     @property
     @abstractmethod
     def _facts(self) -> BucketFacts:
         """Return the facts about the server and bucket."""
 
+    @property
     @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """The known abilities; see ``Storage.capabilities``."""
+
+    @abstractmethod
+    async def _ask_server(self) -> Capabilities:
+        """Find out what the server honours, by requests to it."""
+
     async def probe(self) -> Capabilities:
-        """Find out what the server honours; see ``Storage.probe``."""
+        facts = self._facts
+        if facts.capabilities is None:
+            facts.capabilities = await self._ask_server()  # two that ask at once learn the same
+        return self.capabilities
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        return await read_all(self, reads)
-
-    @abstractmethod
-    async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """Read one range by one request; of ``generation`` only, where it is given."""
-
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
-        """Look at an object, without its bytes; see ``get``."""
-        head = await self._client.head(key)
+        head = await self.client.head(key)
         if head is None:
             return ABSENT
         if generation is not None and head.generation != generation:
@@ -170,7 +169,7 @@ class BucketStorage(ABC, Generic[Client]):
         try:
             return await self._put(key, body, nbytes, condition)
         finally:
-            self._client.forget_listing(key)
+            self.client.forget_listing(key)
 
     @abstractmethod
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
@@ -182,9 +181,10 @@ class BucketStorage(ABC, Generic[Client]):
             return condition
         if not self._facts.warned:
             self._facts.warned = True
-            conditions.warn_not_honoured(self._client.endpoint, self.url)
-        head = await self._client.head(key)
-        conditions.check(condition, None if head is None else head.generation, key, self.url)
+            conditions.warn_not_honoured(self.client.endpoint, self.url)
+        head = await self.client.head(key)
+        if not conditions.holds(condition, None if head is None else head.generation):
+            raise conditions.failed(key, self.url)
         return Unconditional()
 
     async def rename_prefix(self, source: str, target: str) -> bool:
@@ -192,16 +192,12 @@ class BucketStorage(ABC, Generic[Client]):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def stat(self, key: str) -> ObjectInfo | None:
-        head = await self._client.head(key)
-        return None if head is None else ObjectInfo(key, head.nbytes, head.generation)
-
     @abstractmethod
     def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
         """Yield the pages of a listing of what lies below ``prefix``; with ``directory``, of what lies directly below it."""
 
     async def list(self, prefix: str, after: str | None = None) -> AsyncIterator[ObjectInfo]:
-        """List as the protocol says; only keys behind ``after``, where that is given and the server can."""
+        """List as the protocol says; only keys behind ``after``, if that is given and the server can."""
         async for page in self._pages(prefix, directory=False, after=after):
             for info in page.objects:
                 yield info

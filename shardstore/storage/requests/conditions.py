@@ -1,4 +1,4 @@
-"""Conditions of writes: which of them a storage honours, and the fallback where it does not."""
+"""Conditions of writes: which of them a storage honours, and the fallback if it does not."""
 
 from __future__ import annotations
 
@@ -32,12 +32,6 @@ def holds(condition: Condition, found: Generation | None) -> bool:
             return True
 
 
-def check(condition: Condition, found: Generation | None, key: str, url: str) -> None:
-    """Raise ``ConditionFailed`` where ``condition`` does not hold for the version that was ``found``; ``None``: no object."""
-    if not holds(condition, found):
-        raise failed(key, url)
-
-
 def failed(key: str, url: str) -> ConditionFailed:
     """Return the error of a write whose condition does not hold."""
     return ConditionFailed(f"{key!r} in {url} is not what the write's condition asks for")
@@ -54,6 +48,6 @@ def warn_not_honoured(endpoint: str, url: str) -> None:
 
 
 def check_deletion(key: str, condition: Condition) -> None:
-    """Raise ``InvalidInput`` where something is to be deleted on the condition that it does not exist."""
+    """Raise ``InvalidInput`` if something is to be deleted on the condition that it does not exist."""
     if isinstance(condition, IfAbsent):
         raise InvalidInput(f"deleting {key!r} on condition that it is absent makes no sense")

@@ -9,7 +9,7 @@ whose object is there:
     something else, and there is a condition    it cannot be stored any more, or was and has been replaced: ``ConditionFailed``
     something else, and there is none           sent again
 
-Sending again is safe: where both requests are carried out after all, the condition refuses the second. ``WriteOutcomeUnknown``
+Sending again is safe: if both requests are carried out after all, the condition refuses the second. ``WriteOutcomeUnknown``
 is left for answers that get lost again and again, and for objects that cannot be looked at.
 """
 
@@ -36,12 +36,12 @@ Look = Callable[[str], Awaitable[Head | None]]
 
 
 class Failure(enum.Enum):
-    """The meaning of a failed request."""
+    """The meaning of a failed request: what it says about the write."""
 
-    REFUSED = "the condition does not hold"
-    BUSY = "not now: another request was under way, or there were too many"
-    LOST = "nothing: it may have been carried out"
-    FINAL = "no, and nothing was stored"
+    REFUSED = "nothing was stored: the condition does not hold"
+    BUSY = "nothing was stored: another request was under way, or there were too many"
+    LOST = "it may have been stored"
+    FINAL = "nothing was stored, and sending it again would not help"
 
 
 async def wait_to_resend(sends: int) -> None:
@@ -70,12 +70,12 @@ class ObjectWrite:
 
     @property
     def is_wording_proved(self) -> bool:
-        """True where the server is known to match versions as this client writes them."""
+        """True if the server is known to match versions as this client writes them."""
         return False
 
     @property
     def versions_come_again(self) -> bool:
-        """True where an object that is changed, and changed back to equal bytes, has its old version again."""
+        """True if an object that is changed, and changed back to equal bytes, has its old version again."""
         return False
 
     def busy_error(self, exc: RequestFailed) -> StorageError:
@@ -103,8 +103,8 @@ class ObjectWrite:
         nothing can have been stored yet.
 
         Raises:
-            ConditionFailed: the condition does not hold, and the object is not ours. (Where ours was stored, its answer lost, *and*
-                another writer has replaced it since, that looks the same: a caller that writes again comes after that writer.)
+            ConditionFailed: the condition does not hold, and the object is not ours. (It looks the same if ours was stored and then
+                replaced by another writer: a caller that writes again comes after that writer.)
             StorageError: refused; nothing was stored.
             WriteOutcomeUnknown: it may have been stored.
         """
@@ -117,7 +117,7 @@ class ObjectWrite:
             return head.generation
         found = None if head is None else head.generation
         is_mismatch = failure is Failure.REFUSED and isinstance(self.condition, IfGeneration)
-        # Asked even where the object did change: under contention it always has, and the next write is to try the other way.
+        # Asked even if the object did change: under contention it always has, and the next write is to try the other way.
         has_other_wording = is_mismatch and self.can_be_worded_otherwise(exc)
         if is_mismatch and holds(self.condition, found):
             if has_other_wording:
@@ -143,8 +143,8 @@ class ObjectWrite:
             return await self._look_up(self.key)
         except StorageError as look_error:
             raise WriteOutcomeUnknown(
-                f"the answer to writing {self.key!r} to {self._url} was lost or a refusal, and it cannot be looked up: {look_error}. "
-                f"Read it, and write it again where that is needed. {exc}"
+                f"writing {self.key!r} to {self._url}: the answer was lost or was a refusal, and {self.key!r} cannot be looked up to see "
+                f"whether it was stored: {look_error}. Read it, and write it again if that is needed. {exc}"
             ) from exc
 
     def _exhausted(self, exc: RequestFailed, failure: Failure) -> StorageError | WriteOutcomeUnknown:
@@ -152,7 +152,7 @@ class ObjectWrite:
             return self.busy_error(exc)
         return WriteOutcomeUnknown(
             f"the answers to writing {self.key!r} to {self._url} were lost {self._sends} times, and what is there now is not this "
-            f"write: it may still be carried out, or have been replaced. Read it, and write it again where that is needed. {exc}"
+            f"write: it may still be carried out, or have been replaced. Read it, and write it again if that is needed. {exc}"
         )
 
 
@@ -169,14 +169,15 @@ async def delete_object(send: Callable[[], Awaitable[bool]], look: Look, key: st
             return await send()
         except RequestFailed as exc:
             error = exc
-        is_refused = error.status in (404, 412) and error.code != "NoSuchBucket"
+        is_refused = error.is_absent or error.status == 412
         if not (is_refused or error.is_lost or error.is_busy):
             raise error
         try:
             head = await look(key)
         except StorageError as look_error:
             raise WriteOutcomeUnknown(
-                f"the answer to deleting {key!r} from {url} was lost or a refusal, and it cannot be looked up: {look_error}. {error}"
+                f"deleting {key!r} from {url}: the answer was lost or was a refusal, and {key!r} cannot be looked up to see whether it "
+                f"was deleted: {look_error}. {error}"
             ) from error
         if head is None:
             return True  # deleted by this request, perhaps sent twice, or by another client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -13,7 +14,12 @@ WRITE_ID = "shardstore-write-id"
 """Name, in an object's user metadata, of the id of the write that made it."""
 
 PROBE_PREFIX = ".shardstore-probe-"
-"""The prefix of the names of empty objects that find out what a server honours; one is left where its process died meanwhile."""
+"""The prefix of the names of empty objects that find out what a server honours; one is left if its process dies meanwhile."""
+
+
+def probe_key() -> str:
+    """Return a new name of such an object."""
+    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
 
 class RequestFailed(StorageError):
@@ -24,13 +30,18 @@ class RequestFailed(StorageError):
     is_unreachable: bool = False
 
     @property
+    def is_absent(self) -> bool:
+        """True if the server says that there is no such object, or not in the version that the request names."""
+        return self.status == 404 and self.code != "NoSuchBucket"
+
+    @property
     def is_lost(self) -> bool:
-        """True where the answer never came, or does not show if the request was carried out."""
+        """True if the answer never came, or does not show if the request was carried out."""
         return self.status is None or self.status == 408 or (self.status >= 500 and self.status != 501)
 
     @property
     def is_busy(self) -> bool:
-        """True where the server did nothing, and asks to try again: another request was running, or there were too many."""
+        """True if the server did nothing, and asks to try again: another request was running, or there were too many."""
         return self.status in (409, 429)
 
 
@@ -44,7 +55,7 @@ class Head:
 
 
 def server_times(last_modified: str | None, date: str | None) -> ServerTimes | None:
-    """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` where they have none."""
+    """Return the times in the headers of an answer (RFC 9110, sections 6.6.1 and 8.8.2); ``None`` if they have none."""
     try:
         return ServerTimes(parsedate_to_datetime(last_modified or "").timestamp(), parsedate_to_datetime(date or "").timestamp())
     except ValueError:

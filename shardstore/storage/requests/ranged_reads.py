@@ -1,6 +1,6 @@
 """Read byte ranges of one version of an object, where each request fetches one range and its answer shows the version.
 
-``read_all`` serves the reads of a storage; a kind of storage gives it a ``RangeSource``. The rest checks a server's answers (RFC 9110,
+``RangedReads`` serves the reads of a storage; a kind of storage derives from it. The rest checks a server's answers (RFC 9110,
 section 14), so that no more is read of what a server sends than was asked for. An answer says beforehand which bytes it holds
 (``Content-Range``) and how long it is (``Content-Length``). Where that differs from the request, nothing of the body is read. Where it
 does not say so, the body is read up to the first byte too many. A server that does not know ranges answers with the whole object: only
@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from shardstore.errors import ShardStoreError, StorageError
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
-from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, Read, ReadOutcome, ServerTimes
+from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, ObjectInfo, Read, ReadOutcome, ServerTimes
 
 REFUSAL_NBYTES = 1 << 20
-"""The most bytes that are read of the text of a refusal, where it is read at all."""
+"""The most bytes that are read of the text of a refusal, if it is read at all."""
 
 
 class TooMuch(StorageError):
@@ -34,13 +34,13 @@ def too_long(nbytes: int, most_nbytes: int, what: str) -> TooMuch:
 
 
 def check_most(nbytes: int, most_nbytes: int | None, what: str) -> None:
-    """Raise that error where the object is longer than allowed."""
+    """Raise ``TooMuch`` if the object is longer than allowed."""
     if most_nbytes is not None and nbytes > most_nbytes:
         raise too_long(nbytes, most_nbytes, what)
 
 
 async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes:
-    """Return a body of ``nbytes``, or the part that came where it ends before. Raises ``TooMuch`` at the first byte behind it."""
+    """Return a body of ``nbytes``, or the part that came if it ends before. Raises ``TooMuch`` at the first byte behind it."""
     body = bytearray()
     async for block in blocks:
         body += block
@@ -52,7 +52,7 @@ async def exactly(blocks: AsyncIterator[bytes], nbytes: int, what: str) -> bytes
 async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbytes: int, what: str) -> tuple[memoryview, ...]:
     """Return the wanted ranges of a body of ``nbytes``, without ever holding the rest of it; bytes after them are not waited for.
 
-    Raises ``StorageError`` where the body ends before.
+    Raises ``StorageError`` if the body ends before.
     """
     ranges = [resolve(request, nbytes) for request in wanted]
     kept = [bytearray() for _ in ranges]
@@ -129,7 +129,7 @@ def range_header(request: ByteRequest) -> str | None:
 def most_of(request: ByteRequest, content_range: str | None, content_length: int | None, most_nbytes: int | None, key: str) -> int:
     """Return the most bytes that the body of an answer with a range (206) has, if it is an answer to ``request``.
 
-    Raises ``TooMuch`` where it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
+    Raises ``TooMuch`` if it announces more than was asked for, or more than ``most_nbytes`` for a request up to the end;
     then nothing of it need be read.
     """
     sent = _SENT_RANGE.fullmatch((content_range or "").strip())
@@ -151,10 +151,40 @@ def most_of(request: ByteRequest, content_range: str | None, content_length: int
     return most
 
 
+async def received(
+    request: ByteRequest,
+    status: int,
+    content_range: str | None,
+    nbytes: int | None,
+    read: Callable[[], Awaitable[bytes]],
+    blocks: AsyncIterator[bytes],
+    most_nbytes: int | None,
+    key: str,
+) -> bytes | tuple[memoryview, int]:
+    """Return the body of an answer to ``request``, for ``checked_part``; of a whole object that came in place of a part, that part and the
+    object's size.
+
+    ``nbytes`` is the announced length of the body. It comes by ``read`` as a whole, or in ``blocks``. Raises ``TooMuch`` if it has more
+    than was asked for, or is a whole object of more than ``most_nbytes``.
+    """
+    what = f"reading {key!r}"
+    if status == 206:
+        most = most_of(request, content_range, nbytes, most_nbytes, key)
+        return await read() if nbytes is not None else await exactly(blocks, most, what)
+    if nbytes is None:
+        (part,), nbytes = await cut_unannounced(blocks, [request], most_nbytes, what)
+        return part, nbytes
+    check_most(nbytes, most_nbytes, what)
+    if range_header(request) is None:
+        return await read()
+    (part,) = await cut(blocks, [request], nbytes, what)
+    return part, nbytes
+
+
 def checked_part(request: ByteRequest, status: int, content_range: str | None, data: bytes, key: str) -> tuple[memoryview, int]:
     """Return the bytes of ``request`` and the size of the object, from an answer to it.
 
-    Raises ``StorageError`` where the answer is for another range, or shorter than it says.
+    Raises ``StorageError`` if the answer is for another range, or shorter than it says.
     """
     if status == 200:  # the whole object: asked for, or the server does not know ranges
         wanted = resolve(request, len(data))
@@ -191,72 +221,86 @@ class Part:
 PartOutcome = Part | Absent | Changed
 
 
-class RangeSource(Protocol):
-    """Requests whose answers each show their version. With a ``generation`` they are of that version, or ``Changed``."""
+class RangedReads(ABC):
+    """The reads of a storage whose requests fetch one range each, and whose answers each show their version."""
 
+    @abstractmethod
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """Read one range, which is not empty. Raises ``TooMuch`` where it is the whole of an object of more than ``most_nbytes``."""
-        ...
+        """Read one range, which is not empty, by one request; of ``generation`` only, if that is given.
 
+        Raises ``TooMuch`` if it is the whole of an object of more than ``most_nbytes``.
+        """
+
+    @abstractmethod
     async def look_up(self, key: str, generation: Generation | None) -> PartOutcome:
-        """Return version and size, without bytes."""
-        ...
+        """Return version and size, without bytes; see ``get``."""
 
+    @property
+    def may_ignore_ranges(self) -> bool:
+        """True if the server may send the whole object for each range, so that one range has to be asked for before the others."""
+        return False
 
-async def read_all(source: RangeSource, reads: Sequence[Read]) -> list[ReadOutcome]:
-    """Read as ``Storage.read`` promises."""
-    return await asyncio.gather(*(_read_one(source, read) for read in reads))
+    async def get_first(
+        self, key: str, requests: Sequence[ByteRequest], generation: Generation | None, most_nbytes: int | None = None
+    ) -> list[Part] | Absent | Changed:
+        """Read the first of ``requests``, or all of them if the answer to the first holds the whole object; see ``get``."""
+        part = await self.get(key, requests[0], generation, most_nbytes)
+        return [part] if isinstance(part, Part) else part
 
+    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        return await asyncio.gather(*(self._read_one(read) for read in reads))
 
-async def _read_one(source: RangeSource, read: Read) -> ReadOutcome:
-    try:
-        for _ in range(_ATTEMPTS):
-            outcome = await _read_version(source, read)
-            if not isinstance(outcome, Changed) or read.generation is not None:
-                break
-    except ShardStoreError as exc:
-        return Failed(exc)
-    return outcome
+    async def _read_one(self, read: Read) -> ReadOutcome:
+        try:
+            for _ in range(_ATTEMPTS):
+                outcome = await self._read_version(read)
+                if not isinstance(outcome, Changed) or read.generation is not None:
+                    break
+        except ShardStoreError as exc:
+            return Failed(exc)
+        return outcome
 
+    async def _read_version(self, read: Read) -> ReadOutcome:
+        """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
+        asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
+        buffers = [NOTHING] * len(read.ranges)
+        if not asked:
+            part = await self.look_up(read.key, read.generation)
+            return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
+        generation = read.generation
+        parts: list[PartOutcome] = []
+        if generation is None or (len(asked) > 1 and self.may_ignore_ranges):
+            first = await self.get_first(read.key, [read.ranges[i] for i in asked], generation, read.most_nbytes)
+            if not isinstance(first, list):
+                return first
+            generation = generation or first[0].generation
+            parts += first
+        rest = asked[len(parts) :]
+        parts += await asyncio.gather(*(self.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in rest))
+        nbytes, times = 0, None
+        for i, part in zip(asked, parts, strict=True):
+            if not isinstance(part, Part):
+                return part if read.generation is not None else CHANGED
+            buffers[i] = part.data
+            nbytes, times = part.nbytes, times or part.times
+        return Found(generation, nbytes, tuple(buffers), times)
 
-async def _read_version(source: RangeSource, read: Read) -> ReadOutcome:
-    """Read all ranges of one version: the one asked for, or the one that the first answer shows."""
-    asked = [i for i, request in enumerate(read.ranges) if not is_empty(request)]
-    buffers = [NOTHING] * len(read.ranges)
-    if not asked:
-        part = await source.look_up(read.key, read.generation)
-        return Found(part.generation, part.nbytes, tuple(buffers)) if isinstance(part, Part) else part
-    generation = read.generation
-    parts: list[PartOutcome] = []
-    if generation is None:
-        first = await source.get(read.key, read.ranges[asked[0]], None, read.most_nbytes)
-        if not isinstance(first, Part):
-            return first
-        generation = first.generation
-        parts.append(first)
-    rest = asked[len(parts) :]
-    parts += await asyncio.gather(*(source.get(read.key, read.ranges[i], generation, read.most_nbytes) for i in rest))
-    nbytes, times = 0, None
-    for i, part in zip(asked, parts, strict=True):
+    async def stat(self, key: str) -> ObjectInfo | None:
+        part = await self.look_up(key, None)
+        return ObjectInfo(key, part.nbytes, part.generation) if isinstance(part, Part) else None
+
+    async def past_the_end(self, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
+        """Return the outcome if the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for
+        which version that is true.
+
+        Raises ``StorageError`` if the server contradicts itself.
+        """
+        part = await self.look_up(key, generation)
         if not isinstance(part, Part):
-            return part if read.generation is not None else CHANGED
-        buffers[i] = part.data
-        nbytes, times = part.nbytes, times or part.times
-    return Found(generation, nbytes, tuple(buffers), times)
-
-
-async def past_the_end(source: RangeSource, key: str, request: ByteRequest, generation: Generation | None) -> PartOutcome:
-    """Return the outcome where the server says that ``request`` starts at or after the end, or that the object is empty; a look shows for
-    which version that is true.
-
-    Raises ``StorageError`` where the server contradicts itself.
-    """
-    part = await source.look_up(key, generation)
-    if not isinstance(part, Part):
-        return part
-    wanted = resolve(request, part.nbytes)
-    if wanted.start == wanted.end:
-        return part
-    if generation is None:  # did it grow in between? Of the version just seen the answer is a range, or a contradiction
-        return await source.get(key, request, part.generation)
-    raise StorageError(f"reading {key!r}: the server says that {request!r} is past the end, of {part.nbytes} bytes")
+            return part
+        wanted = resolve(request, part.nbytes)
+        if wanted.start == wanted.end:
+            return part
+        if generation is None:  # did it grow in between? Of the version just seen the answer is a range, or a contradiction
+            return await self.get(key, request, part.generation)
+        raise StorageError(f"reading {key!r}: the server says that {request!r} is past the end, of {part.nbytes} bytes")

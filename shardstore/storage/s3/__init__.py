@@ -1,5 +1,4 @@
 """S3 and the servers that speak its language, through the client calls of the user's s3fs instance.
 
-``opening`` imports ``storage``, and ``unfinished`` finds multipart uploads that nobody completed. Begin with ``storage.py``, then
-``upload.py`` and ``compose.py``.
+``opening`` imports ``storage``. Begin with ``storage.py``, then ``upload.py`` and ``compose.py``.
 """

@@ -67,7 +67,7 @@ def _has_no_credentials(exc: BaseException) -> bool:
 
 
 def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardStoreError:
-    """Return the error to raise, from ``exc``, where a request failed."""
+    """Return the error to raise, from ``exc``, if a request failed."""
     if isinstance(exc, ShardStoreError):
         return exc
     if _has_no_credentials(exc):
@@ -91,7 +91,7 @@ def translated(exc: Exception, action: str, where: str, bucket: str) -> ShardSto
         )
     if code == "NoSuchBucket":
         error = RequestFailed(
-            f"{action} {where}: the bucket {bucket!r} does not exist there. Create it, or correct its name; where it is on another server "
+            f"{action} {where}: the bucket {bucket!r} does not exist there. Create it, or correct its name; if it is on another server "
             "than AWS's, give that as storage_options={'endpoint_url': …}"
         )
     else:
@@ -106,17 +106,17 @@ class ServerFacts:
 
     capabilities: Capabilities | None = None
     multipart_conditions: bool | None = None
-    """True where CompleteMultipartUpload honours conditions: moto and Ceph do not."""
+    """True if CompleteMultipartUpload honours conditions: moto and Ceph do not."""
     copies_parts: bool | None = None
-    """True where the server knows UploadPartCopy, and copies the range that it is asked for."""
+    """True if the server knows UploadPartCopy, and copies the range that it is asked for."""
     copies_on_condition: bool | None = None
-    """True where UploadPartCopy honours conditions on the source: moto and Ceph do not."""
+    """True if UploadPartCopy honours conditions on the source: moto and Ceph do not."""
     refused_wrongly: bool = False
-    """True where it has refused to copy the version that was there, and has not copied any since."""
+    """True if it has refused to copy the version that was there, and has not copied any since."""
     etag_unquoted: bool = False
-    """True where ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
+    """True if ``If-Match`` of a PUT matches only without quotes, as with Ceph; learned when it is refused with them."""
     etag_wording_is_proved: bool = False
-    """True where a PUT on condition of an ETag has succeeded in that wording."""
+    """True if a PUT on condition of an ETag has succeeded in that wording."""
     warned: bool = False
 
     def if_match(self, generation: Generation) -> str:
@@ -153,7 +153,7 @@ class S3Client(BucketClient):
 
     @property
     def is_aws(self) -> bool:
-        """True where the server is Amazon's own, whose manual can be trusted; known for sure after ``connect``, or a request.
+        """True if the server is Amazon's own, whose manual can be trusted; known for sure after ``connect``, or a request.
 
         The environment and the configuration files can name another one too, which s3fs does not know.
         """
@@ -181,7 +181,7 @@ class S3Client(BucketClient):
             raise translated(exc, "connecting to", self.url, self.bucket) from exc
 
     def times_of(self, response: Mapping[str, Any]) -> ServerTimes | None:
-        """Return when AWS stored the object of an answer, and when it answered. ``None`` where these may be other times.
+        """Return when AWS stored the object of an answer, and when it answered. ``None`` if these may be other times.
 
         Other servers may show the times of files, which programs can set. So may AWS where the bucket is something else, which its name
         shows: an access point, perhaps to a file system; a directory bucket, where objects are renamed with their times; or objects
@@ -214,11 +214,11 @@ class S3Client(BucketClient):
             return await self.unbounded_call(method, action, self.url, **parameters)
 
     async def head(self, key: str, **conditions: str) -> Head | None:
-        """Return version and size of the object, ``None`` where there is none. A failed condition is ``RequestFailed``, status 412."""
+        """Return version and size of the object, ``None`` if there is none. A failed condition is ``RequestFailed``, status 412."""
         try:
             response = await self.call("head_object", "looking up", key, **conditions)
         except RequestFailed as exc:
-            if exc.status == 404 and exc.code != "NoSuchBucket":
+            if exc.is_absent:
                 return None
             raise
         return head_of(response, key)

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol
 
 from shardstore.errors import InvalidInput, Unsupported
 from shardstore.model.generation import Condition, Generation, IfGeneration, Unconditional
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Segment
-from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome
+from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.requests.outcomes import RequestFailed
 from shardstore.storage.s3.client import S3Client, ServerFacts, facts_of, member_of
-from shardstore.storage.s3.copy import copied_version, copy_source
+from shardstore.storage.s3.copy import copy_part, is_source_gone
 from shardstore.storage.s3.parts import MAX_PARTS, CopiedPart, SentPart, plan_parts
 from shardstore.storage.s3.probe import probe_copied_parts, probe_copies_on_condition, probe_multipart
-from shardstore.storage.s3.upload import S3Write, abort, complete
+from shardstore.storage.s3.upload import S3Write, complete, multipart_upload
 
 _SENT_AT_ONCE = 6  # parts of about 8 MiB, of each of which aiohttp makes a copy
 _COPIED_AT_ONCE = 16
@@ -31,18 +30,8 @@ _NOT_KNOWN = (405, 501)
 _GAP_BYTES = 512 << 10  # ranges that are this near are read by one request: what lies between costs less than another
 
 
-class Composed(Protocol):
-    """The storage that the object is in."""
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]: ...
-
-    async def write(
-        self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition
-    ) -> Generation: ...
-
-
 async def compose(
-    client: S3Client, storage: Composed, key: str, source: Generation, segments: Sequence[Segment], condition: Condition
+    client: S3Client, storage: Storage, key: str, source: Generation, segments: Sequence[Segment], condition: Condition
 ) -> Generation:
     """Carry out ``Storage.compose``. Where no range is worth a copy, the bytes are read and written.
 
@@ -56,21 +45,15 @@ async def compose(
     facts = facts_of(client)
     await _check_conditions(client, facts, key, condition)
     write = S3Write(client, key, condition)
-    created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
-    upload_id = member_of(created, "UploadId", "writing", key)
-    # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
-    try:
+    async with multipart_upload(client, key, Metadata=write.metadata) as upload_id:
         etags = await _Upload(client, storage, facts, key, upload_id, source).send(parts)
         await _check_copies(client, facts, key, upload_id, parts, condition)
         if condition != IfGeneration(source):  # with it, completing the upload is that check
             await _check_source(client, key, source)
         return await complete(write, upload_id, etags)
-    except BaseException:
-        await asyncio.shield(asyncio.ensure_future(abort(client, key, upload_id)))
-        raise
 
 
-async def _send_all(storage: Composed, key: str, source: Generation, parts: Sequence[SentPart], condition: Condition) -> Generation:
+async def _send_all(storage: Storage, key: str, source: Generation, parts: Sequence[SentPart], condition: Condition) -> Generation:
     async def pieces() -> AsyncIterator[BytesLike]:
         for part in parts:
             for piece in await _bytes_of(storage, key, source, part):
@@ -128,7 +111,7 @@ def _gone(key: str) -> ConditionFailed:
 class _Upload:
     """One multipart upload whose parts are being sent."""
 
-    def __init__(self, client: S3Client, storage: Composed, facts: ServerFacts, key: str, upload_id: str, source: Generation) -> None:
+    def __init__(self, client: S3Client, storage: Storage, facts: ServerFacts, key: str, upload_id: str, source: Generation) -> None:
         self._client = client
         self._storage = storage
         self._facts = facts
@@ -159,31 +142,23 @@ class _Upload:
             return member_of(response, "ETag", "writing a part of", self._key)
 
     async def _copy(self, number: int, part: CopiedPart) -> str:
+        copied = ByteRange(part.offset, part.offset + part.nbytes)
         try:
-            response = await self._client.call(
-                "upload_part_copy",
-                "copying a part of",
-                self._key,
-                UploadId=self._upload_id,
-                PartNumber=number,
-                CopySource=copy_source(self._client, self._key),
-                CopySourceRange=f"bytes={part.offset}-{part.offset + part.nbytes - 1}",
-                CopySourceIfMatch=self._source.token,
-            )
+            etag = await copy_part(self._client, self._key, self._source, copied, self._key, self._upload_id, number, "copying a part of")
         except RequestFailed as exc:
             if exc.status == 412 and not self._client.is_aws:
                 await self._check_refusal(exc)
-            if exc.status == 412 or (exc.status == 404 and exc.code == "NoSuchKey"):
+            if is_source_gone(exc):
                 raise _gone(self._key) from exc
             if exc.status in _NOT_KNOWN:
                 self._facts.copies_parts = False
                 raise Unsupported(f"{self._client.endpoint} does not copy parts of objects: {self._key!r} has to be sent") from exc
             raise
         self._facts.refused_wrongly = False
-        return copied_version(response.get("CopyPartResult"), self._key).token
+        return etag
 
     async def _check_refusal(self, refusal: RequestFailed) -> None:
-        """Raise ``Unsupported`` where the server refuses to copy the version that is there, and not for the first time."""
+        """Raise ``Unsupported`` if the server refuses to copy the version that is there, and not for the first time."""
         head = await self._client.head(self._key)
         if head is None or head.generation != self._source:
             return
@@ -195,7 +170,7 @@ class _Upload:
         self._facts.refused_wrongly = True
 
 
-async def _bytes_of(storage: Composed, key: str, source: Generation, part: SentPart) -> list[BytesLike]:
+async def _bytes_of(storage: Storage, key: str, source: Generation, part: SentPart) -> list[BytesLike]:
     """Return the bytes of a part; ranges of the old version are read, near ones together."""
     copies = [segment for segment in part.segments if isinstance(segment, CopiedRange)]
     spans: list[ByteRange] = []

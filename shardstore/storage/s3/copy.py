@@ -13,12 +13,13 @@ from typing import Any
 
 from shardstore.errors import Conflict, StorageError, WriteOutcomeUnknown
 from shardstore.model.generation import Generation
+from shardstore.model.ranges import ByteRange
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
-from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, head_of, member_of
-from shardstore.storage.s3.upload import abort
+from shardstore.storage.s3.client import S3Client, canonical_etag, generation_of, head_of
+from shardstore.storage.s3.parts import MAX_PARTS
+from shardstore.storage.s3.upload import abort, multipart_upload
 
 _TOO_LARGE = (400, 413, 501)  # AWS calls it InvalidRequest, others call it otherwise: the size is looked up
-_MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 16
 _ATTEMPTS = 5
 
@@ -27,7 +28,7 @@ _KEPT_HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "Conte
 
 
 async def copy_object(client: S3Client, source: str, target: str) -> Generation | None:
-    """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` where there is no source.
+    """Store one version of ``source`` at ``target``; return the new object's version, or ``None`` if there is no source.
 
     The copy keeps the user metadata, with the id of the write that made the source. That cannot confirm a wrong write: an id is drawn
     for one write, and looked for only at the key of that write, while its answer is missing.
@@ -39,22 +40,44 @@ async def copy_object(client: S3Client, source: str, target: str) -> Generation 
         head = await client.head(source)
         return None if head is None else head.generation
     try:
-        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=copy_source(client, source))
+        response = await client.call("copy_object", f"copying {source!r} to", target, CopySource=_copy_source(client, source))
     except RequestFailed as exc:
-        if exc.status == 404 and exc.code != "NoSuchBucket":
+        if exc.is_absent:
             return None
         if exc.status in _TOO_LARGE and ((head := await client.head(source)) is None or head.nbytes > client.max_copy_bytes):
             return await _copy_large(client, source, target)
         raise
-    return copied_version(response.get("CopyObjectResult"), source)
+    return _copied_version(response.get("CopyObjectResult"), source)
 
 
-def copy_source(client: S3Client, key: str) -> dict[str, str]:
+def _copy_source(client: S3Client, key: str) -> dict[str, str]:
     """Return the member of a copying request that names the object to copy from."""
     return {"Bucket": client.bucket, "Key": client.full_key(key)}
 
 
-def copied_version(result: Mapping[str, Any] | None, source: str) -> Generation:
+async def copy_part(
+    client: S3Client, source: str, version: Generation, copied: ByteRange, target: str, upload_id: str, number: int, action: str
+) -> str:
+    """Copy a range of one version of ``source`` to part ``number`` of an upload to ``target``; return the ETag of the part."""
+    response = await client.call(
+        "upload_part_copy",
+        action,
+        target,
+        UploadId=upload_id,
+        PartNumber=number,
+        CopySource=_copy_source(client, source),
+        CopySourceRange=f"bytes={copied.start}-{copied.end - 1}",
+        CopySourceIfMatch=version.token,
+    )
+    return _copied_version(response.get("CopyPartResult"), source).token
+
+
+def is_source_gone(refusal: RequestFailed) -> bool:
+    """Return whether ``copy_part`` was refused because the source is absent, or another version now."""
+    return refusal.status == 412 or (refusal.status == 404 and refusal.code == "NoSuchKey")
+
+
+def _copied_version(result: Mapping[str, Any] | None, source: str) -> Generation:
     """Return the version that a copy made. A server that starts to answer before it has copied can report a failure only in a 200."""
     if not result or not result.get("ETag"):
         raise StorageError(f"copying {source!r}: the server's answer does not say that it was copied")
@@ -66,7 +89,7 @@ async def _copy_large(client: S3Client, source: str, target: str) -> Generation 
         try:
             head = await client.call("head_object", "looking up", source)
         except RequestFailed as exc:
-            if exc.status == 404 and exc.code != "NoSuchBucket":
+            if exc.is_absent:
                 return None
             raise
         copied = await _copy_version(client, source, target, head)
@@ -76,53 +99,38 @@ async def _copy_large(client: S3Client, source: str, target: str) -> Generation 
 
 
 async def _copy_version(client: S3Client, source: str, target: str, head: Mapping[str, Any]) -> Generation | None:
-    """Copy the version of ``head``, in parts; return ``None``, with nothing stored, where it has been replaced."""
+    """Copy the version of ``head``, in parts; return ``None``, with nothing stored, if it has been replaced."""
     old, write_id = head_of(head, source), uuid.uuid4().hex
     kept = {name: head[name] for name in _KEPT_HEADERS if head.get(name)}
     metadata = {**head.get("Metadata", {}), WRITE_ID: write_id}
-    created = await client.call("create_multipart_upload", f"copying {source!r} to", target, Metadata=metadata, **kept)
-    upload_id = member_of(created, "UploadId", f"copying {source!r} to", target)
-    copied: Generation | None = None
-    # As with any upload: the server keeps the parts, and charges for them, until it is completed or aborted.
-    try:
+    async with multipart_upload(client, target, f"copying {source!r} to", Metadata=metadata, **kept) as upload_id:
         etags = await _copy_parts(client, source, target, upload_id, old.generation, old.nbytes)
         # Some servers ignore the condition on the parts. The same bytes may have come back, by another write.
-        current = await client.head(source) if etags is not None else None
-        if etags is not None and current == old:
-            copied = await _complete(client, source, target, upload_id, etags, write_id)
-    finally:
-        if copied is None:
-            await asyncio.shield(asyncio.ensure_future(abort(client, target, upload_id)))
-    return copied
+        if etags is not None and await client.head(source) == old:
+            return await _complete(client, source, target, upload_id, etags, write_id)
+        await abort(client, target, upload_id)
+    return None
 
 
 async def _copy_parts(
     client: S3Client, source: str, target: str, upload_id: str, version: Generation, nbytes: int
 ) -> list[dict[str, Any]] | None:
-    """Copy the parts; return the list that completes the upload, or ``None`` where the source is another version now."""
-    part_bytes = max(client.min_copied_part_bytes, -(-nbytes // _MAX_PARTS))
+    """Copy the parts; return the list that completes the upload, or ``None`` if the source is another version now."""
+    part_bytes = max(client.min_copied_part_bytes, -(-nbytes // MAX_PARTS))
     free = asyncio.Semaphore(_PARTS_AT_ONCE)
 
     async def copy(number: int, start: int) -> dict[str, Any]:
         async with free:
-            response = await client.call(
-                "upload_part_copy",
-                f"copying a part of {source!r} to",
-                target,
-                UploadId=upload_id,
-                PartNumber=number,
-                CopySource=copy_source(client, source),
-                CopySourceRange=f"bytes={start}-{min(start + part_bytes, nbytes) - 1}",
-                CopySourceIfMatch=version.token,
-            )
-        return {"PartNumber": number, "ETag": copied_version(response.get("CopyPartResult"), source).token}
+            copied, action = ByteRange(start, min(start + part_bytes, nbytes)), f"copying a part of {source!r} to"
+            etag = await copy_part(client, source, version, copied, target, upload_id, number, action)
+        return {"PartNumber": number, "ETag": etag}
 
     try:
         async with asyncio.TaskGroup() as group:
             copies = [group.create_task(copy(i, start)) for i, start in enumerate(range(0, nbytes, part_bytes), 1)]
     except BaseExceptionGroup as failed:
         first = failed.exceptions[0]
-        if isinstance(first, RequestFailed) and (first.status == 412 or (first.status == 404 and first.code == "NoSuchKey")):
+        if isinstance(first, RequestFailed) and is_source_gone(first):
             return None
         raise first from None  # the others are consequences
     return [task.result() for task in copies]

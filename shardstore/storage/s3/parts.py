@@ -1,7 +1,7 @@
 """Plan the parts of a multipart upload that put an object together from ranges of its old version and new bytes.
 
 S3 takes parts of 5 MiB to 5 GiB, the last one of any size, at most 10,000. A long range of the old version is copied by the server. The
-bytes between two such ranges are sent; where they are less than 5 MiB, the missing bytes are taken from the next range, read and sent
+bytes between two such ranges are sent; if they are less than 5 MiB, the missing bytes are taken from the next range, read and sent
 too. So a range of 10 MiB or more is always worth a request: it gives away at most half of that.
 """
 
@@ -44,7 +44,7 @@ Part = CopiedPart | SentPart
 
 
 def plan_parts(segments: Sequence[Segment], max_part_bytes: int = _MAX_PART_BYTES, max_parts: int = MAX_PARTS) -> list[Part]:
-    """Return the parts, in order; none of them is copied where no range is long enough."""
+    """Return the parts, in order; none of them is copied if no range is long enough."""
     runs = list(_joined(segments))
     sent_nbytes = sum(run.nbytes for run in runs if not _is_long(run))
     part_bytes = max(_SENT_PART_BYTES, -(-2 * sent_nbytes // max_parts))
@@ -95,7 +95,7 @@ def _copied(offset: int, nbytes: int, max_part_bytes: int) -> list[Part]:
 
 
 def _sent(segments: Sequence[Segment], part_bytes: int) -> list[Part]:
-    """Return parts of about ``part_bytes``; none is smaller than the least part where there are several."""
+    """Return parts of about ``part_bytes``; none is smaller than the least part if there are several."""
     nbytes = sum(segment.nbytes for segment in segments)
     if not nbytes:
         return []

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from shardstore.model.capabilities import Capabilities
-from shardstore.storage.requests.outcomes import PROBE_PREFIX, RequestFailed
+from shardstore.storage.requests.outcomes import RequestFailed, probe_key
 from shardstore.storage.s3.client import S3Client, member_of
 from shardstore.storage.s3.parts import COPY_PAYS_NBYTES
 
@@ -28,12 +27,8 @@ def _made_up_etag() -> str:
     return f'"{secrets.token_hex(16)}"'
 
 
-def _probe_key() -> str:
-    return f"{PROBE_PREFIX}{uuid.uuid4().hex}"
-
-
 async def _is_refused(client: S3Client, method: str, key: str, **parameters: Any) -> bool | None:
-    """Return whether the server refuses a request that it should; ``None`` where it does not know such requests."""
+    """Return whether the server refuses a request that it should; ``None`` if it does not know such requests."""
     try:
         await client.call(method, "probing conditional writes with", key, **parameters)
     except RequestFailed as exc:
@@ -58,12 +53,12 @@ async def probe_server(client: S3Client) -> Capabilities:
     await client.connect()
     if client.is_aws:
         swap, delete = await asyncio.gather(
-            _is_refused(client, "put_object", _probe_key(), Body=b"", IfMatch=_made_up_etag()),
-            _is_refused(client, "delete_object", _probe_key(), IfMatch=_made_up_etag()),
+            _is_refused(client, "put_object", probe_key(), Body=b"", IfMatch=_made_up_etag()),
+            _is_refused(client, "delete_object", probe_key(), IfMatch=_made_up_etag()),
         )
         create = swap  # its manual can be believed
     else:
-        swap, create, delete = await _probe_object(client, _probe_key())
+        swap, create, delete = await _probe_object(client, probe_key())
     return Capabilities(
         pinned_reads=True,
         durable=True,
@@ -94,13 +89,13 @@ async def _remove(client: S3Client, key: str) -> None:
     try:
         await client.call("delete_object", "removing the probe", key)
     except RequestFailed as exc:
-        if exc.status != 404 or exc.code == "NoSuchBucket":
+        if not exc.is_absent:
             raise
 
 
 async def probe_multipart(client: S3Client) -> bool:
     """Return whether a multipart upload can be made conditional. Leaves nothing, whatever the answer."""
-    key = _probe_key()
+    key = probe_key()
     created = await client.call("create_multipart_upload", "probing multipart uploads with", key)
     upload_id = member_of(created, "UploadId", "probing multipart uploads with", key)
     refused: bool | None = None

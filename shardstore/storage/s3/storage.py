@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from shardstore.errors import ShardStoreError, StorageError, Unsupported
@@ -22,23 +23,11 @@ from shardstore.storage.requests.bucket import BucketStorage
 from shardstore.storage.requests.conditions import check_deletion
 from shardstore.storage.requests.lost_answers import delete_object
 from shardstore.storage.requests.outcomes import RequestFailed
-from shardstore.storage.requests.ranged_reads import (
-    Part,
-    PartOutcome,
-    check_most,
-    checked_part,
-    cut,
-    cut_unannounced,
-    exactly,
-    most_of,
-    past_the_end,
-    range_header,
-)
+from shardstore.storage.requests.ranged_reads import Part, PartOutcome, checked_part, range_header, received
 from shardstore.storage.s3.client import S3Client, ServerFacts, canonical_etag, facts_of, generation_of, translated
 from shardstore.storage.s3.compose import compose
 from shardstore.storage.s3.copy import copy_object
 from shardstore.storage.s3.probe import CLAIMED_WITHOUT_PROBE, probe_server
-from shardstore.storage.s3.unfinished import UnfinishedUpload, abort_upload, unfinished_uploads
 from shardstore.storage.s3.upload import put, put_large
 
 MULTIPART_BYTES = 64 << 20
@@ -53,22 +42,16 @@ async def _blocks(body: Any) -> AsyncIterator[bytes]:
         yield block
 
 
-async def _taken(response: dict[str, Any], body: Any, request: ByteRequest, most_nbytes: int | None, key: str) -> Any:
-    """Return the body of an answer to ``request``; where the whole object came instead of a part, return only that part, and the object's
-    size.
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """A multipart upload to ``key`` that was neither completed nor aborted; ``begun`` by the server's clock, aware of its time zone.
+
+    The server keeps the parts of such uploads, and charges for them.
     """
-    what, nbytes = f"reading {key!r}", response.get("ContentLength")
-    if response["ResponseMetadata"]["HTTPStatusCode"] == 206:
-        most = most_of(request, response.get("ContentRange"), nbytes, most_nbytes, key)
-        return await body.read() if nbytes is not None else await exactly(_blocks(body), most, what)
-    if nbytes is None:
-        (part,), nbytes = await cut_unannounced(_blocks(body), [request], most_nbytes, what)
-        return part, nbytes
-    check_most(nbytes, most_nbytes, what)
-    if range_header(request) is None:
-        return await body.read()
-    (part,) = await cut(_blocks(body), [request], nbytes, what)
-    return part, nbytes
+
+    key: str
+    upload_id: str
+    begun: datetime
 
 
 class S3Storage(BucketStorage[S3Client]):
@@ -85,28 +68,23 @@ class S3Storage(BucketStorage[S3Client]):
 
     @property
     def _facts(self) -> ServerFacts:
-        return facts_of(self._client)
+        return facts_of(self.client)
 
     @property
     def capabilities(self) -> Capabilities:
         facts = self._facts
         known = facts.capabilities or CLAIMED_WITHOUT_PROBE
-        # What is conditional elsewhere has to be so when parts are put together; where nothing is, they always can be.
+        # What is conditional elsewhere has to be so when parts are put together; if nothing is, they always can be.
         conditional = False not in (facts.multipart_conditions, facts.copies_on_condition) or not known.compare_and_swap
         return known if facts.copies_parts is not False and conditional else replace(known, compose=False)
 
-    async def probe(self) -> Capabilities:
-        facts = self._facts
-        if facts.capabilities is None:
-            # Two that ask at once learn the same.
-            facts.capabilities = await probe_server(self._client)
-        return self.capabilities
+    async def _ask_server(self) -> Capabilities:
+        return await probe_server(self.client)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:
-        """Read one range by one request; of ``generation`` only, where it is given."""
-        parameters: dict[str, str] = {"Key": self._client.full_key(key)}
+        parameters: dict[str, str] = {"Key": self.client.full_key(key)}
         if (header := range_header(request)) is not None:
             parameters["Range"] = header
         if generation is not None and not generation.token.startswith("W/"):  # a weak one never matches: compared below
@@ -114,65 +92,68 @@ class S3Storage(BucketStorage[S3Client]):
         try:
             response, body = await self._get_body(key, request, parameters, most_nbytes)
         except RequestFailed as exc:
-            if exc.status == 404 and exc.code != "NoSuchBucket":
+            if exc.is_absent:
                 return ABSENT
             if exc.status == 412 and generation is not None:
                 return CHANGED
             if exc.status == 416:
-                return await past_the_end(self, key, request, generation)
+                return await self.past_the_end(key, request, generation)
             raise
         found = generation_of(response, key)
         if generation is not None and found != generation:  # the server ignored If-Match
             return CHANGED
         if (encoding := response.get("ContentEncoding") or "identity") not in ("identity", "aws-chunked"):
             raise StorageError(
-                f"reading {key!r}: it is stored with Content-Encoding {encoding}: store it without. Its bytes are not its value"
+                f"reading {key!r}: its stored bytes are compressed, so ranges of it cannot be read. Store it without Content-Encoding "
+                f"{encoding}"
             )
         if isinstance(body, bytes):
             view, nbytes = checked_part(request, response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange"), body, key)
         else:
             view, nbytes = body
-        return Part(found, nbytes, view, self._client.times_of(response))
+        return Part(found, nbytes, view, self.client.times_of(response))
 
     async def _get_body(
         self, key: str, request: ByteRequest, parameters: dict[str, str], most_nbytes: int | None
     ) -> tuple[dict[str, Any], bytes | tuple[memoryview, int]]:
-        """Return the answer and its body, or, where the whole object came instead, the wanted part of it and its size. Asks again where
+        """Return the answer and its body, or, if the whole object came instead, the wanted part of it and its size. Asks again if
         the connection breaks within the body, which s3fs's retries do not cover.
         """
         attempt = 0
-        async with self._client.bound.slot():
+        async with self.client.bound.slot():
             while True:
                 attempt += 1
-                response = await self._client.unbounded_call("get_object", "reading", repr(key), **parameters)
+                response = await self.client.unbounded_call("get_object", "reading", repr(key), **parameters)
                 try:
+                    status = response["ResponseMetadata"]["HTTPStatusCode"]
+                    content_range, nbytes = response.get("ContentRange"), response.get("ContentLength")
                     async with response["Body"] as body:
-                        return response, await _taken(response, body, request, most_nbytes, key)
+                        return response, await received(request, status, content_range, nbytes, body.read, _blocks(body), most_nbytes, key)
                 except ShardStoreError:
                     raise
                 except Exception as exc:
                     if attempt == _READ_ATTEMPTS:
-                        raise translated(exc, "reading", repr(key), self._client.bucket) from exc
+                        raise translated(exc, "reading", repr(key), self.client.bucket) from exc
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _put(self, key: str, body: Sequence[BytesLike] | AsyncIterator[BytesLike], nbytes: int, condition: Condition) -> Generation:
         store = put if nbytes <= self.part_bytes else put_large
-        return await store(self._client, key, body, nbytes, condition)
+        return await store(self.client, key, body, nbytes, condition)
 
     async def compose(self, key: str, source: Generation, segments: Sequence[Segment], condition: Condition) -> Generation:
         if not self.capabilities.compose:
             raise Unsupported(f"composing {key!r}: {self.endpoint} cannot copy a part of an object into its new version, on a condition")
         try:
-            return await compose(self._client, self, key, source, segments, condition)
+            return await compose(self.client, self, key, source, segments, condition)
         finally:
-            self._client.forget_listing(key)
+            self.client.forget_listing(key)
 
     async def copy(self, source: str, target: str) -> Generation | None:
         try:
-            return await copy_object(self._client, source, target)
+            return await copy_object(self.client, source, target)
         finally:
-            self._client.forget_listing(target)
+            self.client.forget_listing(target)
 
     async def delete(self, key: str, condition: Condition) -> bool:
         check_deletion(key, condition)
@@ -180,38 +161,37 @@ class S3Storage(BucketStorage[S3Client]):
         if isinstance(condition, IfGeneration) and (await self.probe()).conditional_delete:
             parameters["IfMatch"] = self._facts.if_match(condition.generation)
         # The answer to DELETE is the same whether there was an object or not.
-        head = await self._client.head(key)
+        head = await self.client.head(key)
         if head is None:
             return False
         if isinstance(condition, IfGeneration) and head.generation != condition.generation:
             raise ConditionFailed(f"{key!r} in {self.url} is not the version to delete")
 
         async def send() -> bool:
-            await self._client.call("delete_object", "deleting", key, **parameters)
+            await self.client.call("delete_object", "deleting", key, **parameters)
             return True
 
         try:
-            return await delete_object(send, self._client.head, key, self.url, condition)
+            return await delete_object(send, self.client.head, key, self.url, condition)
         finally:
-            self._client.forget_listing(key)
+            self.client.forget_listing(key)
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         batches = [keys[start : start + _KEYS_A_DELETE] for start in range(0, len(keys), _KEYS_A_DELETE)]
         await asyncio.gather(*(self._delete_batch(batch) for batch in batches))
 
     async def _delete_batch(self, keys: Sequence[str]) -> None:
-        wanted = {"Objects": [{"Key": self._client.full_key(key)} for key in keys], "Quiet": True}
+        wanted = {"Objects": [{"Key": self.client.full_key(key)} for key in keys], "Quiet": True}
         try:
-            response = await self._client.call_bucket("delete_objects", "deleting objects of", Delete=wanted)
+            response = await self.client.call_bucket("delete_objects", "deleting objects of", Delete=wanted)
         finally:
             for key in keys:
-                self._client.forget_listing(key)
-        errors = [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
-        if errors:
+                self.client.forget_listing(key)
+        if errors := [error for error in response.get("Errors", ()) if error.get("Code") != "NoSuchKey"]:
             first = errors[0]
             raise StorageError(
                 f"{len(errors)} of {len(keys)} objects of {self.url} could not be deleted, the first of them "
-                f"{self._client.own_key(first.get('Key', ''))!r}: {first.get('Code')}: {first.get('Message')}"
+                f"{self.client.own_key(first.get('Key', ''))!r}: {first.get('Code')}: {first.get('Message')}"
             )
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -219,10 +199,10 @@ class S3Storage(BucketStorage[S3Client]):
     async def _pages(self, prefix: str, *, directory: bool, after: str | None = None) -> AsyncIterator[DirListing]:
         parameters = {"Delimiter": "/"} if directory else {}
         if after is not None:
-            parameters["StartAfter"] = self._client.full_key(after)
+            parameters["StartAfter"] = self.client.full_key(after)
         while True:
-            page = await self._client.call_bucket("list_objects_v2", "listing", Prefix=self._client.full_key(prefix), **parameters)
-            prefixes = [self._client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
+            page = await self.client.call_bucket("list_objects_v2", "listing", Prefix=self.client.full_key(prefix), **parameters)
+            prefixes = [self.client.own_key(entry["Prefix"]) for entry in page.get("CommonPrefixes", ())]
             yield DirListing(tuple(self._infos(page)), tuple(prefixes))
             if not page.get("IsTruncated"):
                 return
@@ -230,19 +210,34 @@ class S3Storage(BucketStorage[S3Client]):
 
     def _infos(self, page: dict[str, Any]) -> list[ObjectInfo]:
         return [
-            ObjectInfo(self._client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
+            ObjectInfo(self.client.own_key(entry["Key"]), int(entry["Size"]), Generation(canonical_etag(entry["ETag"])))
             for entry in page.get("Contents", ())
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
 
     # -- what was left -------------------------------------------------------------------------------------------------
 
-    def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        """Yield every unfinished multipart upload to a key that starts with ``prefix``."""
-        return unfinished_uploads(self._client, prefix)
+    async def unfinished_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Yield every unfinished multipart upload to a key that starts with ``prefix``. Raises ``RequestFailed`` if the server does not
+        list them.
+        """
+        markers: dict[str, str] = {}
+        full = self.client.full_key(prefix) if prefix or self.client.prefix else ""
+        while True:
+            page = await self.client.call_bucket("list_multipart_uploads", "listing the unfinished uploads of", Prefix=full, **markers)
+            for upload in page.get("Uploads", ()):
+                yield UnfinishedUpload(self.client.own_key(upload["Key"]), upload["UploadId"], upload["Initiated"])
+            if not page.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        await abort_upload(self._client, upload)
+        """Abort an upload, and free its parts; one that has ended by now is no error."""
+        try:
+            await self.client.call("abort_multipart_upload", "aborting the upload of", upload.key, UploadId=upload.upload_id)
+        except RequestFailed as exc:
+            if exc.code != "NoSuchUpload":
+                raise
 
     async def leftovers(self, prefix: str) -> Sequence[Leftover]:
         """Return unfinished multipart uploads below ``prefix``: their writers died, or are at work."""

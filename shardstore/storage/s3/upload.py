@@ -6,7 +6,8 @@ import asyncio
 import functools
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import IO, Any
 
 from shardstore.errors import StorageError, Unsupported
@@ -15,18 +16,18 @@ from shardstore.storage.requests.body import Body, groups, joined, parts
 from shardstore.storage.requests.lost_answers import Failure, ObjectWrite
 from shardstore.storage.requests.outcomes import WRITE_ID, RequestFailed
 from shardstore.storage.s3.client import S3Client, facts_of, generation_of, member_of, translated
+from shardstore.storage.s3.parts import MAX_PARTS
 from shardstore.storage.s3.probe import probe_multipart
 
 logger = logging.getLogger(__name__)
 
-_MAX_PARTS = 10_000
 _PARTS_AT_ONCE = 6  # that an upload holds, with the one that is being filled; of each that is under way aiohttp makes a copy
 _MAX_PUT_BYTES = 5 << 30
 
 
 def part_bytes_for(nbytes: int, min_part_bytes: int) -> int:
     """Return the size of parts: at most 10,000 of them, whole MiB."""
-    return max(min_part_bytes, -(-nbytes // (_MAX_PARTS << 20)) << 20)
+    return max(min_part_bytes, -(-nbytes // (MAX_PARTS << 20)) << 20)
 
 
 class S3Write(ObjectWrite):
@@ -57,7 +58,7 @@ class S3Write(ObjectWrite):
                 return {}
 
     async def stored(self, response: Mapping[str, Any]) -> Generation:
-        """Return the version that this write made, from the answer to it; Ceph leaves the ETag out where an upload is completed.
+        """Return the version that this write made, from the answer to it; Ceph leaves the ETag out when an upload is completed.
 
         Raises:
             RequestFailed: neither the answer nor the object shows the version: as if the answer had been lost.
@@ -117,7 +118,7 @@ async def put(client: S3Client, key: str, body: Body, nbytes: int, condition: Co
 
 
 async def put_large(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
-    """Store a large body in bounded memory: in parts, or through a local file where parts cannot be made conditional."""
+    """Store a large body in bounded memory: in parts, or through a local file if parts cannot be made conditional."""
     if not isinstance(condition, Unconditional):
         facts = facts_of(client)
         if facts.multipart_conditions is None:
@@ -129,12 +130,21 @@ async def put_large(client: S3Client, key: str, body: Body, nbytes: int, conditi
 
 async def _put_parts(client: S3Client, key: str, body: Body, nbytes: int, condition: Condition) -> Generation:
     write = S3Write(client, key, condition)
-    created = await client.call("create_multipart_upload", "writing", key, Metadata=write.metadata)
-    upload_id = member_of(created, "UploadId", "writing", key)
-    # Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
-    try:
+    async with multipart_upload(client, key, Metadata=write.metadata) as upload_id:
         etags = await _upload_parts(client, key, upload_id, body, nbytes)
         return await complete(write, upload_id, etags)
+
+
+@asynccontextmanager
+async def multipart_upload(client: S3Client, key: str, action: str = "writing", **parameters: Any) -> AsyncIterator[str]:
+    """Begin an upload to ``key``, and yield its id; the upload is aborted if the block fails.
+
+    Until the upload is completed the old object stays; the server keeps the parts, and charges for them, until it is aborted.
+    """
+    created = await client.call("create_multipart_upload", action, key, **parameters)
+    upload_id = member_of(created, "UploadId", action, key)
+    try:
+        yield upload_id
     except BaseException:
         await asyncio.shield(asyncio.ensure_future(abort(client, key, upload_id)))
         raise

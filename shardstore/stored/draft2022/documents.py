@@ -40,6 +40,7 @@ from shardstore.format.draft2022.metadata import (
 from shardstore.format.json_text import JsonObject, dumps, dumps_zarr2, loads_object
 from shardstore.format.metadata_v3 import is_array, is_group
 from shardstore.format.storage_transformers import scalar_key_name
+from shardstore.format.store_keys import join
 from shardstore.model.generation import IF_ABSENT, UNCONDITIONAL, Condition, Generation, IfAbsent, IfGeneration, Unconditional
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import MOST_DOCUMENT_NBYTES, Absent, ConditionFailed, Found, Guard, Read, ReadOutcome, Storage, document_read
@@ -350,7 +351,7 @@ def _inner_condition(condition: Condition, key: str, mine: Found | None, shown: 
 
 def scalar_key(path: str) -> str:
     """Return the canonical key of the chunk."""
-    return f"{path}/c" if path else "c"
+    return join(path, "c")
 
 
 def data_path(stored: str) -> str:

@@ -11,7 +11,7 @@ from shardstore.storage.base import Absent, ConditionFailed, Failed, Found, Read
 
 
 def sought(outcome: ReadOutcome, key: str) -> Found | None:
-    """Return what a read of any version found, ``None`` where there is no object.
+    """Return what a read of any version found, ``None`` if there is no object.
 
     Raises:
         ShardStoreError: the read failed.
@@ -28,7 +28,7 @@ def sought(outcome: ReadOutcome, key: str) -> Found | None:
 
 
 def parsed(found: Found | None) -> JsonObject | None:
-    """Return the stored document, ``None`` where there is none or it is no JSON object."""
+    """Return the stored document, ``None`` if there is none or it is no JSON object."""
     return None if found is None else parse_object(found.buffers[0])
 
 
@@ -40,7 +40,7 @@ class EntryPoint:
         self.is_known = False
 
     async def problem(self) -> ShardStoreError | None:
-        """Return why this place cannot be read and written as a hierarchy of the draft, or ``None`` where it can or has no entry point."""
+        """Return the error if this place cannot be used as a hierarchy of the draft, or ``None`` if it can or has no entry point."""
         found = await self._read()
         return None if found is None else self._error(found)
 

@@ -1,8 +1,8 @@
 """Listings of a stored 2022-draft hierarchy by canonical keys.
 
-A stored key tells its canonical one by itself, but for two things that take a look at documents: the object ``c0`` is ``c/0``, or
-``c`` of a 0-d array; and a group may have no document. Stored directories are ambiguous as well: ``data/root/x/c0/`` holds rows
-of chunks of ``x`` (``x/c/0/``), or is that of a node ``x/c0``, or both.
+A stored key gives its canonical key, except in two cases, where documents have to be read: the object ``c0`` is ``c/0``, or ``c`` of
+a 0-d array; and a group may have no document. Stored directories are ambiguous as well: ``data/root/x/c0/`` holds rows of chunks of
+``x`` (``x/c/0/``), or is the directory of a node ``x/c0``, or both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardstore.format.draft2022.keys import (
     verbatim_key,
 )
 from shardstore.format.json_text import JsonObject
-from shardstore.format.store_keys import groups_above
+from shardstore.format.store_keys import groups_above, metadata_key
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import DirListing, Found, ObjectInfo, Read, Storage, document_read
 from shardstore.storage.fallbacks import check_directory
@@ -127,7 +127,7 @@ class DraftListing:
     # -- what lies directly below a prefix -----------------------------------------------------------------------------
 
     async def directory(self, prefix: str) -> DirListing:
-        """Return the direct children of ``prefix``. Exact, but for three things that would take more than a look into directories:
+        """Return the direct children of ``prefix``. Exact, except for three things that would take more than listings of directories:
 
         - What is no chunk inside of a directory of chunks, ``data/root/x/c0/notes`` beside ``data/root/x/c0/1``, belongs to ``x/c0/``,
           which is left out where ``x`` is an array of two dimensions or more; the row ``x/c/0/`` is shown if nothing else is there (and
@@ -255,7 +255,7 @@ class _Directory:
 
 
 def _implicit(path: str) -> ObjectInfo:
-    return ObjectInfo(f"{path}/{_NAME}" if path else _NAME, len(IMPLICIT_DOCUMENT), IMPLICIT)
+    return ObjectInfo(metadata_key(path), len(IMPLICIT_DOCUMENT), IMPLICIT)
 
 
 def _under_canonical_keys(path: str, objects: dict[str, ObjectInfo], scalar: tuple[str, str] | None) -> list[ObjectInfo]:

@@ -13,7 +13,7 @@
 An array's document keeps the ``storage_transformers`` that are stored, and the grid of the chunks; what lies at its chunk keys
 are shards then. Versions, conditions and ranges of data are those of the objects inside; a document's version is that of the stored
 one, its bytes and ranges are those of the translation. Nothing is written but by writes, the entry point with the first document.
-What has no counterpart has a name of its own all the same (``draft2022_keys.verbatim_key``).
+Keys without a counterpart have a name too (``format.draft2022.keys.verbatim_key``).
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class DraftStorage(StorageWrapper):
         return f"DraftStorage({self.inner!r}, {self.override!r})"
 
     async def problem(self) -> ShardStoreError | None:
-        """Return why what is stored here is no hierarchy of the draft, or not one that is understood; ``None`` where it is, or nothing is.
+        """Return the error if what is stored here is no hierarchy of the draft, or not one that is understood; else ``None``.
 
-        Reads do not ask, so that what is there can be looked at; the first write of a document does.
+        Reads do not ask, so that any place can be looked at; the first write of a document does.
         """
         return await self._documents.entry_point.problem()
 

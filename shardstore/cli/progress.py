@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.cells import cell_len
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -16,6 +18,7 @@ from shardstore.cli.output import size, stderr_console
 _SECONDS_A_LINE = 10.0
 _LEAST_BAR, _MOST_BAR = 10, 40  # columns
 _OTHER_COLUMNS = 1 + 4 + 7 + 5  # of the screen: the spinner, the percentage, the time left, and the gaps between six columns
+_SILENT_SECONDS = 4.0
 _QUIET_SECONDS = 2.0  # work that takes no longer needs no lines
 
 
@@ -36,7 +39,7 @@ Report = Callable[[Step], None]
 
 
 @contextmanager
-def transfer_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+def step_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
     """Show steps on stderr during the block; may be called from any thread."""
     if not sys.stderr.isatty():
         yield _Lines(clock)
@@ -63,6 +66,37 @@ def transfer_bar(clock: Callable[[], float] = time.monotonic) -> Iterator[Report
             progress.update(task, description=step.action, completed=done, total=total, said=said)
 
         yield show
+
+
+class ProgressBar(Protocol):
+    """A progress bar; may be called from any thread."""
+
+    def __call__(self, done: int, total: int | None = None, nbytes: int | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(action: str, noun: str) -> Iterator[ProgressBar]:
+    """Show the bar of a single action during the block, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total=None, nbytes=None: None
+        return
+    with step_bar() as report:
+        yield lambda done, total=None, nbytes=None: report(Step(action, done, total, nbytes, noun=noun))
+
+
+@contextmanager
+def said_if_slow(text: str, after_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
+    """Print ``text`` on stderr, if that is a terminal, after the block has taken so long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(after_seconds, lambda: stderr_console().print(f"{text} …"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Rate:

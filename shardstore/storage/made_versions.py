@@ -1,4 +1,4 @@
-"""Versions for objects of storages without versions: made of what can be looked at, so that a change of equal size is noticed.
+"""Versions that are made for objects of storages without versions, from what can be looked at: so a change of equal size is noticed.
 
 ::
 
@@ -74,19 +74,12 @@ def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
 
 
 class _Fingerprinted(StaticStorage):
-    """``inner`` with versions where it has none for some or all objects; for reading only."""
+    """``inner``, whose objects get versions if they have none; for reading only."""
 
     inner: Any
 
-    def __reduce__(self) -> tuple[type[_Fingerprinted], tuple[Storage]]:
-        return type(self), (self.inner,)
-
     async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
         raise NotImplementedError
-
-    async def read(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        outcomes: list[ReadOutcome] = await self.inner.read(reads)
-        return outcomes
 
     async def stat(self, key: str) -> ObjectInfo | None:
         info = await self.inner.stat(key)
@@ -158,7 +151,7 @@ class _OfReferences(_Fingerprinted):
         return [info._replace(generation=self._version(value)) for info, value in zip(infos, references, strict=True)]
 
     def _reference(self, key: str) -> bytes | list[Any] | None:
-        """Return the bytes, or the URL and its further parts; ``None`` where there is no reference."""
+        """Return the bytes, or the URL and its further parts; ``None`` if there is no reference."""
         fs: Any = self.inner.fs
         try:
             value: Any = fs.references[f"{self.inner.path}/{key}" if self.inner.path else key]
@@ -188,14 +181,15 @@ class _OfReferences(_Fingerprinted):
 
 
 async def _version_of(fs: AbstractFileSystem, path: str) -> str | None:
-    """Return the version of an object of any filesystem; ``None`` where it gives none, or cannot be looked at."""
+    """Return the version of an object of any filesystem; ``None`` if it gives none, or cannot be looked at."""
     fs = vars(fs).get("sync_fs", fs)  # a synchronous one, made asynchronous for references
     parent, _, name = str(fs._strip_protocol(path)).rpartition("/")
     try:
         info = await with_versions(open_storage((fs, parent or "/"))).stat(name)
-    except ShardStoreError:  # a server may give what it does not let be looked at
+    except ShardStoreError:  # a server may serve an object, and refuse to show its metadata
         return None
-    return None if info is None or info.generation is None else f"{info.generation.token}-{info.nbytes}"
+    # One without a digest says nothing about the next look: it was made up for this one, or is of a clock that has not gone on.
+    return None if info is None or info.generation is None or not info.generation.digest else f"{info.generation.token}-{info.nbytes}"
 
 
 def _made_of(*parts: str | bytes) -> Generation:

@@ -46,7 +46,7 @@ class StoreWithPartialAccess(Protocol):
 
     Ranges are ``(start, length)``, ``None`` for all; a negative start counts from the end, which is how the index of a shard is read
     (the draft has no such start, zarr-python's stores do). It also needs ``set(key, value)``, or ``store[key] = value`` as zarr-python
-    2's stores have it. Optional methods are used where they are there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
+    2's stores have it. Optional methods are used if they are there: ``erase_values(keys)``, ``list()``, ``getsize(key)``.
     """
 
     def get_partial_values(self, key_ranges: Any) -> Sequence[BytesLike | None]: ...
@@ -59,7 +59,7 @@ class StoreWithPartialAccess(Protocol):
 
 
 def underlying_storage(target: object) -> Storage | None:
-    """Return the storage for a target of the draft's interface; ``None`` where the target is something else."""
+    """Return the storage for a target of the draft's interface; ``None`` if the target is something else."""
     storage = getattr(target, "as_storage", None)
     if callable(storage):
         found = storage()
@@ -100,7 +100,7 @@ class PartialAccessStorage(ReadsAndWrites):
 
     @property
     def documents_first(self) -> bool:
-        """True where documents are read first, as ``EngineStorage`` says: where the store is a transformer of this package."""
+        """True if documents are read first, as ``EngineStorage`` says: the store is a transformer of this package."""
         return hasattr(self._store, "as_storage")
 
     @property
@@ -203,7 +203,7 @@ class PartialAccessStorage(ReadsAndWrites):
 
 
 def _sized(store: Any, keys: Iterable[str]) -> list[ObjectInfo]:
-    """Return objects in the order of their keys, with their sizes where the store gives them."""
+    """Return objects in the order of their keys, with their sizes if the store gives them."""
     getsize: Callable[[str], int] | None = getattr(store, "getsize", None)
     return [ObjectInfo(key, UNKNOWN_NBYTES if getsize is None else int(getsize(key))) for key in sorted(keys)]
 
@@ -236,7 +236,7 @@ def _range_of(request: ByteRequest) -> tuple[int, int | None]:
 
 
 def _asked(read: Read) -> list[ByteRequest] | None:
-    """Return the ranges of a read, and then the witness of the version that is asked for; ``None`` where that version has none."""
+    """Return the ranges of a read, and then the witness of the version that is asked for; ``None`` if that version has none."""
     ranges: list[ByteRequest] = list(read.ranges) or [ByteRange(0, 1)]  # of none a store may say that there is nothing
     if read.generation is None:
         return ranges
@@ -256,7 +256,7 @@ def _outcome(read: Read, ranges: Sequence[ByteRequest], values: Sequence[BytesLi
 
 
 def _told_nbytes(request: ByteRequest, got: int) -> int:
-    """Return the size of the object as far as the answer shows it; where the request starts behind its end, the
+    """Return the size of the object as far as the answer shows it; if the request starts behind its end, the
     size that it has at most.
     """
     match request:

@@ -1,4 +1,4 @@
-"""Retries of what turned out to be planned by a stale layout: others have changed an array's document since its keys were located."""
+"""Retries of operations that used a stale layout: others changed an array's document after its keys were located."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StaleLayout(Exception):
 
 
 async def with_fresh_layout(attempt: Callable[[], Awaitable[T]], conflict: str) -> T:
-    """Return what ``attempt`` returns, which locates its keys itself and is made again where the layout was stale.
+    """Return what ``attempt`` returns. It locates its keys itself, and is called again if the layout was stale.
 
     Raises:
         Conflict: it was stale each time; ``conflict`` is the message.

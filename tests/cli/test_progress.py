@@ -9,8 +9,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from shardstore.cli import transfer
-from shardstore.cli.transfer import Step, transfer_bar
+from shardstore.cli import progress as progress_module
+from shardstore.cli.progress import Step, step_bar
 
 
 class Terminal(io.StringIO):
@@ -23,9 +23,9 @@ def shown(step: Step, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     screen = Terminal()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None, highlight=False)
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(transfer, "stderr_console", lambda: console)
+    monkeypatch.setattr(progress_module, "stderr_console", lambda: console)
     now = 0.0
-    with transfer_bar(lambda: now) as report:
+    with step_bar(lambda: now) as report:
         report(Step(step.action, 0, step.total_objects, 0, step.total_nbytes))
         now = 7.0
         report(step)

@@ -18,12 +18,12 @@ from zarr.codecs import ShardingCodec
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from shardstore._sync import run_async
+from shardstore.adapters.batch_values import values_of
 from shardstore.adapters.own_shards import note_view
 from shardstore.adapters.zarr.arrays import ArrayPipeline, document_of, replace_methods
 from shardstore.adapters.zarr.chunk_pipeline import ChunkPipeline, place_of, place_of_all, previous_of_codecs, zarrs_own
 from shardstore.adapters.zarr.chunks import status
 from shardstore.adapters.zarr.expansion import Expansion
-from shardstore.errors import ShardStoreError
 from shardstore.format.codecs import codec_configuration
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import ArrayLayout, parse_layout
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardstore.adapters.zarr.chunk_pipeline import Place
     from shardstore.adapters.zarr.chunks import Info
-    from shardstore.engine.by_shards import Sight
+    from shardstore.engine.own_shards import Sight
     from shardstore.model.chunks import ChunkCoords
 
 _making = threading.Lock()  # filters of warnings are those of the whole process
@@ -69,7 +69,7 @@ class ArrayView:
         return self._document
 
     def bind(self, path: str) -> None:
-        """It is of the array at ``path`` of the store."""
+        """Note that this is a view of the array at ``path`` of the store."""
         self.path = path
         note_view(path.rpartition("/")[2], self)
 
@@ -100,17 +100,17 @@ class ShardPipeline(ArrayPipeline):
     # -- how the array is seen -------------------------------------------------------------------------------------
 
     def bind(self, store_path: StorePath) -> None:
-        """It is of the array at this path: now that may be created."""
+        """Note that this is the pipeline of the array at this path, which may now be created."""
         self.view.bind(store_path.path)
 
     @property
     def layout(self) -> ArrayLayout | None:
-        """The chunks and shards of zarr's own document; ``None`` where chunks cannot be shown of it."""
+        """The chunks and shards of zarr's own document; ``None`` if its chunks cannot be shown."""
         layout = parse_layout(self.view.document)
         return layout if isinstance(layout, ArrayLayout) else None
 
     async def _place_by_shards(self, place: Place | None, path: str, *, for_write: bool) -> Place | None:
-        """The place, where the array's chunks are to be dealt with there; ``None``: zarr's own pipeline does what has to be done."""
+        """Return the place, if its engine reads and writes the array by chunks; ``None`` if zarr's own pipeline does."""
         if place is None or not place.engine.options.present.is_canonical:
             return None
         await place.ensure_open()
@@ -119,7 +119,7 @@ class ShardPipeline(ArrayPipeline):
         return place if sight.by_shards and self.layout is not None else None
 
     async def place_by_shards(self, store_path: StorePath, *, for_write: bool) -> Place | None:
-        """The place of the array at this path, where it is seen there by its chunks; ``None`` where it is not, or not there."""
+        """Return the place of the array at this path, if its engine shows it by chunks; otherwise ``None``."""
         return await self._place_by_shards(place_of(store_path.store), store_path.path, for_write=for_write)
 
     async def _expander(self, infos: Sequence[Info], *, for_write: bool) -> tuple[Place, Expansion, CodecPipeline] | None:
@@ -135,7 +135,7 @@ class ShardPipeline(ArrayPipeline):
         return None if place is None else (place, expansion, self._chunk_pipeline(infos[0][1]))
 
     def expansion(self) -> Expansion | None:
-        """Return how shards are expanded to chunks, where that can be done."""
+        """Return how shards are expanded to chunks, if that can be done."""
         if self._expansion is None and (layout := self.layout) is not None:
             self._expansion = Expansion(layout)
         return self._expansion
@@ -152,7 +152,7 @@ class ShardPipeline(ArrayPipeline):
         return self._pipeline
 
     def _chunk_codecs(self) -> tuple[Codec, ...]:
-        """The codecs of the chunks that are shown."""
+        """Return the codecs of the chunks that are shown."""
         document = self.view.document
         presented = present_array(document)
         outer, inner = self._metadata.codecs[0], codec_configuration(document["codecs"][0]).get("codecs")
@@ -165,7 +165,7 @@ class ShardPipeline(ArrayPipeline):
     # -- reading and writing ---------------------------------------------------------------------------------------
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """One batch of chunks for the whole selection."""
+        """Read the whole selection in one batch of chunks."""
         infos = list(batch_info)
         expander = await self._expander(infos, for_write=False) if infos else None
         if expander is None:
@@ -183,7 +183,7 @@ class ShardPipeline(ArrayPipeline):
         return tuple(status(number in present) for number in range(len(infos)))
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
-        """One batch of chunks for the whole assignment: one commit a shard."""
+        """Write the whole assignment in one batch of chunks: one commit a shard."""
         infos = list(batch_info)
         expander = await self._expander(infos, for_write=True) if infos else None
         if expander is None:
@@ -195,7 +195,7 @@ class ShardPipeline(ArrayPipeline):
     async def erase_outside(self, store_path: StorePath, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> bool:
         """Erase the shards that hold elements of the array while it has ``shape``, and none once it has ``new_shape``.
 
-        ``False``, and nothing was done, where they are no shards to the store but chunks.
+        Returns ``False``, and does nothing, if the store takes the shards for chunks.
         """
         place = await self.place_by_shards(store_path, for_write=True)
         layout = self.layout
@@ -212,7 +212,7 @@ class ShardPipeline(ArrayPipeline):
         return True
 
     async def shards_with_chunks(self, store_path: StorePath) -> set[str] | None:
-        """The keys of the shards of which there are chunks, relative to the array; ``None`` where the store lists shards itself."""
+        """Return the keys of the shards that hold a chunk, relative to the array; ``None`` if the store lists shards itself."""
         layout = self.layout
         if layout is None or await self.place_by_shards(store_path, for_write=False) is None:
             return None
@@ -271,7 +271,4 @@ class ShardPipeline(ArrayPipeline):
 
 async def _is_any_there(place: Place, keys: Sequence[str]) -> bool:
     values = await run_async(place.engine.get_many([(place.key(key), _NOTHING) for key in keys]))
-    for value in values:
-        if isinstance(value, ShardStoreError):
-            raise value
-    return any(value is not None for value in values)
+    return any(value is not None for value in values_of(values))

@@ -10,7 +10,7 @@ import numpy as np
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
-from shardstore.maintenance.survey.shards import slots_inside
+from shardstore.maintenance.shard_content import slots_inside
 from shardstore.model.chunks import ChunkCoords, ShardGrid
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
@@ -20,7 +20,7 @@ from shardstore.storage.base import Failed, Found, Read, Storage
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in one version of its object; ``bytes`` is ``None`` where the chunk is the whole object."""
+    """A chunk in one version of its object; ``bytes`` is ``None`` if the chunk is the whole object."""
 
     key: str
     generation: Generation

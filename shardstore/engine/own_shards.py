@@ -1,7 +1,7 @@
-"""Arrays as a client sees them that has chosen their shards itself: in its view a chunk is a shard, in that of others it is not.
+"""What an array looks like to a client that chose the shards itself: its chunk is what others call a shard.
 
-Such a client is safe only where whatever it reads and writes is expanded to the chunks that others see (zarr's arrays with our codec
-pipeline do that). Whether an array is to be expanded is decided by what is stored, and looked up again when that has changed.
+Such a client is safe only if all that it reads and writes is expanded to the chunks that others see. Zarr's arrays with our codec
+pipeline do that. What is stored decides whether an array is expanded; it is looked up again when the document has changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from shardstore.model.generation import Generation
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The way in which a client sees an array, by chunks or by shards, when the stored document had this version (``None``: it is looked
-    up each time).
+    """The way in which a client sees an array, by chunks or by shards, while the stored document has this version.
+
+    Without a version it is looked up each time.
     """
 
     generation: Generation | None
     by_shards: bool
-    """Its chunks are shards of the chunks that are shown; or else they are what is shown."""
+    """True if its chunks are shards of the chunks that others see; false if they are those chunks."""
 
 
 async def look(
@@ -43,11 +44,11 @@ async def look(
     for_write: bool,
     last: Sight | None,
 ) -> Sight:
-    """Return what ``document`` is of, which a client has of the array at ``path``. ``last`` is what this returned before.
+    """Return how a client with ``document`` sees the array at ``path``. ``last`` is what this returned before.
 
     Raises:
         NotFound: (writes) there is no array.
-        InvalidInput: the array is neither any more.
+        InvalidInput: the stored array has other chunks by now.
         Corruption: its metadata is damaged.
     """
     key = metadata_key(path)
@@ -87,9 +88,9 @@ def _sight(path: str, document: JsonObject, shown: JsonObject | None, generation
 
 
 def held_back(data: bytes, own_shards: OwnShards, before: SetValue | None) -> tuple[bytes, SetValue | None]:
-    """Return how clients see a document that a transaction holds back, and what is to be stored instead, if that is something else.
+    """Return how clients see a document that a transaction holds back, and what is to be stored instead, if that differs.
 
-    ``before``: what was to be stored so far, which had shards of its own; the same array keeps them.
+    ``before`` is what was to be stored so far, with shards of its own; the same array keeps them.
     """
     if before is not None:
         document, was = _array(data), _array(bytes(before.data))
@@ -108,7 +109,7 @@ def _array(data: bytes) -> JsonObject | None:
 async def chunks_in_shards(
     keys: AsyncIterator[str], path: str, layout: ArrayLayout, wanted: Callable[[ChunkCoords], bool]
 ) -> AsyncIterator[str]:
-    """Yield those of the presented ``keys`` that are chunks in ``wanted`` shards, by the coordinates of the shards of ``layout``."""
+    """Yield those of the presented ``keys`` that are chunks in shards of ``layout`` whose coordinates are ``wanted``."""
     start = join(path, "")
     async for key in keys:
         coords = layout.key_encoding.decode(key[len(start) :], layout.ndim)

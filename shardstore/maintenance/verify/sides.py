@@ -1,4 +1,4 @@
-"""The nodes of two copies of a hierarchy, compared as they are presented, in Zarr v3, whatever each is stored as."""
+"""The two sides of a comparison: the nodes of two copies of a hierarchy, as they are presented in Zarr v3, whatever they are stored as."""
 
 from __future__ import annotations
 

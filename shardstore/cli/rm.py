@@ -18,6 +18,7 @@ from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.store_keys import ancestors, join, metadata_path
 from shardstore.maintenance.survey.run import V2_DOCUMENTS
 from shardstore.presented.flavours import Presented
+from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +92,18 @@ async def _look(target: Target) -> Doomed:
     engine, path = target.engine, target.path
     if metadata_path(path) is not None:
         raise InvalidInput(f"{path!r} is the metadata of a node, without which its data cannot be read: remove the node instead")
+    await check_own(engine.storage, path)
     if path and (nbytes := await engine.size(path)) is not None:
         if not target.has_root and not await _is_beside_v2(engine, path):
             raise _not_zarr(target)
-        is_chunk = target.has_root and await _is_in_array(engine, path)
-        return Doomed("key", 1, nbytes, "key", is_key=True, needs_recursive=False, asks=not is_chunk)
+        array = await _array_above(engine, path) if target.has_root else None
+        if array is not None:
+            await check_no_links(engine.storage, array)
+        return Doomed("key", 1, nbytes, "key", is_key=True, needs_recursive=False, asks=array is None)
     node = await engine.hierarchy.node(path, fresh=True)
     below = join(path, "")
-    if node is None and await _is_in_array(engine, path):
+    if node is None and (array := await _array_above(engine, path)) is not None:
+        await check_no_links(engine.storage, array)  # which shard a chunk is in, its key does not say
         # Chunks that share shards with others: counted one by one.
         keys = nbytes = 0
         async for value in engine.list(below):
@@ -106,6 +111,7 @@ async def _look(target: Target) -> Doomed:
             nbytes += value.nbytes or 0
         doomed = Doomed("directory", keys, nbytes, "key", is_key=False, needs_recursive=True)
     else:
+        await check_no_mounts(engine.storage, path)
         objects = documents = nbytes = 0
         is_v2 = False
         async for info in engine.storage.list(below):
@@ -145,10 +151,10 @@ async def _is_beside_v2(engine: Presented, path: str) -> bool:
     return any([await engine.storage.stat(join(parent, name)) is not None for name in V2_DOCUMENTS])
 
 
-async def _is_in_array(engine: Presented, path: str) -> bool:
-    """Return whether a node above ``path`` is an array."""
+async def _array_above(engine: Presented, path: str) -> str | None:
+    """Return the path of the array that ``path`` lies in, if any."""
     nodes = await engine.hierarchy.load((above for above, rest in ancestors(path) if rest), even_damaged=True)
-    return any(node is not None and node.kind in ("sharded", "array") for node in nodes.values())
+    return next((above for above, node in nodes.items() if node is not None and node.kind in ("sharded", "array")), None)
 
 
 async def _remove(target: Target, doomed: Doomed) -> None:

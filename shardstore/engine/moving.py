@@ -34,7 +34,8 @@ from shardstore.format.store_keys import ancestors, check_key, groups_above, joi
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
-from shardstore.storage.opening.location import Location, location_of
+from shardstore.storage.boundaries import check_no_links, check_no_mounts, check_own
+from shardstore.storage.opening.location import Location, location_of, why_not_apart
 from shardstore.storage.wrappers import innermost
 from shardstore.stored.detect import is_draft
 
@@ -95,8 +96,8 @@ class _Place:
         """The prefix of the keys below it."""
         return join(self.path, "")
 
-    def location(self, *, links: bool = False) -> Location:
-        return location_of(self.storage, self.path, links=links)
+    async def location(self, *, links: bool = False) -> Location:
+        return await asyncio.to_thread(location_of, self.storage, self.path, links=links)
 
     def __str__(self) -> str:
         return f"{self.path!r} in {self.storage.url}"
@@ -148,7 +149,7 @@ class _Found:
     overwrites: bool = False
 
 
-async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
+async def _begin(source: _Place, target: _Place, overwrite: bool, *, moves: bool = False) -> _Found:
     """Return what is at the source. Refuse what cannot be done, before anything is changed.
 
     Raises:
@@ -156,14 +157,17 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
             of them lies among the chunk keys of a sharded array; or a transaction is open.
         NotFound: there is nothing at the source.
         StorageError: links in the source lead to what is not there.
-        Conflict: there is something at the target, and it is not to be overwritten.
+        Conflict: there is something at the target, and it is not to be overwritten; or what would be written or removed is reached through
+            a link, or mounted there.
     """
     for place in (source, target):
         if place.path and metadata_path(check_key(place.path)) is not None:
             raise InvalidInput(f"{place.path!r} is the metadata of a node, which is copied and moved whole: name the node")
     for place in (source, target):
         await place.nodes.no_transaction()
-    one, other = source.location(links=overwrite), target.location()
+    for place in (source, target) if moves else (target,):
+        await check_own(place.storage, place.path)
+    one, other = await source.location(links=overwrite), await target.location()
     if one.overlaps(other):
         raise InvalidInput(f"{source} and {target} overlap: nothing can be copied or moved onto, into or out of itself")
     for place in (source, target):
@@ -178,16 +182,23 @@ async def _begin(source: _Place, target: _Place, overwrite: bool) -> _Found:
         raise NotFound(f"there is nothing at {source}")
     if found.at and not target.path:
         raise InvalidInput(f"{source} is a single object, which cannot become the root of {target.storage.url}: give it a name there")
-    if not await target.is_free():
-        if not overwrite:
+    if moves:
+        await check_no_mounts(source.storage, source.path)
+    is_free = await target.is_free()
+    if not overwrite:
+        if not is_free:
             raise Conflict(f"there is something at {target} already: choose another target, erase it first, or overwrite it")
-        if not (one.is_known and other.is_known):
-            raise InvalidInput(
-                f"{source if not one.is_known else target} cannot be traced to where its bytes are, so nobody knows that {target} is not "
-                "what is still to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
-            )
-        return replace(found, overwrites=True)
-    return found
+        await check_no_links(target.storage, target.path)
+        return found
+    if is_free:
+        return found
+    await check_no_mounts(target.storage, target.path)
+    if (doubt := why_not_apart([(str(source), one), (str(target), other)])) is not None:
+        raise InvalidInput(
+            f"{doubt}, so nobody knows that {target} is not what is still to be read: choose a target where nothing is, or name the place "
+            "by its URL. Nothing was changed"
+        )
+    return replace(found, overwrites=True)
 
 
 async def _check_links(source: _Place) -> None:
@@ -301,6 +312,8 @@ class _Copying:
         try:
             if self._overwrites:
                 await self._read_beginning()
+            if self._overwrite and (cut := getattr(self.target.storage, "cut_links", None)) is not None:
+                await cut(self.target.below)
             left = await self._make_way() if self._overwrites else set()
             await self._copy_all(self._data())
             await self._delete(left)
@@ -339,13 +352,10 @@ class _Copying:
             await _check_gone(self.source.storage, found.key)
 
     async def _make_way(self) -> set[str]:
-        """Remove documents from the target, because new data would be misread by them, and objects and links that are in the way.
+        """Remove documents from the target, because new data would be misread by them, and objects that are in the way.
 
         Return the other keys there that nothing will be copied to.
         """
-        storage = self.target.storage
-        if (cut := getattr(storage, "cut_links", None)) is not None:
-            await cut(self.target.below)
         old = {found.key async for found in self.target.objects()}
         new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
         above_new = {above for key in new for above in groups_above(key)}
@@ -494,9 +504,11 @@ async def copy_nodes(
     all data has been copied. May be cancelled at any time, which leaves the same as a failure: see the head of this module.
 
     Raises:
-        InvalidInput: the paths overlap, name a document or chunks of a sharded array, or a transaction is open. Nothing was changed.
+        InvalidInput: the paths overlap, or nobody knows that what is to be overwritten is another place; they name a document or chunks
+            of a sharded array, or a transaction is open. Nothing was changed.
         NotFound: there is nothing at the source. Nothing was changed.
-        Conflict: there is something at the target, which stays as it is; or another client writes there, or keeps changing the source.
+        Conflict: there is something at the target, which stays as it is; or it lies behind a link (``storage.boundaries``); or another
+            client writes there, or keeps changing the source.
     """
     here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
     found = await _begin(here, there, overwrite)
@@ -518,10 +530,11 @@ async def move_between(
     out even when the call is cancelled, because a source that has lost some of its shards and kept its metadata shows fill values.
 
     Raises as ``copy_nodes``, and:
-        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy.
+        Conflict: the source was written to meanwhile. It is as it was, and the target holds a copy. Or the source lies behind a link, or
+            a link in it would lead elsewhere from its new place: nothing was changed.
     """
     here, there = _Place(source.node_access, source_path), _Place(target.node_access, target_path)
-    found = await _begin(here, there, overwrite)
+    found = await _begin(here, there, overwrite, moves=True)
     arrays = here.known_arrays()
     if not found.at and here.path and there.path and _stores_alike(here, there) and await _rename(here, there, found):
         here.forget_moved(arrays)

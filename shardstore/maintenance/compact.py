@@ -273,6 +273,7 @@ def compact(
         InvalidInput: an argument cannot be right, or a pin names no chunk and no shard of any array, or one outside of the array's shape
             that is not stored. Nothing was changed.
         NotFound: there is nothing at ``path``.
+        Conflict: ``path`` is reached through a link in the middle of a store. Nothing was changed.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.

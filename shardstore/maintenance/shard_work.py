@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Generic, Literal, Protocol, TypeVar
 
+from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import NotFound, Unsupported
@@ -17,8 +19,11 @@ from shardstore.maintenance.storages import Place
 from shardstore.maintenance.stored_shards import in_tasks, stored_shards
 from shardstore.model.capabilities import Capabilities
 from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_own, is_reached_through, links_above
 
 T = TypeVar("T")
+
+_SHARDS_AT_ONCE = 1000
 
 MOST_FAILED = 100_000  # that are listed, so that they can be tried again
 
@@ -98,10 +103,15 @@ class ShardRun:
         self._progress = progress or (lambda progress: None)
 
     def look_at_all(self, path: str, look: Callable[[LookTask], Outcome], looked: Callable[[Outcome], None]) -> None:
-        """Look at the shards at and below ``path`` that this run is for; ``looked`` takes what ``look`` has found."""
+        """Look at the shards at and below ``path`` that this run is for; ``looked`` takes what ``look`` has found.
+
+        Raises:
+            Conflict: ``path`` is reached through a link in the middle of a store.
+        """
+        run_sync(check_own(self.engine.storage, path.strip("/")))
         takes = self.execution.takes
         mine = (shard for shard in stored_shards(self.engine, path, self.unreadable) if takes(shard.key))
-        tasks = (LookTask(self.place, some) for some in in_tasks(mine))
+        tasks = (LookTask(self.place, some) for some in in_tasks(self._own(mine)))
 
         def done(task: LookTask, found: Outcome) -> None:
             self.shards += len(task.shards)
@@ -114,6 +124,16 @@ class ShardRun:
         self.execution.carry_out(look, tasks, done, failed, LookTask.halves)
         for key in self.execution.unmet():
             self.failed.append(FailedShard("", key, NotFound(f"there is no shard {key!r} in {self.engine.storage.url}")))
+
+    def _own(self, shards: Iterable[StoredShard]) -> Iterator[StoredShard]:
+        """Yield the shards that the store has itself; those behind a link in the middle of it have failed."""
+        remaining = iter(shards)
+        while some := list(islice(remaining, _SHARDS_AT_ONCE)):
+            for shard, link in zip(some, run_sync(links_above(self.engine.storage, [shard.key for shard in some])), strict=True):
+                if link is None:
+                    yield shard
+                else:
+                    self.failed.append(FailedShard(shard.path, shard.key, is_reached_through(link, shard.key, self.engine.storage)))
 
     def work_on_each(
         self,

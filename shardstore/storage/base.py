@@ -193,7 +193,8 @@ class Storage(Protocol):
         """Move all objects below ``source/`` to ``target/`` in one step; return ``False``, with nothing done, if the kind cannot.
 
         Neither prefix is empty or ends with ``/``. Raises ``ConditionFailed`` if there is something below ``target`` already, or an
-        object at it. The caller makes sure that nobody writes below ``source`` meanwhile.
+        object at it, and ``Conflict`` if a link below ``source`` would lead elsewhere from there; nothing was changed. The caller makes
+        sure that nobody writes below ``source`` meanwhile.
         """
         ...
 

@@ -177,6 +177,35 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     assert files(elsewhere) == before
 
 
+@pytest.mark.parametrize("at", ["a", "a/c", "b"])
+def test_links_to_nowhere_are_cut_or_refused(tmp_path: Path, at: str) -> None:
+    source, target = made(tmp_path / "s"), made(tmp_path / "t", 5)
+    if (target / at).exists():
+        shutil.rmtree(target / at)
+    (target / at).symlink_to(tmp_path / "nowhere")
+    assert pack(source, target, overwrite=True).complete
+    assert (values(target), (target / "b").is_symlink()) == ([3] * 8, False)
+    (tmp_path / "new" / at).parent.mkdir(parents=True)
+    (tmp_path / "new" / at).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(Conflict, match=f"'{at}' leads elsewhere"):
+        pack(source, tmp_path / "new")
+    assert f"'{at}' leads elsewhere" in " ".join(pack(source, tmp_path / "new", dry_run=True).notes)
+    assert pack(source, tmp_path / "new", overwrite=True).complete  # where there is nothing else
+    assert (values(tmp_path / "new"), (tmp_path / "new/b").is_symlink(), (tmp_path / "nowhere").exists()) == ([3] * 8, False, False)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_target_or_record_behind_a_link_of_a_store_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    source, place, elsewhere = made(tmp_path / "s"), made(tmp_path / "p"), made(tmp_path / "elsewhere", 9)
+    (place / "lnk").symlink_to(elsewhere)
+    before = files(tmp_path)
+    for options in ({"target": place / "lnk/new"}, {"target": place / "lnk"}, {"target": tmp_path / "t", "record": place / "lnk/rec"}):
+        with pytest.raises(Conflict, match=f"is reached through the link {place}/lnk in the middle of a store"):
+            pack(source, overwrite=overwrite, **options)
+    assert files(tmp_path) == before
+    assert pack(source, elsewhere / "new").complete
+
+
 def test_a_link_to_the_target_itself_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "t").symlink_to(tmp_path / "disk")

@@ -33,6 +33,7 @@ from shardstore.engine.engine import Engine
 from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.storage.opening.open import open_storage
+from tests.cli.running import run
 from tests.torture.scale import sized
 
 World = dict[str, bytes]
@@ -41,8 +42,9 @@ World = dict[str, bytes]
 STORES = ("s0", "s1", "s2")
 TARGETS = ("s0", "s1", "s2", "s1/a", "s1/sub", "l0", "l1", "s2/through", "new", "deep/new")
 RECORDS = (None, None, "rec", "s0", "s1/a", "s2/rec", "new", "others", "l1", "new.pack")
-NODES = ("", "a", "g", "g/b", "g/b/c", "through", "notes.txt")
+NODES = ("", "a", "g", "g/b", "g/b/c", "through", "through/a", "notes.txt")
 LINKS = {"l0": "s0", "l1": "s1", "s2/through": "s0", "s1/g/b": "s2/g/b", "s0/file": "s1/zarr.json", "s2/a/c": "s0/a/c", "s1/loop": "."}
+RELATIVE = {"s0/g/near": "b", "s1/a/far": "../../s2/g", "s2/g/nowhere": "../absent"}
 OWN = ("job.json", "units-", "begun-", "failed-")
 
 
@@ -116,7 +118,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**64 - 1))
     def begin(self, seed: int) -> None:
-        links = [name for name in LINKS if Random(f"{name} {seed}").random() < 0.4]
+        links = [name for name in (*LINKS, *RELATIVE) if Random(f"{name} {seed}").random() < 0.4]
         for i, store in enumerate(STORES):
             write(self.root / store, documents(10 * (i + 1)))
         write(self.root, {"others/thesis.txt": b"mine", "others/deep/job.json": b"{}", "s1/sub/notes.txt": b"theirs"})
@@ -125,7 +127,7 @@ class Machine(RuleBasedStateMachine):
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 shutil.rmtree(path)
-            path.symlink_to(self.root / LINKS[name])
+            path.symlink_to(RELATIVE[name] if name in RELATIVE else self.root / LINKS[name])
         if self.fs is not None:
             self.fs.rm(self.bucket, recursive=True) if self.fs.exists(f"{self.bucket}/b0") else None
             self.fs.pipe({f"{self.bucket}/{store}/{key}": data for store in ("b0", "b1") for key, data in documents(90).items()})
@@ -158,6 +160,15 @@ class Machine(RuleBasedStateMachine):
         path = self.root / name
         found = path.parent.resolve() / path.name if itself else path.resolve()
         return os.path.relpath(found, self.root)
+
+    def is_reached_by_link(self, top: str, node: str = "") -> bool:
+        """Whether a link is on the way to a node below a root, or to a root in the middle of a store: nothing may change there."""
+        if top.startswith("s3:"):
+            return False
+        inside = [self.root / top / above for above in Path(node).parents if node and above != Path()]
+        above = [path for path in (self.root / top, *(self.root / top).parents) if path.is_relative_to(self.root)]
+        in_store = [path for path in above if any((directory / "zarr.json").exists() for directory in path.parents)]
+        return any(path.is_symlink() for path in (*inside, *in_store))
 
     def read(self, source: Any, store: str) -> set[str]:
         """The files, as paths of the world, that a run reads from a source; none may change."""
@@ -291,6 +302,7 @@ class Machine(RuleBasedStateMachine):
         options: dict[str, Any] = {} if way == "unpack" else {"chunks_per_shard": (per_shard,)}
         if record is not None:
             options["record"] = str(self.root / record)
+        through = self.is_reached_by_link(goal) or (record is not None and self.is_reached_by_link(record))
         refused = False
         try:
             report = getattr(shardstore, way)(source, given, overwrite=overwrite, fsync=False, workers=1, **options)
@@ -300,7 +312,7 @@ class Machine(RuleBasedStateMachine):
             report = None
 
         def allowed(path: str, was_there: bool) -> bool:
-            if refused:
+            if refused or through:
                 return False
             directory, _, name = path.rpartition("/")
             if directory == kept and name.startswith(OWN):
@@ -322,6 +334,7 @@ class Machine(RuleBasedStateMachine):
         before = self.world()
         below = f"{store}/{node}" if node and not str(source).startswith("zip:") else store
         read = set() if move else self.read(source, below)
+        through = self.is_reached_by_link(goal, into) or (move and self.is_reached_by_link(store, node))
         try:
             here, there = Engine(open_storage(source, fsync=False)), Engine(open_storage(str(self.root / goal), fsync=False))
             run_sync((move_between if move else copy_nodes)(here, node, there, into, overwrite=overwrite))
@@ -335,7 +348,7 @@ class Machine(RuleBasedStateMachine):
         new = self._below(goal, into)
 
         def allowed(path: str, was_there: bool) -> bool:
-            if refused:
+            if refused or through:
                 return False
             return (_is_in(path, new) and (overwrite or not was_there)) or (gone is not None and was_there and _is_in(path, gone))
 
@@ -348,10 +361,9 @@ class Machine(RuleBasedStateMachine):
 
     def remove(self, store: str, node: str) -> None:
         before = self.world()
-        gone = self._below(store, node)
-        with suppress(ShardStoreError):
-            run_sync(Engine(open_storage(str(self.root / store), fsync=False)).erase_prefix(f"{node}/"))
-        self.check(before, lambda path, was_there: was_there and _is_in(path, gone), f"rm of {node!r} in {store}")
+        gone, through = self._below(store, node), self.is_reached_by_link(store, node)
+        run("rm", "-r", "-y", f"{self.root}/{store}/{node}")
+        self.check(before, lambda path, was_there: was_there and not through and _is_in(path, gone), f"rm of {node!r} in {store}")
 
     def keep_up(self, store: str, repairs: bool) -> None:
         """Nothing is damaged, and no shard has dead bytes: there is nothing to do."""
@@ -377,7 +389,7 @@ def _is_in(path: str, top: str) -> bool:
     return top == "." or path == top or path.startswith(f"{top}/")
 
 
-def run(machine: type[Machine], examples: int, steps: int) -> None:
+def run_machine(machine: type[Machine], examples: int, steps: int) -> None:
     checks = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -390,9 +402,9 @@ def run(machine: type[Machine], examples: int, steps: int) -> None:
 
 
 def test_nothing_of_others_changes_on_local_disks() -> None:
-    run(Machine, sized(1000, 4), sized(12, 6))
+    run_machine(Machine, sized(1000, 4), sized(12, 6))
 
 
 @pytest.mark.server
 def test_nothing_of_others_changes_in_buckets(s3_url: tuple[str, dict[str, Any]]) -> None:
-    run(type("OnS3", (Machine,), {"s3": s3_url}), sized(200, 3), 6)
+    run_machine(type("OnS3", (Machine,), {"s3": s3_url}), sized(200, 3), 6)

@@ -104,15 +104,17 @@ class Erasing:
         assert within.node.layout is not None
         plan = plan_prefix(within.node.layout, within.rest)
         if plan.covers_whole_shards:
-            await self._erase_objects(join(within.node.path, plan.stored_prefix), [] if keep_documents else None)
+            stored = join(within.node.path, plan.stored_prefix)
+            if stored.endswith("/"):
+                await self._cut_links(stored)
+            await self._erase_objects(stored, [] if keep_documents else None)
             return
         await self._erase_chunks(prefix, within, plan)
         await self._erase_others(prefix, keep_documents)
 
     async def _erase_nodes(self, prefix: str, keep_documents: bool) -> None:
         documents: list[str] = []
-        if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
-            await cut_links(prefix)
+        await self._cut_links(prefix)
         await self._erase_objects(prefix, documents)
         if keep_documents:
             return
@@ -120,6 +122,10 @@ class Erasing:
             await self._delete_all(documents)
         finally:  # where it failed, some may be gone
             self._hierarchy.forget_below(prefix.rstrip("/"))
+
+    async def _cut_links(self, prefix: str) -> None:
+        if (cut_links := getattr(self._storage, "cut_links", None)) is not None:  # of kinds that have links
+            await cut_links(prefix)
 
     async def _erase_objects(self, prefix: str, documents: list[str] | None = None) -> None:
         """Remove the stored objects below ``prefix``. If ``documents`` is given, documents are added to it instead, the deepest first."""

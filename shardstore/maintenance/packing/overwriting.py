@@ -6,7 +6,7 @@ and before it is written. So a source that cannot be read costs the target nothi
 objects that are not replaced are removed at the end.
 
 What links to directories lead to is not part of the store, and is neither written nor erased. A target that is not to be overwritten
-and has such links is refused.
+and has such links is refused, and one that is to be and has something mounted in it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from shardstore._sync import run_sync
-from shardstore.errors import Conflict
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.store_keys import metadata_path
 from shardstore.format.v2.keys import document_key
 from shardstore.maintenance.packing.leaving import Leaving, remove
 from shardstore.maintenance.packing.places import Places
-from shardstore.maintenance.packing.report import some_of
 from shardstore.storage.base import ObjectInfo, Storage
+from shardstore.storage.boundaries import check_no_links, check_no_mounts
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.requests.outcomes import PROBE_PREFIX
 from shardstore.storage.wrappers import innermost
 
 _DELETED_AT_ONCE = 1000
 _LOOKS_AT_ONCE = 64
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,8 @@ class Overwritten:
 
     keys: dict[str, str | None] = field(default_factory=dict)
     nbytes: int = 0
+    cuts_links: bool = False
+    """True if the target is overwritten, even if it holds no object: there may be links to nowhere."""
 
     @classmethod
     async def of(cls, places: Places, *, as_draft: bool) -> Overwritten:
@@ -50,7 +49,7 @@ class Overwritten:
             if not key.startswith(own):
                 keys[key] = canonical_key(key) if as_draft else key
                 nbytes += max(0, size)
-        return cls(keys, nbytes)
+        return cls(keys, nbytes, cuts_links=True)
 
     def __bool__(self) -> bool:
         return bool(self.keys)
@@ -69,7 +68,7 @@ class Overwritten:
         root.
         """
         kind = innermost(storage)
-        if self and isinstance(kind, LocalStorage):
+        if self.cuts_links and isinstance(kind, LocalStorage):
             await kind.cut_links("")
         await _delete(storage, (key for key, shown in self.keys.items() if shown is None))
 
@@ -150,20 +149,15 @@ def _touch(one: str, other: str) -> bool:
 
 
 async def links_of(places: Places) -> tuple[str, ...]:
-    """Return the keys of links to directories in a local target."""
+    """Return the keys of links to directories, and to nowhere, in a local target."""
     kind = innermost(places.stored_target)
     return tuple(await kind.linked_directories()) if isinstance(kind, LocalStorage) else ()
 
 
-def check_links(places: Places) -> None:
-    """Refuse to write through links.
+async def check_target(places: Places, *, overwrite: bool) -> None:
+    """Refuse to write through links, and to erase what is mounted in the target.
 
     Raises:
-        Conflict: a directory of the target is a link.
+        Conflict: a directory of the target is a link, which ``overwrite`` removes; or with that, something is mounted there.
     """
-    if found := run_sync(links_of(places)):
-        named = some_of([repr(directory) for directory in found], _NAMED)
-        raise Conflict(
-            f"at {places.shown_target} {named} leads elsewhere: nothing is written or removed through a link to a directory. Name what it "
-            "leads to as the target, or remove the link. Nothing was changed"
-        )
+    await (check_no_mounts if overwrite else check_no_links)(places.stored_target, "")

@@ -50,7 +50,7 @@ class PackOptions:
     """Write nothing: report what would be done, with an estimate of its requests."""
     overwrite: bool = False
     """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused if it cannot
-    be known that the target is not the source.
+    be known that the target is not the source, and if something is mounted in the target.
     """
     workers: int | None = None
     """The number of concurrent units."""
@@ -157,8 +157,8 @@ def pack(
             cannot be known whether they do.
         NotFound: there is no Zarr node at the source.
         Unsupported: arrays cannot be expressed exactly; the message names all of them; nothing was written.
-        Conflict: the target holds something that no earlier run of the same has made, or a link to a directory; or the record's place
-            holds something else.
+        Conflict: the target holds something that no earlier run of the same has made, or a link to a directory, or, with ``overwrite``,
+            something is mounted in it; the record's place holds something else; or one of both lies behind a link in the middle of a store.
         NoSpace: a local target does not have enough room; nothing was written. With ``check_space`` false the run continues regardless.
         Incomplete: units failed, or the target was full, which stops the run; its ``report`` names the units, its cause is the error
             of the first. The work done stays.

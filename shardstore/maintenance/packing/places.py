@@ -17,11 +17,12 @@ from shardstore.maintenance.packing.record import INSIDE, SUFFIX, Record
 from shardstore.maintenance.storages import Place
 from shardstore.presented.view import View
 from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.made_versions import options_of_new, with_versions
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.address import Address
-from shardstore.storage.opening.location import location_of
+from shardstore.storage.opening.location import location_of, why_not_apart
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 from shardstore.storage.wrappers import CheckedStorage
@@ -66,6 +67,7 @@ def open_places(
 
     Raises:
         InvalidInput: an argument names no storage, two of source, target and record overlap, or, with ``overwrite``, that cannot be known.
+        Conflict: the target or the record is reached through a link in the middle of a store.
         Unsupported, StorageError: as ``open_storage`` does.
     """
     if target_options is None and storage_options and _protocol(source) == _protocol(target):
@@ -83,10 +85,11 @@ def open_places(
 
 
 def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: bool) -> None:
-    """Check that nothing is written, or erased, where something else is read or kept.
+    """Check that nothing is written, or erased, where something else is read or kept, or through a link in the middle of a store.
 
     Raises:
         InvalidInput: it would be, or with ``overwrite`` that cannot be known.
+        Conflict: it would be through a link.
     """
     roles = [("the source", source), ("the target", target)]
     if record is not target:
@@ -99,12 +102,14 @@ def _check_apart(source: Storage, target: Storage, record: Storage, overwrite: b
                     f"{role} {redacted(url)} and {other_role} {redacted(other_url)} overlap: one is the other, lies in it, or is read from "
                     f"what lies in it. {other_role.capitalize()} has to be another place; nothing was changed"
                 )
-    unknown = [f"{role} {redacted(url)}" for role, url, location in found if not location.is_known]
-    if overwrite and unknown:
+    doubt = why_not_apart([(f"{role} {redacted(url)}", location) for role, url, location in found]) if overwrite else None
+    if doubt is not None:
         raise InvalidInput(
-            f"{' and '.join(unknown)} cannot be traced to where its bytes are, so nobody knows that nothing is overwritten which is still "
-            "to be read: choose a target where nothing is, or name the place by its URL. Nothing was changed"
+            f"{doubt}, so nobody knows that nothing is overwritten which is still to be read: choose a target where nothing is, or name "
+            "the place by its URL. Nothing was changed"
         )
+    for storage in (target, record):
+        run_sync(check_own(storage, ""))
 
 
 def _checked(storage: Storage) -> Storage:

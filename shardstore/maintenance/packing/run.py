@@ -44,7 +44,7 @@ from shardstore.maintenance.packing.finished import TargetObjects, intact_units,
 from shardstore.maintenance.packing.leaving import Candidates, check_foreign, foreign, look_at, remove, superseded
 from shardstore.maintenance.packing.listing import OtherObject, list_source
 from shardstore.maintenance.packing.ome import ome_nodes, ome_notice, with_ome_05
-from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_links, links_of
+from shardstore.maintenance.packing.overwriting import Obstacles, Overwritten, check_target, links_of
 from shardstore.maintenance.packing.places import Places
 from shardstore.maintenance.packing.record import DOCUMENTS, Finished, Recorded, UnitName
 from shardstore.maintenance.packing.report import ArrayReport, FailedUnit, PackReport, Progress, some_of
@@ -112,13 +112,14 @@ class PackingRun:
             Unsupported: nodes cannot be expressed.
         """
         is_renewed = False
-        if not overwrite:
-            try:
+        try:
+            run_sync(check_target(self._places, overwrite=overwrite))
+            if not overwrite:
                 is_renewed = run_sync(self._look_at_target())
-            except Conflict as exc:
-                if not dry_run:
-                    raise
-                self._notes.append(f"it would be refused: {exc}")
+        except Conflict as exc:
+            if not dry_run:
+                raise
+            self._notes.append(f"it would be refused: {exc}")
         self._nodes = run_sync(list_source(self._places.source.storage, lambda n: self._progress(Progress("listing", n))))
         kept = run_sync(kept_shards(self._places.target.storage, self._nodes.arrays.values())) if is_renewed else None
         self._target = translate(self._nodes, self._wanted, kept)
@@ -241,11 +242,11 @@ class PackingRun:
         if self._only_failed:
             self._only = set()
         run_sync(record.check_place())
+        run_sync(check_target(self._places, overwrite=overwrite))  # once more: to list the source may have taken hours
         if overwrite:
             old = run_sync(Overwritten.of(self._places, as_draft=self._wanted.as_draft))
             earlier = Recorded(announced=Announced(old.shown()))  # as if a run had announced it that died
         else:
-            check_links(self._places)
             self._only = run_sync(record.failed()) if self._only_failed else None
             earlier = run_sync(record.begin_run())
         if earlier:
@@ -414,15 +415,15 @@ class PackingRun:
         """Return what has to be removed before units are written: documents that would misread new chunks, objects where a directory will
         be, and links to directories in a target that is overwritten.
         """
+        links = await links_of(self._places) if old.cuts_links else ()
         if not earlier:
-            return Obstacles()
+            return Obstacles(links=links, as_draft=self._wanted.as_draft)
         storage = self._places.target.storage
         candidates = self._superseded(earlier, there.unknown)
         written = {path for unit in self._left() for path in self._arrays_of(unit)}
         leaving = await before_writing(storage, self._target, self._planned_keys(), candidates, earlier, written)
         leaving.check(self._places.shown_target)
         objects = {info.key: info for info in (*await old.v2_documents(storage), *leaving.objects)}
-        links = await links_of(self._places) if old else ()
         return Obstacles(tuple(objects.values()), links, as_draft=self._wanted.as_draft)
 
     def _need(self, finished: Mapping[UnitName, Finished]) -> Need:

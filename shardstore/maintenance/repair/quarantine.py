@@ -18,14 +18,17 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from shardstore._sync import run_sync
 from shardstore.engine.writing.plan_writer import PlanWriter
 from shardstore.errors import InvalidInput
 from shardstore.format.store_keys import join
 from shardstore.model.generation import UNCONDITIONAL, Generation
 from shardstore.model.ranges import CopiedRange
 from shardstore.storage.base import Storage
+from shardstore.storage.boundaries import check_own
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import has_host
+from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -38,15 +41,16 @@ def open_quarantine(target: Any, given: Any, storage: Storage, storage_options: 
     """Return the storage at ``given``, by default the place beside ``target``, which ``storage`` is.
 
     Raises:
-        InvalidInput: there is no default place, or one of the two lies in the other.
+        InvalidInput: there is no default place, or the two overlap, by whatever names.
+        Conflict: the quarantine is reached through a link in the middle of a store.
     """
     place = _beside(target) if given is None else given
     is_alike = isinstance(place, str) and isinstance(target, str) and place.partition("://")[0] == target.partition("://")[0]
     options = storage_options if is_alike and ("://" in str(place)) == ("://" in str(target)) else None
     quarantine = open_storage(place, options)
-    theirs, ours = quarantine.url.rstrip("/") + "/", storage.url.rstrip("/") + "/"
-    if theirs.startswith(ours) or ours.startswith(theirs):
-        raise InvalidInput(f"the quarantine {quarantine.url} and the store {storage.url} lie in each other: {_HOW} elsewhere")
+    if location_of(storage, links=True).overlaps(location_of(quarantine)):
+        raise InvalidInput(f"the quarantine {quarantine.url} and the store {storage.url} overlap: {_HOW} elsewhere")
+    run_sync(check_own(quarantine, ""))
     return quarantine
 
 

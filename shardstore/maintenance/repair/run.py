@@ -296,6 +296,7 @@ def repair(
     Raises:
         InvalidInput: an argument cannot be right, or there is no place for a quarantine.
         NotFound: there is nothing at ``path``.
+        Conflict: ``path`` is reached through a link in the middle of a store. Nothing was changed.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
         StorageError: the storage cannot be listed.
         ShardStoreError: the executor was lost, with its scheduler or a process; the work done by then stays.

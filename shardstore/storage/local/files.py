@@ -32,7 +32,8 @@ def translated(exc: OSError, key: str, action: str) -> ShardStoreError:
     if exc.errno == errno.ENAMETOOLONG:
         return InvalidInput(f"{action} {key!r}: a part of the key, or the whole path, is longer than the file system allows")
     if isinstance(exc, NotADirectoryError | FileExistsError):
-        return StorageError(f"{action} {key!r}: a part of the path above it is a file already, so it cannot be a directory{where}")
+        link = f", or a link that leads nowhere, as {exc.filename} does" if where and os.path.islink(exc.filename) else ""
+        return StorageError(f"{action} {key!r}: a part of the path above it is a file already{link}, so it cannot be a directory{where}")
     if isinstance(exc, IsADirectoryError):
         return StorageError(f"{action} {key!r}: there is a directory of this name")
     return (NoSpace if exc.errno in FULL_ERRNOS else StorageError)(f"{action} {key!r} failed: {reason}{where}")

@@ -1,10 +1,11 @@
-"""Find the file system of a path, and find out whether other machines may have mounted it too."""
+"""Find the file system of a path, find out whether other machines may have mounted it too, and which others are mounted below it."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 # Network and cluster file systems, and the directories that a virtual machine shares with its host.
 _NETWORK = frozenset(
@@ -29,6 +30,12 @@ class Mount:
 
     point: str
     kind: str
+    device: str = field(default="", compare=False)
+    """The numbers of the device, equal for all mounts of one file system; empty where the system does not tell. Of a network file system
+    with the directory on the server, since several of them can have the same numbers.
+    """
+    root: str = field(default="/", compare=False)
+    """The path, in its own file system, of the directory that is mounted: after ``mount --bind`` it has another place too."""
 
     @property
     def is_network(self) -> bool:
@@ -37,6 +44,13 @@ class Mount:
         if kind == "fuse":
             return below not in _LOCAL_FUSE
         return kind in _NETWORK
+
+    def name_of(self, path: str) -> str | None:
+        """Return a name for the directory ``path``, at ``point`` or below it, that it has by all mounts of it; below it, names begin with
+        this one and ``/``.
+        """
+        inside = os.path.normpath(os.path.join(self.root, os.path.relpath(path, self.point))).rstrip("/")
+        return f"{self.device}:{inside}" if self.device else None
 
     def __str__(self) -> str:
         return f"{self.point} ({self.kind})"
@@ -50,26 +64,65 @@ def parse(mountinfo: bytes) -> list[Mount]:
     for line in mountinfo.splitlines():
         before, separator, after = line.partition(b" - ")
         fields = before.split(b" ")
-        kind = after.split(b" ")[0]
+        kind, _, source = after.partition(b" ")
         if separator and kind and len(fields) >= 5:
-            point = _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), fields[4])
-            found.append(Mount(os.fsdecode(point), os.fsdecode(kind)))
+            mount = Mount(_path(fields[4]), os.fsdecode(kind), os.fsdecode(fields[2]), _path(fields[3]))
+            on_server = f"{mount.device} {os.fsdecode(source.split(b' ')[0])}"
+            found.append(replace(mount, device=on_server) if mount.kind in _NETWORK else mount)
     return found
+
+
+def _path(field: bytes) -> str:
+    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field))
+
+
+class Mounts:
+    """All mounts of this machine, as they are when this is made."""
+
+    def __init__(self, mountinfo: str = _MOUNTS) -> None:
+        try:
+            with open(mountinfo, "rb") as file:
+                mounts = parse(file.read())
+        except OSError:  # not Linux, or /proc is not mounted
+            mounts = []
+        self._at = {mount.point: mount for mount in mounts}  # of several mounts at one point, the last one covers the others
+
+    @property
+    def are_known(self) -> bool:
+        """True where the system tells them."""
+        return bool(self._at)
+
+    def of(self, real: str) -> Mount | None:
+        """Return the mount that a path without links, which need not exist, lies on; ``None`` where the system does not show it."""
+        return next((self._at[above] for above in _with_parents(real) if above in self._at), None)
+
+    def below(self, real: Iterable[str]) -> list[Mount]:
+        """Return the mounts strictly below paths without links. Where the system does not tell them, the directories are searched for
+        those of another device; what is mounted there is not known then.
+        """
+        tops = set(real)
+        if not self.are_known:
+            return [Mount(point, "") for top in sorted(tops) for point in _other_devices(top)]
+        return [mount for point, mount in self._at.items() if any(above in tops for above in _with_parents(point) if above != point)]
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    yield path
+    while (above := os.path.dirname(path)) != path:
+        path = above
+        yield path
+
+
+def _other_devices(top: str) -> Iterator[str]:
+    """Yield the directories below ``top`` that lie on another device than the directory above them."""
+    for directory, names, _ in os.walk(top):
+        try:
+            device = os.lstat(directory).st_dev
+            yield from (path for name in names if os.lstat(path := os.path.join(directory, name)).st_dev != device)
+        except FileNotFoundError:  # removed meanwhile
+            continue
 
 
 def mount_of(path: str, mountinfo: str = _MOUNTS) -> Mount | None:
     """Return the mount that ``path``, which need not exist, lies on; ``None`` if the system does not show it."""
-    try:
-        with open(mountinfo, "rb") as file:
-            mounts = parse(file.read())
-    except OSError:  # not Linux, or /proc is not mounted
-        return None
-    real = os.path.realpath(path)
-    best: Mount | None = None
-    for mount in mounts:
-        if mount.point not in ("/", real) and not real.startswith(mount.point + "/"):
-            continue
-        # Of several mounts at one point, the last one covers the others.
-        if best is None or len(mount.point) >= len(best.point):
-            best = mount
-    return best
+    return Mounts(mountinfo).of(os.path.realpath(path))

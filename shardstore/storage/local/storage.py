@@ -26,11 +26,12 @@ from shardstore.storage.base import ABSENT, GUARD_CHANGED, Absent, ConditionFail
 from shardstore.storage.fallbacks import check_directory
 from shardstore.storage.interrupts import leave_to_main_thread
 from shardstore.storage.leftovers import Leftover
+from shardstore.storage.local import links as local_links
 from shardstore.storage.local import walk as local_walk
 from shardstore.storage.local.append import APPENDS_IN_PLACE, append_to
 from shardstore.storage.local.extents import Extents
 from shardstore.storage.local.files import READ_FLAGS, stat_file, translated, translating
-from shardstore.storage.local.mounts import mount_of
+from shardstore.storage.local.mounts import Mounts, mount_of
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.permissions import make_like, permissions_at
 from shardstore.storage.local.reading import READS_CACHED, fetch_soon, read_cached, read_file
@@ -462,16 +463,37 @@ class LocalStorage:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    # -- what is not the store's own -----------------------------------------------------------------------------------
+
     async def cut_links(self, prefix: str) -> None:
-        """Remove links to directories below ``prefix``, before the objects there are erased: the targets of the links do not belong to the
-        store.
+        """Remove links to directories, and to nowhere, at or below ``prefix``, before the objects there are erased: the targets of the
+        links do not belong to the store.
         """
         if self._is_prefix(prefix):
-            await self._write_hop(prefix, "deleting", lambda: local_walk.cut_links(self._rules, prefix))
+            await self._write_hop(prefix, "deleting", lambda: local_links.cut_links(self._rules, prefix))
 
-    async def linked_directories(self) -> list[str]:
-        """Return the keys of links to directories: their targets do not belong to the store."""
-        return await self._read_hop("", "listing", lambda: local_walk.linked_directories(self.root))
+    async def linked_directories(self, prefix: str = "") -> list[str]:
+        """Return the keys of links to directories, and to nowhere, at or below ``prefix``: their targets do not belong to the store."""
+        if not self._is_prefix(prefix):
+            return []
+        return await self._read_hop(prefix, "listing", lambda: local_links.linked_directories(self.root, prefix))
+
+    async def links_above(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the path of the link through which each of ``keys`` is reached, if any; ``""`` is the root. See ``links.links_above``."""
+        paths = [self._path(key) if key else self.root for key in keys]
+        return await self._read_hop(keys[0] if keys else "", "looking up", lambda: local_links.links_above(self.root, paths))
+
+    async def mounts_below(self, prefix: str = "") -> list[str]:
+        """Return the paths at which other file systems, or other directories, are mounted below ``prefix``; not at it."""
+        if not self._is_prefix(prefix):
+            return []
+
+        def look() -> list[str]:
+            return sorted(mount.point for mount in Mounts().below([os.path.realpath(os.path.join(self.root, prefix))]))
+
+        return await self._read_hop(prefix, "listing", look)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
 
     async def dangling_links(self, prefix: str = "") -> list[str]:
         """Return the keys below ``prefix`` of links to what is not there. Listings leave them out, and reads find nothing."""

@@ -12,6 +12,7 @@ from operator import itemgetter
 from shardstore.storage.base import ConditionFailed, DirListing, ObjectInfo
 from shardstore.storage.local.durability import kept_names
 from shardstore.storage.local.files import fsync_directory
+from shardstore.storage.local.links import check_links_can_move
 from shardstore.storage.local.names import is_reserved
 from shardstore.storage.local.rules import PARENT_ATTEMPTS, WriteRules
 from shardstore.storage.local.versions import listed_generation
@@ -94,31 +95,6 @@ def dangling_links(root: str, prefix: str, above: frozenset[tuple[int, int]] = f
             yield from dangling_links(root, f"{prefix}{entry.name}/", below)
 
 
-def linked_directories(root: str) -> list[str]:
-    """Return the keys of links to directories below ``root``, which itself may be a link, in key order. The targets are not searched."""
-    found = []
-    for directory, names, _ in os.walk(root):
-        found += [os.path.relpath(path, root) for name in names if os.path.islink(path := os.path.join(directory, name))]
-    return sorted(path.replace(os.sep, "/") for path in found)
-
-
-def cut_links(rules: WriteRules, prefix: str) -> None:
-    """Remove the links to directories at or below ``prefix`` (``""``, or ending with ``/``); their targets stay.
-
-    Objects are found through links as well, but must not be erased through them.
-    """
-    top = os.path.join(rules.root, prefix.rstrip("/")) if prefix else rules.root
-    if prefix and os.path.islink(top):
-        os.unlink(top)
-        return
-    for directory, names, _ in os.walk(top, topdown=False):
-        links = [path for name in names if os.path.islink(path := os.path.join(directory, name))]
-        for path in links:
-            os.unlink(path)
-        if links:
-            rules.prune(directory)
-
-
 def list_directory(root: str, prefix: str) -> DirListing:
     """Return the direct children of ``prefix``. Directories that hold nothing are shown too: looking into each would cost more."""
     objects: list[ObjectInfo] = []
@@ -141,10 +117,12 @@ def rename_directory(source: str, target: str, rules: WriteRules) -> bool:
 
     Raises:
         ConditionFailed: there is an object or a hidden file at ``target`` or below it.
+        Conflict: a link in it would lead elsewhere from its new place.
     """
-    # A link would be moved, not what it leads to, and lead elsewhere from its new place.
+    # A link would be moved, not what it leads to.
     if os.path.islink(source) or not os.path.isdir(source):
         return False
+    check_links_can_move(source, target)
     if not _remove_empty(target, rules) and os.path.lexists(target):
         raise ConditionFailed(f"there is something at {target} already")
     parent = os.path.dirname(target)

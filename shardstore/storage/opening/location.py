@@ -1,4 +1,5 @@
-"""The real places of a storage's objects, through every layer: chains, caches, directories, archives, references, mappings, links.
+"""The real places of a storage's objects, through every layer: chains, caches, directories, archives, references, mappings, links,
+mounts, and the servers that a client talks to.
 
 An operation that erases or replaces objects must not do it to those that it reads. Two storages may be the same place by different
 names, one may lie in the other, and one may read from files that lie in the other: an archive, or what a set of references refers to.
@@ -9,11 +10,13 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import fsspec.core
+from fsspec.asyn import get_loop, sync
 from fsspec.core import OpenFile, split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -22,10 +25,14 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
+from shardstore.storage.http.storage import HTTPStorage
+from shardstore.storage.local.mounts import Mounts
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.servers import canonical_url, may_be_one, urls_in_bucket
+from shardstore.storage.requests.bucket import BucketClient, BucketStorage
 from shardstore.storage.wrappers import innermost
 
 _SERVERS = frozenset(
@@ -36,12 +43,22 @@ _OWN_BYTES = frozenset({"data"})
 _HOSTS = ("host", "endpoint_url", "base_url", "account_name", "org", "repo")
 
 
+ANYWHERE = frozenset({""})
+
+
 @dataclass(frozen=True)
 class Location:
     """The places that a storage reads from and writes to; ``is_known`` is false if there may be others."""
 
     places: frozenset[str]
-    is_known: bool = True
+    served: frozenset[str] = frozenset()
+    """Those of the places that are URLs of HTTP, with the name by which the server is asked; it may have others."""
+    unknown: frozenset[str] = frozenset()
+    """The beginnings of further places of which nothing else is known; ``ANYWHERE`` where nothing is known at all."""
+
+    @property
+    def is_known(self) -> bool:
+        return not self.unknown
 
     def overlaps(self, other: Location) -> bool:
         """Return whether a place of one is a place of the other, or lies in it, as far as the places are known."""
@@ -49,6 +66,55 @@ class Location:
             return True
         ones, others = _directories(self.places), _directories(other.places)
         return _has_directory_above(self.places, others) or _has_directory_above(other.places, ones)
+
+    def may_overlap(self, other: Location) -> bool:
+        """Return whether nobody knows that the two are apart, although no overlap is known: a place of one cannot be traced, or the
+        servers of both may be one by two names. The latter asks for the addresses of servers.
+        """
+        if _may_have_within(self.unknown, other) or _may_have_within(other.unknown, self):
+            return True
+        ours, theirs = _servers_by_path(self.served), _servers_by_path(other.served)
+        pairs = {*_servers_within(ours, theirs), *_servers_within(theirs, ours)}
+        return any(may_be_one(one, another) for one, another in pairs)
+
+
+UNTRACED = Location(frozenset(), unknown=ANYWHERE)
+
+
+def why_not_apart(named: Sequence[tuple[str, Location]]) -> str | None:
+    """Return in words why nobody knows that these places, which do not overlap as far as is known, are apart; ``None``: they are."""
+    for i, (name, one) in enumerate(named):
+        for other_name, other in named[i + 1 :]:
+            if one.may_overlap(other):
+                untraced = [told for told, location in ((name, one), (other_name, other)) if not location.is_known]
+                if untraced:
+                    return f"{' and '.join(untraced)} cannot be traced to where its bytes are"
+                return (
+                    f"{name} and {other_name} may be one place: their servers have an address in common, or one that cannot be found out "
+                    "(where they are one, give it the same name in both)"
+                )
+    return None
+
+
+def _may_have_within(unknown: Iterable[str], other: Location) -> bool:
+    found = (*other.places, *other.unknown)
+    return any(place.startswith(beginning) or beginning.startswith(place) for beginning in unknown for place in found)
+
+
+def _servers_by_path(urls: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        host, _, path = rest.partition("/")
+        found.setdefault(f"/{path}", set()).add(f"{scheme}{separator}{host}")
+    return found
+
+
+def _servers_within(inner: Mapping[str, set[str]], outer: Mapping[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """Yield the servers of which one has, by its path, a place in a place of the other."""
+    for path, servers in inner.items():
+        for above in _and_above(path):
+            yield from product(servers, outer.get(above, ()))
 
 
 def _has_within(places: frozenset[str], above: frozenset[str]) -> bool:
@@ -86,9 +152,18 @@ def _has_directory_above(places: Iterable[str], directories: set[_Identity]) -> 
 
 
 def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Location:
-    """Return the location of ``path`` in a storage, whatever root that has. With ``links``, it includes the targets of links at any depth
-    of a local directory, since its objects are read from there too.
+    """Return the location of ``path`` in a storage, whatever root that has, with what is mounted below it. With ``links``, it includes the
+    targets of links at any depth of a local directory, since its objects are read from there too.
+
+    Called from any thread but the IO loop's: servers are connected to, since only then it is known which ones they are.
+
+    Raises:
+        AccessDenied, StorageError: a client of a server cannot be set up.
     """
+    return _with_mounts(_location_of(storage, path, links))
+
+
+def _location_of(storage: Storage, path: str, links: bool) -> Location:
     storage = innermost(storage)
     if isinstance(storage, LocalStorage):
         top = _of_file(os.path.join(storage.root, path))
@@ -98,13 +173,43 @@ def location_of(storage: Storage, path: str = "", *, links: bool = False) -> Loc
     if isinstance(storage, GenericStorage):
         found = _of_filesystem(storage.fs, f"{storage.path}/{path}" if path else storage.path)
         return _together([found, *(_of_links(place) for place in found.places if place.startswith("/"))]) if links else found
+    if isinstance(storage, HTTPStorage):
+        root = canonical_url(storage.identity)
+        return _of_server(f"{root}/{path}".rstrip("/"))
+    if isinstance(storage, BucketStorage):
+        return _of_bucket(storage.client, path)
     url = storage.url if storage.url.endswith("/") else storage.url + "/"
     return _of_url(str(getattr(storage, "endpoint", "") or ""), f"{url}{path}")
+
+
+def _of_server(url: str, *others: str) -> Location:
+    return Location(frozenset({url, *others}), served=frozenset({url}))
+
+
+def _of_bucket(client: BucketClient, path: str) -> Location:
+    server = sync(get_loop(), client.server)
+    found = _of_server(*urls_in_bucket(server, client.bucket, client.full_key(path).rstrip("/")))
+    # What an alias stands for can be any bucket there, or a part of one.
+    return replace(found, unknown=frozenset({f"{canonical_url(server)}/"})) if client.is_alias else found
 
 
 def _of_file(path: str) -> Location:
     """Return the location of a file: its own name, and the targets of links on the way."""
     return Location(frozenset({os.path.realpath(path), os.path.abspath(path)}))
+
+
+def _with_mounts(location: Location) -> Location:
+    """Return the location with what is mounted below its local directories, and with the names that these have by all of their mounts."""
+    local = {os.path.realpath(place) for place in location.places if place.startswith("/")}
+    if not local:
+        return location
+    mounts = Mounts()
+    below = mounts.below(local)
+    on_mounts = [(path, mount) for path in local if (mount := mounts.of(path)) is not None] + [(mount.point, mount) for mount in below]
+    names = {name for path, mount in on_mounts if (name := mount.name_of(path)) is not None}
+    places = location.places | names | {mount.point for mount in below}
+    untold = below and not mounts.are_known  # what is mounted there may have another place among the local files
+    return replace(location, places=frozenset(places), unknown=location.unknown | ({"/"} if untold else set()))
 
 
 def _of_url(host: str, url: str) -> Location:
@@ -131,8 +236,8 @@ def _of_links(top: str) -> Location:
 
 def _of_mapping(mapping: Mapping[str, Any], links: bool) -> Location:
     if (engine := getattr(mapping, "engine", None)) is not None:  # a view of a store of this package
-        return location_of(engine.storage, str(getattr(mapping, "path", "") or ""), links=links)
-    return Location(frozenset(), is_known=type(mapping) is dict)
+        return _location_of(engine.storage, str(getattr(mapping, "path", "") or ""), links)
+    return Location(frozenset()) if type(mapping) is dict else UNTRACED
 
 
 def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
@@ -143,7 +248,7 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
         return _of_file(path)
     if is_one(fs, CACHES) or "sync_fs" in attributes:
         inner = attributes.get("fs", attributes.get("sync_fs"))
-        return _of_filesystem(inner, path) if isinstance(inner, AbstractFileSystem) else Location(frozenset(), is_known=False)
+        return _of_filesystem(inner, path) if isinstance(inner, AbstractFileSystem) else UNTRACED
     if is_one(fs, ARCHIVES):
         return _of_open_file(attributes.get("of") or attributes.get("_fo_ref"))
     if is_one(fs, REFERENCES):
@@ -155,12 +260,16 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
     if not _OWN_BYTES.isdisjoint(protocols):
         return Location(frozenset())
     if any(kind.has_host for kind in map(kind_of_protocol, protocols) if kind is not None):
-        return location_of(open_storage((fs, path)))
+        return _location_of(open_storage((fs, path)), "", links=False)
     if not _SERVERS.isdisjoint(protocols):
         options = {**fs.storage_options, **{name: value for name in _HOSTS if (value := attributes.get(name))}}
-        host = " ".join(str(options[name]) for name in _HOSTS if options.get(name))
+        host = " ".join(_host(str(options[name])) for name in _HOSTS if options.get(name))
         return _of_url(host, f"{protocols[0]}://{path.lstrip('/')}")
-    return Location(frozenset({f"{type(fs).__module__}.{type(fs).__qualname__} {path}"}), is_known=False)
+    return Location(frozenset({f"{type(fs).__module__}.{type(fs).__qualname__} {path}"}), unknown=ANYWHERE)
+
+
+def _host(given: str) -> str:
+    return canonical_url(given) if "://" in given else given.lower()
 
 
 def _of_open_file(file: object) -> Location:
@@ -170,7 +279,7 @@ def _of_open_file(file: object) -> Location:
     if isinstance(fs, AbstractFileSystem) and path is not None:
         return _of_filesystem(fs, str(path))
     name = getattr(file, "name", None)  # a file of Python's
-    return _of_file(name) if isinstance(name, str) and os.path.exists(name) else Location(frozenset(), is_known=False)
+    return _of_file(name) if isinstance(name, str) and os.path.exists(name) else UNTRACED
 
 
 def _of_set(fs: AbstractFileSystem) -> Location:
@@ -180,7 +289,7 @@ def _of_set(fs: AbstractFileSystem) -> Location:
     if isinstance(fo, Mapping):
         return Location(frozenset())
     if not isinstance(fo, str):
-        return _of_open_file(fo) if isinstance(fo, OpenFile) else Location(frozenset(), is_known=False)
+        return _of_open_file(fo) if isinstance(fo, OpenFile) else UNTRACED
     given = options.get("ref_storage_args") or options.get("target_options") or {}
     return _of_filesystem(*fsspec.core.url_to_fs(fo, **{**given, "protocol": options.get("target_protocol")}))
 
@@ -188,7 +297,7 @@ def _of_set(fs: AbstractFileSystem) -> Location:
 def _of_references(fs: Any) -> Iterator[Location]:
     """Yield the location of everything that a set refers to; each directory once."""
     if not isinstance(fs.references, dict):
-        yield Location(frozenset(), is_known=False)
+        yield UNTRACED
         return
     urls = {fs.target if value[0] is None else value[0] for value in fs.references.values() if isinstance(value, list)}
     for url in urls:
@@ -196,9 +305,13 @@ def _of_references(fs: Any) -> Iterator[Location]:
         try:
             yield _of_filesystem(fs.fss[protocol], url)
         except (ValueError, ImportError):  # no such filesystem: then nothing can be read there either
-            yield Location(frozenset(), is_known=False)
+            yield UNTRACED
 
 
 def _together(locations: Iterable[Location]) -> Location:
     found = list(locations)
-    return Location(frozenset().union(*(one.places for one in found)), all(one.is_known for one in found))
+    return Location(
+        frozenset().union(*(one.places for one in found)),
+        frozenset().union(*(one.served for one in found)),
+        frozenset().union(*(one.unknown for one in found)),
+    )

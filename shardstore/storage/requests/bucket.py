@@ -57,6 +57,15 @@ class BucketClient(ABC):
     def endpoint(self) -> str:
         """Return which server this talks to."""
 
+    async def server(self) -> str:
+        """Return the URL of the server for sure, whatever options, environment or configuration name it."""
+        return self.endpoint
+
+    @property
+    def is_alias(self) -> bool:
+        """True where the name of the bucket may be that of an access to some other bucket."""
+        return False
+
     @abstractmethod
     async def head(self, key: str) -> Head | None:
         """Return version and size of the object, ``None`` if there is none."""

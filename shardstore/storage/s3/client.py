@@ -23,6 +23,8 @@ from shardstore.storage.requests.outcomes import WRITE_ID, Head, RequestFailed, 
 
 _NO_PLAIN_BUCKET = re.compile(r":|--[a-z0-9]+-s3$|-s3alias$|\.mrap$")  # ARNs, and the endings that AWS keeps for itself
 
+_ALIAS = re.compile(r":|--ol-s3$|-s3alias$|\.mrap$")  # of access points, also such to a part of a bucket
+
 
 def canonical_etag(etag: str) -> str:
     """Return the ETag in quotes, as headers have it: some servers leave them out in some answers. Weak ones stay unchanged."""
@@ -155,9 +157,21 @@ class S3Client(BucketClient):
 
         The environment and the configuration files can name another one too, which s3fs does not know.
         """
-        connected = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
-        endpoint = self.endpoint if connected is None else str(connected)
+        endpoint = self._connected() or self.endpoint
         return endpoint == "aws" or (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+    def _connected(self) -> str | None:
+        """Return the server that the client of s3fs is connected to, if it is."""
+        endpoint = getattr(getattr(getattr(self.fs, "_s3", None), "meta", None), "endpoint_url", None)
+        return None if endpoint is None else str(endpoint)
+
+    async def server(self) -> str:
+        await self.connect()
+        return self._connected() or self.endpoint
+
+    @property
+    def is_alias(self) -> bool:
+        return _ALIAS.search(self.bucket) is not None
 
     async def connect(self) -> None:
         """Find out for sure which server this talks to. Raises as ``call`` does."""

@@ -292,17 +292,9 @@ def test_groups_copies_and_consolidated_metadata() -> None:
     np.testing.assert_array_equal(np.asarray(consolidated["a"]), VALUES)
     consolidated.attrs["x"] = 1
     array.attrs["y"] = 1
-    if hasattr(zarr, "create_hierarchy"):
-        nodes = dict(zarr.create_hierarchy(store=store, nodes={"h/b": array.metadata}, overwrite=True)) if _builds_first() else {}
-        for made in nodes.values():
-            if isinstance(made, zarr.Array):
-                made[...] = VALUES
-                np.testing.assert_array_equal(zarr.open_array(store, path="h/b")[...], VALUES)
-
-
-def _builds_first() -> bool:
-    """Whether this zarr makes the arrays of a hierarchy before it stores their metadata."""
-    return hasattr(zarr.core.group, "_prepare_nodes")
+    made: Any = dict(zarr.create_hierarchy(store=store, nodes={"h/b": array.metadata}, overwrite=True))["h/b"]
+    made[...] = VALUES
+    np.testing.assert_array_equal(zarr.open_array(store, path="h/b")[...], VALUES)
 
 
 def test_a_transaction_creates_writes_and_shrinks() -> None:

@@ -57,6 +57,32 @@ def test_by_url_and_by_keys_too(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "mapped").rglob(".z*")] == [".zattrs"]
 
 
+@pytest.mark.parametrize("path", ["a", "g/a", ""])
+def test_what_came_with_a_refused_array_is_refused(tmp_path: Path, path: str) -> None:
+    create(LocalStore(tmp_path / "plain"), "a")[...] = 1
+    below = f"{path}/" if path else ""
+    values = {below + file.name: file.read_bytes() for file in (tmp_path / "plain/a").iterdir()}
+    assert len(values) > 60
+    mapper = shardstore.get_mapper(str(tmp_path / "mapped"), chunks_per_shard=(2, 2))
+    with pytest.raises(InvalidInput, match="present='v2'"):
+        mapper.setitems(values)
+    with pytest.raises(InvalidInput, match=r"7\.7' was not written: .*\.zarray', which came with it, was refused"):
+        mapper.setitems(dict(sorted(values.items(), reverse=True)))
+    assert list(mapper) == []
+    mapper.setitems({"b/x": b"1"})
+    with pytest.raises(InvalidInput):
+        mapper.setitems({"b/y": b"2", **values} if path else {"b/y": b"2", "c/.zarray": values[".zarray"], "c/0.0": b"3"})
+    assert sorted(mapper) == ["b/x", "b/y"]
+
+
+def test_an_array_that_is_refused_is_not_uploaded(tmp_path: Path) -> None:
+    create(LocalStore(tmp_path / "plain"), "a")[...] = 1
+    fs = shardstore.ShardedFileSystem(str(tmp_path / "there"), target_protocol="file", chunks_per_shard=(2, 2))
+    with pytest.raises(InvalidInput):
+        fs.put(str(tmp_path / "plain/a"), "a", recursive=True)
+    assert fs.find("") == []
+
+
 @pytest.mark.parametrize(
     "policy", [None, {"*": None}, {"g/*": None, "*": (2, 2)}, lambda info: None if info.document["zarr_format"] == 2 else (2, 2)]
 )

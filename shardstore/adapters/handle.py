@@ -269,7 +269,7 @@ class FilesystemFace(Face):
         """Return the presented key that a path names; ``""`` for the root."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    async def find_root(self) -> None:
         """Find out where the hierarchy begins."""
         raise NotImplementedError
 

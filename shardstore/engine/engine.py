@@ -378,10 +378,19 @@ class Engine(KeyedStore):
         await self._commit_ended.wait()
         await self._erasing.erase_chunks(prefix)
 
-    async def check_v2_array(self, key: str, data: BytesLike) -> None:
-        """Check a document of a new array of Zarr v2 before it is written; see ``v2_arrays_written``."""
-        overlay = self.held
-        await self._v2_arrays.check(check_key(key), data, nothing_there=overlay is not None and overlay.erased_below(key))
+    async def check_new(self, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
+        """Raise what storing the document of a new node would raise where nothing is stored; ask before what is there is erased for it.
+
+        Nothing is stored, and nothing is read: what is there does not matter.
+
+        Raises:
+            InvalidInput: it would be refused.
+        """
+        path = metadata_path(check_key(key))
+        if path is not None:
+            await self._documents.check_new(path, data, own_shards)
+        elif self.options.chunks_per_shard != "auto":  # that warns, and only of what is stored
+            await self._v2_arrays.check(key, data, nothing_there=True)
 
     async def sight(self, path: str, document: JsonObject, *, for_write: bool, last: Sight | None) -> Sight:
         """Return whether a client with this document of the array at ``path`` sees chunks or shards; see ``own_shards.look``."""

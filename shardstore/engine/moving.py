@@ -31,6 +31,7 @@ from shardstore.format.json_text import dumps, parse_object
 from shardstore.format.metadata_v3 import is_array
 from shardstore.format.presentation import sharded_otherwise
 from shardstore.format.store_keys import ancestors, check_key, groups_above, join, metadata_path
+from shardstore.format.v2.keys import is_document
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING, ByteRange, BytesLike
 from shardstore.storage.base import ABSENT, ConditionFailed, Failed, Found, ObjectInfo, Read, Storage
@@ -49,8 +50,6 @@ _TRIES = 5
 
 # What one object on its way between two storages can hold in memory: a piece, and the parts of an upload, or twice all of it.
 _MOST_HELD_BYTES = 128 << 20
-
-_V2_DOCUMENTS = (".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 class _Replaced(ShardStoreError):
@@ -341,7 +340,7 @@ class _Copying:
             StorageError: it cannot be read.
         """
         async for found in self.source.objects():
-            if _is_document(found.key):
+            if is_document(found.key):
                 continue
             first = EVERYTHING if found.nbytes <= _PIECE_BYTES else ByteRange(0, _PIECE_BYTES)
             (outcome,) = await self.source.storage.read([Read(found.key, (first,))])
@@ -359,7 +358,7 @@ class _Copying:
         old = {found.key async for found in self.target.objects()}
         new = {self.source.key_at(found.key, self.target) async for found in self.source.objects()}
         above_new = {above for key in new for above in groups_above(key)}
-        documents = {key for key in old if _is_document(key)}
+        documents = {key for key in old if is_document(key)}
         await self._delete(sorted(documents, key=lambda key: (key.count("/"), key)))
         in_the_way = {key for key in old - documents if key in above_new or any(above in new for above in groups_above(key))}
         await self._delete(in_the_way)
@@ -393,7 +392,7 @@ class _Copying:
         """Yield the objects of the source that are no documents; note the documents."""
         async for found in self.source.objects():
             self.listed.add(found)
-            if _is_document(found.key):
+            if is_document(found.key):
                 self._documents.append(found)
             else:
                 yield found
@@ -483,10 +482,6 @@ class _Copying:
 
     async def _condition(self) -> Condition:
         return UNCONDITIONAL if self._overwrite else (await self.target.storage.probe()).condition_on(None)
-
-
-def _is_document(key: str) -> bool:
-    return metadata_path(key) is not None or key.rpartition("/")[2] in _V2_DOCUMENTS
 
 
 async def _given(objects: Iterable[ObjectInfo]) -> AsyncIterator[ObjectInfo]:

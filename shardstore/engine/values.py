@@ -37,6 +37,7 @@ from shardstore.engine.writing.v2_arrays_written import WrittenV2Arrays
 from shardstore.engine.writing.writer import Writer
 from shardstore.errors import Conflict, Corruption, InvalidInput, ShardStoreError
 from shardstore.format.store_keys import check_keys, metadata_key, metadata_path, possible_owners
+from shardstore.format.v2.keys import ARRAY_NAME
 from shardstore.model.generation import UNCONDITIONAL
 from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
 from shardstore.storage.base import (
@@ -285,6 +286,7 @@ class Values:
         errors: list[Exception | None] = [None] * len(updates)
         documents = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is not None]
         others = [i for i, (key, _) in enumerate(updates) if metadata_path(key) is None]
+        others = await self._without_refused_v2(others, updates, errors)
         if not documents:
             await self._update_values(others, updates, errors)
             return errors
@@ -299,6 +301,20 @@ class Values:
         await self._update_documents(sorted(erased_last, key=lambda i: -updates[i][0].count("/")), updates, errors)
         return errors
 
+    async def _without_refused_v2(self, others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> list[int]:
+        """Refuse what came with the document of a new array of Zarr v2 that is refused; return the rest."""
+        for i in [i for i in others if updates[i][0].rpartition("/")[2] == ARRAY_NAME]:
+            key, action = updates[i]
+            if not isinstance(action, SetValue | SetIfMissing):
+                continue
+            try:
+                await self._v2_arrays.check(key, action.data)
+            except ShardStoreError as exc:
+                below = key.removesuffix(ARRAY_NAME)
+                for j in [j for j in others if updates[j][0].startswith(below) and not isinstance(updates[j][1], EraseValue)]:
+                    errors[j] = exc if j == i else _came_with(updates[j][0], key, exc)
+        return [i for i in others if errors[i] is None]
+
     @staticmethod
     def _refuse_chunks(others: list[int], updates: Sequence[KeyUpdate], errors: list[Exception | None], failed: list[int]) -> None:
         """Refuse chunks if their document came with them and was refused: they do not belong to the document that is there."""
@@ -309,9 +325,7 @@ class Values:
             key, action = updates[i]
             document = next((refused[path] for path, _ in possible_owners(key) if path in refused), None)
             if document is not None and not isinstance(action, EraseValue):
-                error = InvalidInput(f"{key!r} was not written: {updates[document][0]!r}, which came with it, was refused")
-                error.__cause__ = errors[document]
-                errors[i] = error
+                errors[i] = _came_with(key, updates[document][0], errors[document])
 
     async def _update_documents(self, numbers: Sequence[int], updates: Sequence[KeyUpdate], errors: list[Exception | None]) -> None:
         """Update documents of different nodes at once, those of one node in their order."""
@@ -398,9 +412,6 @@ class Values:
     async def _update_object(self, target: PlainTarget, actions: list[Action]) -> None:
         """Update an object that is stored as it is presented."""
         key = target.key
-        for action in actions:
-            if isinstance(action, SetValue | SetIfMissing):
-                await self._v2_arrays.check(key, action.data)
         if not target.may_create or (target.unreadable and await self._storage.stat(key) is not None):
             raise Corruption(
                 f"{key!r} is not written, because what is there may be a shard: the metadata that would tell cannot be read "
@@ -468,6 +479,12 @@ class Values:
         for group in groups.values():
             by_number.update(zip(group, await self.locate_each([keys[i] for i in group], for_write=for_write), strict=True))
         return [by_number[i] for i in range(len(keys))]
+
+
+def _came_with(key: str, document: str, refusal: Exception | None) -> InvalidInput:
+    error = InvalidInput(f"{key!r} was not written: {document!r}, which came with it, was refused: {refusal}")
+    error.__cause__ = refusal
+    return error
 
 
 def _holds_consolidated(action: Action) -> bool:

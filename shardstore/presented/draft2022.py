@@ -38,7 +38,17 @@ from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import ancestors, check_key, join, metadata_key, metadata_path
 from shardstore.format.v2.kept import RESERVED
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.view import Canonical, DocumentPart, KnownArray, Meaning, PresentedFlavour, ShownPart, View, parsed_document
+from shardstore.presented.view import (
+    Canonical,
+    DocumentPart,
+    KnownArray,
+    Meaning,
+    Nothing,
+    PresentedFlavour,
+    ShownPart,
+    View,
+    parsed_document,
+)
 
 _ARRAY, _GROUP = "array", "group"
 _TRANSFORMERS = "storage_transformers"
@@ -59,6 +69,11 @@ class DraftFlavour(PresentedFlavour):
         paths = [path for key in keys if (path := _path_of_scalar(key)) is not None]
         arrays = await view.arrays(paths, for_write=for_write) if paths else {}
         return [_meaning(key, arrays) for key in keys]
+
+    async def meaning_of_new(self, view: View, key: str) -> Meaning:
+        if metadata_path(key) is not None:  # at the root it is the entry point, so a node of final Zarr v3 has no parents here
+            return Nothing("it is the key of a Zarr v3 document, and this view is of the 2022 draft: open the store with present='v3'")
+        return await super().meaning_of_new(view, key)
 
     # -- documents -----------------------------------------------------------------------------------------------------
 

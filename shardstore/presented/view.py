@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from shardstore.engine.actions import Action, EraseValue, Patch, Revise, SetIfMissing, SetValue, Swap, revising
+from shardstore.engine.actions import Action, EraseValue, OwnShards, Patch, Revise, SetIfMissing, SetValue, Swap, revising
 from shardstore.engine.engine import Engine
 from shardstore.engine.keyed_store import KeyedStore
 from shardstore.engine.metadata.hierarchy import LocatedChunks, Node
@@ -26,7 +26,7 @@ from shardstore.errors import Corruption, InvalidInput, ShardStoreError, Unsuppo
 from shardstore.format.json_text import JsonObject, loads_object, parse_object
 from shardstore.format.metadata_v3 import ArrayLayout, PlainArray, is_array, parse_shown
 from shardstore.format.store_keys import check_directory, check_erased, check_key, check_prefix, metadata_key
-from shardstore.model.ranges import EVERYTHING, ByteRequest, cut
+from shardstore.model.ranges import EVERYTHING, ByteRequest, BytesLike, cut
 from shardstore.storage.base import ABSENT, Read, ReadOutcome
 
 
@@ -67,6 +67,11 @@ class PresentedFlavour(Flavour, ABC):
     @abstractmethod
     async def meanings(self, view: View, keys: Sequence[str], *, for_write: bool) -> list[Meaning]:
         """Return what each presented key means."""
+
+    async def meaning_of_new(self, view: View, key: str) -> Meaning:
+        """Return what the key of a node's document means to a client that is about to create the node, with all its parents."""
+        (meaning,) = await self.meanings(view, [key], for_write=True)
+        return meaning
 
     @abstractmethod
     def shown(self, part: DocumentPart, document: bytes | None) -> bytes | None:
@@ -122,7 +127,6 @@ class View(KeyedStore):
         self.is_inside_array = engine.is_inside_array
         self.prefetch = engine.prefetch
         self.sight = engine.sight
-        self.check_v2_array = engine.check_v2_array
         self.erase_shards = engine.erase_shards
         self.stale_consolidated = engine.stale_consolidated
         self.begin = engine.begin
@@ -268,6 +272,18 @@ class View(KeyedStore):
         for i, error in zip(numbers, await self.engine.update_many(translated), strict=True):
             errors[i] = error
         return errors
+
+    async def check_new(self, key: str, data: BytesLike, own_shards: OwnShards = OwnShards.REFUSED) -> None:
+        """Raise what storing the document of a new node would raise where nothing is stored; see ``Engine.check_new``."""
+        match meaning := await self.flavour.meaning_of_new(self, check_key(key)):
+            case Canonical():
+                await self.engine.check_new(meaning.key, data, own_shards)
+            case DocumentPart():
+                document = self.flavour.revised(meaning, bytes(data), None)
+                if document is not None:
+                    await self.engine.check_new(metadata_key(meaning.path), document)
+            case Nothing(reason):
+                raise InvalidInput(f"{key!r} cannot be stored: {reason}")
 
     def on_document(self, part: DocumentPart, action: Action) -> Revise:
         """Return the action on the whole document that changes this part of it."""

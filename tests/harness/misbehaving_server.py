@@ -283,14 +283,16 @@ class MisbehavingServer:
         )
         await response.prepare(incoming)
         sent = flood.answer.body
+        before = self._flooded if flood.ends else 0  # one without end counts all that was sent before
         try:
-            while self._flooded < flood.most_nbytes:
+            while self._flooded - before < flood.most_nbytes:
                 await response.write(sent)
                 self._flooded += len(sent)
                 sent = _ZEROS
         except (ConnectionError, ClientError):  # the client has left
             return response
-        _end_connection(incoming, is_reset=True)
+        if not flood.ends:
+            _end_connection(incoming, is_reset=True)
         return response
 
 

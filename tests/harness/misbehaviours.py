@@ -90,12 +90,14 @@ class CutOff:
 class Flood:
     """The answer, behind whose body zeros go on and on: until there are ``most_nbytes``, or the client leaves.
 
-    ``announced`` is its ``Content-Length``; ``None``: it is sent in chunks, and nothing is announced.
+    ``announced`` is its ``Content-Length``; ``None``: it is sent in chunks, and nothing is announced. It ends with a reset, or, where
+    it ``ends``, as it should.
     """
 
     answer: Answer
     announced: int | None
     most_nbytes: int
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +162,14 @@ def break_off() -> Behaviour:
 
 
 def flood(
-    *, status: int | None = None, content_range: str | None = None, announced: int | None = 2**40, most_nbytes: int = 32 << 20
+    *,
+    status: int | None = None,
+    content_range: str | None = None,
+    announced: int | None = 2**40,
+    most_nbytes: int = 32 << 20,
+    ends: bool = False,
 ) -> Behaviour:
-    """Answer as the server does, and never stop sending; with another status or ``Content-Range``, where these are given."""
+    """Answer as the server does, and never stop sending; with another status or ``Content-Range``, where these are given. See ``Flood``."""
 
     async def behave(request: Request, send: Send) -> Outcome:
         answer = await send(request)
@@ -170,7 +177,7 @@ def flood(
             answer = replace(answer, status=status)
         if content_range is not None:
             answer = answer.with_header("Content-Range", content_range)
-        return Flood(answer, announced, most_nbytes)
+        return Flood(answer, announced, most_nbytes, ends)
 
     return behave
 

@@ -11,15 +11,17 @@ import pytest
 
 import shardstore
 from shardstore.errors import ShardStoreError
-from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix
+from shardstore.model.ranges import EVERYTHING, ByteOffset, ByteRange, ByteRequest, ByteSuffix, resolve
 from shardstore.storage.base import Absent, Failed, Found, Read
 from shardstore.storage.http.client import forget_facts
+from shardstore.storage.obstore.reading import ObstoreStorage
 from shardstore.storage.opening.open import open_storage
-from shardstore.storage.requests.ranged_reads import TooMuch, cut, cut_unannounced, exactly
+from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, TooMuch, cut, cut_unannounced, exactly
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.misbehaving_server import MisbehavingServer
-from tests.harness.misbehaviours import flood
+from tests.harness.misbehaviours import flood, ignore_range
 from tests.storage.http_servers import WebServer
+from tests.torture.wire import without_checksums
 
 MIB = 1 << 20
 MOST_IN_CONNECTIONS = 24 * MIB
@@ -36,6 +38,14 @@ class Flooded:
     kind: str
     server: MisbehavingServer
     s: SyncStorage
+
+    def limit(self, unasked_nbytes: int) -> None:
+        """Let no more be read of a body of unknown length, beyond what was asked for."""
+        storage: Any = self.s.storage
+        if isinstance(storage, ObstoreStorage):
+            storage = storage.inner  # which reads what obstore does not understand
+        assert storage.unasked_nbytes == UNASKED_NBYTES
+        storage.unasked_nbytes = unasked_nbytes
 
     def read(self, *ranges: ByteRequest, most_nbytes: int | None = None) -> Any:
         (outcome,) = self.s.read_many(Read("a", ranges, None, None, most_nbytes))
@@ -90,6 +100,34 @@ def test_whole_object_instead_of_a_range_is_left_once_the_range_has_come(place: 
     place.server.on(flood(status=200, content_range="", most_nbytes=FLOOD), method="GET")
     outcome = place.read(ByteRange(0, 132))
     assert isinstance(outcome, Failed) or (isinstance(outcome, Found) and bytes(outcome.buffers[0]) == DATA[:132])
+
+
+@pytest.mark.filterwarnings("ignore:.* ignores byte ranges:RuntimeWarning")
+@pytest.mark.parametrize("request_", [ByteRange(0, 132), ByteRange(900, 1032), ByteSuffix(132)], ids=["first", "range", "suffix"])
+def test_whole_object_of_unknown_length_is_not_read_without_end(place: Flooded, request_: ByteRequest) -> None:
+    place.limit(MIB)
+    place.server.on(flood(announced=None, status=200, content_range="", most_nbytes=FLOOD), method="GET")
+    error = failed(place.read(request_))
+    assert isinstance(error, TooMuch)
+    assert "ignores byte ranges" in str(error)
+    assert f"{MIB} more than were asked for" in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:.* ignores byte ranges:RuntimeWarning")
+def test_whole_object_of_unknown_length_that_ends_in_time_is_read(place: Flooded) -> None:
+    """Its length is learned, and ranges are cut out of it."""
+    place.limit(2 * MIB)
+    for request_ in (ByteRange(0, 132), ByteRange(900, 1032), EVERYTHING):
+        place.server.behave()
+        without_checksums(place.server)  # of the body that is not flooded
+        place.server.on(ignore_range(), method="GET")
+        place.server.on(flood(announced=None, most_nbytes=MIB, ends=True), method="GET")
+        outcome = place.read(request_)
+        assert isinstance(outcome, Found)
+        whole = DATA + bytes(outcome.nbytes - len(DATA))
+        assert MIB <= len(whole) < 2 * MIB
+        wanted = resolve(request_, len(whole))
+        assert bytes(outcome.buffers[0]) == whole[wanted.start : wanted.end]
 
 
 @pytest.mark.parametrize("announced", [2**40, None], ids=["announced", "in chunks"])
@@ -171,3 +209,19 @@ async def test_ranges_are_cut_out_of_whole_bodies(nbytes: int) -> None:
         await exactly(blocks(DATA, nbytes), len(DATA) - 1, "reading")
     with pytest.raises(TooMuch, match="at most 1023"):
         await cut_unannounced(blocks(DATA, nbytes), WANTED, len(DATA) - 1, "reading")
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 512])
+async def test_body_of_unknown_length_is_left_where_more_than_the_limit_was_not_asked_for(nbytes: int) -> None:
+    cases: list[tuple[list[ByteRequest], int]] = [
+        ([ByteRange(0, 3), ByteRange(5, 900)], 900),
+        ([ByteSuffix(10)], 10),
+        ([ByteSuffix(7), ByteRange(1, 3)], 7),
+    ]
+    for wanted, asked in cases:
+        most = len(DATA) - asked
+        _, length = await cut_unannounced(blocks(DATA, nbytes), wanted, None, "reading", most)
+        assert length == len(DATA)
+        with pytest.raises(TooMuch, match=f"{most - 1} more than were asked for.*Content-Length"):
+            await cut_unannounced(blocks(DATA, nbytes), wanted, None, "reading", most - 1)
+    await cut_unannounced(blocks(DATA, nbytes), [ByteOffset(1000)], None, "reading", 0)

@@ -95,6 +95,9 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
         """Return the presented key that a path names; ``""`` for the root."""
         return self._root.key_of(path)
 
+    async def find_root(self) -> None:
+        await self._root.settle()
+
     def settle(self) -> None:
         """Find out where the hierarchy begins, before anything is done with paths."""
         sync(self.loop, self._root.settle)
@@ -173,6 +176,15 @@ class ShardedFileSystem(FilesystemFace, FileTransfers, ChainedFileSystem):  # ty
             "args": encoder.make_serializable(self.storage_args),
             **encoder.make_serializable(options),
         }
+
+    @property
+    def async_impl(self) -> bool:
+        """``True``. zarr looks at this before it makes a store of a filesystem, so that is when it is made to ask before it creates."""
+        if "zarr" in sys.modules:
+            from shardstore.adapters.zarr.arrays import replace_methods
+
+            replace_methods()
+        return True
 
     def _offer_pipeline(self) -> None:
         """Make zarr's arrays over this filesystem read and write in batches, if zarr is in use."""

@@ -16,7 +16,7 @@ from shardstore._sync import run_async
 from shardstore.adapters.batch_values import raise_failed
 from shardstore.engine.actions import ERASE, Action, SetValue
 from shardstore.errors import InvalidInput, NotFound
-from shardstore.format.store_keys import metadata_path
+from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented
 
@@ -201,7 +201,7 @@ async def copied_in_batches(engine: Presented, pairs: Sequence[Pair], *, missing
         NotFound: a key has no value, unless ``missing_ok``; those before it may be copied.
     """
     batch = _Batch(engine)
-    for part in _parts(sorted(pairs, key=lambda pair: metadata_path(pair[1]) is None)):
+    for part in _parts(sorted(pairs, key=lambda pair: not is_document(pair[1]))):
         values = await engine.get_many([(source, EVERYTHING) for source, _ in part])
         for (source, target), value in zip(part, values, strict=True):
             if isinstance(value, Exception):
@@ -218,7 +218,7 @@ async def uploaded_in_batches(engine: Presented, pairs: Sequence[Pair], callback
     if callback is not None:
         callback.set_size(len(pairs))
     batch = _Batch(engine)
-    for path, key in sorted(pairs, key=lambda pair: metadata_path(pair[1]) is None):
+    for path, key in sorted(pairs, key=lambda pair: not is_document(pair[1])):
         await batch.add(key, await asyncio.to_thread(Path(path).read_bytes))
         if callback is not None:
             callback.relative_update(1)

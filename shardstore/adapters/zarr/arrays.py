@@ -1,41 +1,50 @@
-"""Methods of zarr-python's arrays that are replaced for arrays that are seen by their shards.
+"""Methods and functions of zarr-python that are replaced: for arrays that are seen by their shards, and before nodes are created.
 
 zarr tells a pipeline neither which array it is of, nor that chunks are to be deleted because an array shrinks: it deletes their keys, which
 for a store are those of other, smaller chunks. So the two methods of ``zarr.AsyncArray`` are replaced by ones that do the same for
 every other array. Without them no array with shards of its own is accepted.
+
+What creates a node deletes what is there (``overwrite=True``), stores the parents, and only then the node's document, which the store may
+refuse. So it is replaced by a function that first asks the store whether it will.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import zarr.api.asynchronous
 import zarr.core.array
+import zarr.core.group
+import zarr.core.sync_group
 from fsspec.asyn import get_loop
 from zarr.abc.codec import CodecPipeline
 from zarr.codecs import ShardingCodec
-from zarr.core.array import AsyncArray
+from zarr.core.array import AsyncArray, create_codec_pipeline
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import parse_shapelike
+from zarr.core.group import AsyncGroup, GroupMetadata
+from zarr.storage import MemoryStore, StorePath
+from zarr.storage._common import make_store_path
 
-from shardstore._sync import run_sync
-from shardstore.adapters.zarr.chunk_pipeline import place_behind
+from shardstore._sync import run_async, run_sync
+from shardstore.adapters.zarr.chunk_pipeline import has_place_behind, place_behind
+from shardstore.engine.actions import OwnShards
 from shardstore.engine.metadata.translation import refusal_of_shards
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.presentation import same_chunks
 from shardstore.format.store_keys import check_key, join, metadata_key
-from shardstore.format.v2.keys import ARRAY_NAME
+from shardstore.format.v2.keys import ARRAY_NAME, GROUP_NAME
 from shardstore.model.ranges import EVERYTHING
-from shardstore.presented.flavours import Presented
 
 if TYPE_CHECKING:
     from zarr.core.metadata.v3 import ArrayV3Metadata
-    from zarr.storage import StorePath
 
 
 class ArrayPipeline(CodecPipeline):
@@ -54,6 +63,11 @@ class ArrayPipeline(CodecPipeline):
         raise NotImplementedError
 
 
+_CREATE_ONE = ((zarr.core.array, "init_array"), (AsyncArray, "_create_v2"), (AsyncArray, "_create_v3"), (AsyncGroup, "from_store"))
+"""The functions of zarr that create one node, which all others call."""
+_WHERE = ("store_path", "store")
+"""The parameters of zarr's functions that say where a node is to be created."""
+_is_replaced = False
 _initialised = AsyncArray.__init__
 _resized = AsyncArray.resize
 _shards_initialized = getattr(zarr.core.array, "_shards_initialized", None)
@@ -70,8 +84,13 @@ def document_of(metadata: ArrayV3Metadata) -> JsonObject:
 
 
 def replace_methods() -> None:
-    """Replace the methods of zarr's arrays; do nothing if that is done, or if this zarr's methods are not the known ones."""
-    if AsyncArray.__init__ is _init or "delete_outside_chunks" not in inspect.signature(_resized).parameters:
+    """Replace the methods and functions of zarr, once; those that are not as they are known stay."""
+    global _is_replaced
+    if _is_replaced:
+        return
+    _is_replaced = True
+    _replace_creation()
+    if "delete_outside_chunks" not in inspect.signature(_resized).parameters:
         return
     array_class: Any = AsyncArray
     array_class.__init__ = _init
@@ -80,33 +99,46 @@ def replace_methods() -> None:
         zarr.core.array._shards_initialized = _with_chunks
 
 
+def _replace_creation() -> None:
+    """Make zarr ask before it creates: each of its functions that is as it is known."""
+    place: Any
+    for place, name in _CREATE_ONE:
+        known = inspect.getattr_static(place, name, None)
+        create = known.__func__ if isinstance(known, classmethod) else known
+        if create is None or not any({"overwrite", where} <= inspect.signature(create).parameters.keys() for where in _WHERE):
+            continue
+        asking = _asking_first(create)
+        setattr(place, name, classmethod(asking) if isinstance(known, classmethod) else asking)
+    hierarchy = zarr.core.group.create_hierarchy
+    if {"store", "nodes"} <= inspect.signature(hierarchy).parameters.keys():
+        for place in (zarr.core.group, zarr.core.sync_group, zarr.api.asynchronous):
+            for name in [name for name, value in vars(place).items() if value is hierarchy]:
+                setattr(place, name, _asking_of_each(hierarchy))
+
+
 @wraps(_initialised)
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     _initialised(self, *args, **kwargs)
     pipeline = self.codec_pipeline
     if isinstance(pipeline, ArrayPipeline):
         pipeline.bind(self.store_path)
-    elif is_sharded(self.metadata) or (self.metadata.zarr_format == 2 and not self.store_path.read_only):
-        _refuse_early(self)
+    elif is_sharded(self.metadata) and has_place_behind(self.store_path.store) and not _runs_on_io_loop():
+        run_sync(_refuse_unshown(self))  # which would block that loop; the store refuses then
 
 
-def _refuse_early(array: Any) -> None:
-    """Refuse now what a store of ours would refuse later, before anything of the array or of its parents is stored.
+async def _refuse_unshown(array: Any) -> None:
+    """Refuse an array that is sharded for zarr and does not have our pipeline, unless the store shows it like that: it would take a whole
+    shard for what the store calls a chunk.
 
     Raises:
-        InvalidInput: it is sharded for zarr, does not have our pipeline, and the store does not show it like that (nor is it there); or it
-            is one of Zarr v2, new, and was to be sharded.
+        InvalidInput: it is one, or it is not there.
     """
-    store = array.store_path.store
-    if _runs_on_io_loop() or (place := place_behind(store)) is None:  # to wait here would block it; the store refuses then
+    if (place := await place_behind(array.store_path.store)) is None:
         return
     path = place.key(array.store_path.path).rstrip("/")
-    if array.metadata.zarr_format == 3:
-        if not run_sync(_is_shown(place.engine, path, document_of(array.metadata))):
-            raise InvalidInput(refusal_of_shards(path))
-    elif place.engine.options.chunks_per_shard not in (None, "auto"):
-        documents = array.metadata.to_buffer_dict(default_buffer_prototype())
-        run_sync(place.engine.check_v2_array(join(path, ARRAY_NAME), documents[ARRAY_NAME].to_bytes()))
+    data = await place.engine.get((check_key(metadata_key(path)), EVERYTHING))
+    if data is None or not same_chunks(document_of(array.metadata), loads_object(data)):
+        raise InvalidInput(refusal_of_shards(path))
 
 
 def _runs_on_io_loop() -> bool:
@@ -116,9 +148,74 @@ def _runs_on_io_loop() -> bool:
         return False
 
 
-async def _is_shown(engine: Presented, path: str, document: JsonObject) -> bool:
-    data = await engine.get((check_key(metadata_key(path)), EVERYTHING))
-    return data is not None and same_chunks(document, loads_object(data))
+# -- creation ----------------------------------------------------------------------------------------------------------
+
+
+def _asking_first(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what creates one node as ``create`` does, where the store would not refuse the document that zarr makes of the arguments.
+
+    To have that document, the node is first created in memory: so what zarr itself refuses is refused before anything is deleted too.
+    """
+    signature = inspect.signature(create)
+    where = next(name for name in _WHERE if name in signature.parameters)
+
+    @wraps(create)
+    async def creating(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            if isinstance(value, Iterator):
+                given.arguments[name] = tuple(value)  # it is gone through twice
+        store_path = given.arguments[where] = await make_store_path(given.arguments[where])
+        if not store_path.read_only and has_place_behind(store_path.store):
+            in_memory = {where: StorePath(MemoryStore(), store_path.path), "overwrite": False}
+            trial = inspect.BoundArguments(signature, OrderedDict(given.arguments | in_memory))
+            await _refuse_creation(store_path, (await create(*trial.args, **trial.kwargs)).metadata)
+        return await create(*given.args, **given.kwargs)
+
+    return creating
+
+
+def _asking_of_each(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same for what creates many nodes, from their metadata.
+
+    Their arrays are made first, as newer versions of zarr do: the store accepts shards of their own from arrays that have our pipeline.
+    """
+
+    @wraps(create)
+    async def creating(*, store: Any, nodes: Mapping[str, Any], **kwargs: Any) -> AsyncGenerator[Any, None]:
+        arrays: list[object] = []
+        if not store.read_only and has_place_behind(store):
+            for path, metadata in nodes.items():
+                await _refuse_creation(StorePath(store, path), metadata)
+            arrays = [
+                AsyncArray(metadata, StorePath(store, path)) for path, metadata in nodes.items() if not isinstance(metadata, GroupMetadata)
+            ]
+        async for node in create(store=store, nodes=nodes, **kwargs):
+            yield node
+        del arrays  # until here
+
+    return creating
+
+
+async def _refuse_creation(store_path: StorePath, metadata: Any) -> None:
+    """Refuse a new node of which the store, which is one of ours, would refuse the document where nothing is.
+
+    Raises:
+        InvalidInput: it is sharded for zarr and does not have our pipeline, or does not fit the options of the store.
+    """
+    if (place := await place_behind(store_path.store)) is None:
+        return
+    await place.ensure_open()
+    expands = is_sharded(metadata) and isinstance(create_codec_pipeline(metadata, store=store_path.store), ArrayPipeline)
+    own_shards = OwnShards.NEW if expands else OwnShards.REFUSED
+    documents = metadata.to_buffer_dict(default_buffer_prototype())
+    path = place.key(store_path.path).rstrip("/")
+    for name in (METADATA_NAME, ARRAY_NAME, GROUP_NAME):
+        if name in documents:
+            await run_async(place.engine.check_new(join(path, name), documents[name].to_bytes(), own_shards))
+
+
+# -- smaller arrays, and what there is of them -------------------------------------------------------------------------
 
 
 @wraps(_resized)

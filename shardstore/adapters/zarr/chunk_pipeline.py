@@ -113,20 +113,30 @@ def place_of(store: object) -> Place | None:
     return None
 
 
-def place_behind(store: Store) -> Place | None:
-    """Return the place behind a store, also behind zarr's wrappers and subclasses that handle keys on the way."""
-    if not issubclass(type(store), Store):
-        return None
-    innermost = store
-    while isinstance(innermost, WrapperStore):
-        innermost = innermost._store
+def has_place_behind(store: Store) -> bool:
+    """Return whether the keys of a store end up in an engine, whoever handles them on the way: zarr's wrappers, or a subclass."""
+    innermost: object = _without_wrappers(store)
+    return isinstance(innermost, Face) or (isinstance(innermost, FsspecStore) and isinstance(innermost.fs, FilesystemFace))
+
+
+async def place_behind(store: Store) -> Place | None:
+    """Return where the keys of a store end up; see ``has_place_behind``."""
+    innermost: object = _without_wrappers(store)
     if isinstance(innermost, Face):
         return Place(store, innermost.engine, "")
     if not isinstance(innermost, FsspecStore) or not isinstance(innermost.fs, FilesystemFace):
         return None
-    innermost.fs.settle()
+    await innermost.fs.find_root()
     prefix = innermost.fs.key_of(innermost.path)
     return Place(store, innermost.fs.engine, prefix + "/" if prefix else "")
+
+
+def _without_wrappers(store: Store) -> Store | None:
+    if not issubclass(type(store), Store):
+        return None  # it only says that it is one, as mocks do
+    while isinstance(store, WrapperStore):
+        store = store._store
+    return store
 
 
 def handles_keys_as(store: Store, base: type[Store]) -> bool:

@@ -225,6 +225,12 @@ class Documents:
         """Raise what ``write`` would raise now; nothing is stored."""
         await self._translation.to_stored(path, bytes(data), await self.read(path))
 
+    async def check_new(self, path: str, data: BytesLike, own_shards: OwnShards) -> None:
+        """Raise what ``write`` would raise of an array where nothing is; nothing is read or stored."""
+        document = parse_object(data)
+        if document is not None and is_array(document):
+            await self._translation.array(path, document, None, nothing_there=True, own_shards=own_shards)
+
     async def _erase(self, path: str, current: StoredDocument) -> None:
         layout = None if self._leaves_shards else current.node.layout
         objects = None if layout is None else await self._translation.chunk_objects(path, layout)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.store_keys import metadata_path
 
 ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME = ".zarray", ".zgroup", ".zattrs"
 CONSOLIDATED_NAME = ".zmetadata"
@@ -34,6 +35,11 @@ class V2DocumentKey:
 
     path: str
     name: str
+
+
+def is_document(key: str) -> bool:
+    """Return whether ``key`` is that of a document, in either format."""
+    return metadata_path(key) is not None or key.rpartition("/")[2] in DOCUMENT_NAMES
 
 
 def document_key(key: str) -> V2DocumentKey | None:

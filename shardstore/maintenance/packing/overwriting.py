@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shardstore.format.draft2022.keys import canonical_key
 from shardstore.format.store_keys import metadata_path
-from shardstore.format.v2.keys import document_key
+from shardstore.format.v2.keys import document_key, is_document
 from shardstore.maintenance.packing.leaving import Leaving, remove
 from shardstore.maintenance.packing.places import Places
 from shardstore.storage.base import ObjectInfo, Storage
@@ -125,8 +125,8 @@ class Obstacles:
         if isinstance(kind, LocalStorage):
             for link in self.links:
                 await kind.cut_links(f"{link}/")
-        documents = [info for info in self.objects if _is_document(info.key)]
-        for infos in (documents, [info for info in self.objects if not _is_document(info.key)]):
+        documents = [info for info in self.objects if is_document(info.key)]
+        for infos in (documents, [info for info in self.objects if not is_document(info.key)]):
             for start in range(0, len(infos), _LOOKS_AT_ONCE):
                 some = infos[start : start + _LOOKS_AT_ONCE]
                 there = await asyncio.gather(*(storage.stat(info.key) for info in some))
@@ -136,11 +136,7 @@ class Obstacles:
 
 def _place_of(key: str) -> str:
     """Return the path of the node whose document ``key`` is; of any other object its key."""
-    return key.rpartition("/")[0] if _is_document(key) else key
-
-
-def _is_document(key: str) -> bool:
-    return metadata_path(key) is not None or document_key(key) is not None
+    return key.rpartition("/")[0] if is_document(key) else key
 
 
 def _touch(one: str, other: str) -> bool:

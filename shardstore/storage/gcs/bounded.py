@@ -29,6 +29,7 @@ class Allowed:
     request: ByteRequest
     most_nbytes: int | None
     key: str
+    unasked_nbytes: int
     part: tuple[memoryview, int] | None = None
     """The wanted part of a whole object that came although less was asked for, and the object's size. The body is empty then."""
 
@@ -52,7 +53,10 @@ class _Answer:
         if encoding_of(answer.headers) is not None:
             return b""  # it is refused for that
         content_range, nbytes = answer.headers.get("Content-Range"), answer.content_length
-        body = await received(allowed.request, answer.status, content_range, nbytes, answer.read, blocks, allowed.most_nbytes, allowed.key)
+        body = await received(
+            *(allowed.request, answer.status, content_range, nbytes, answer.read, blocks),
+            *(allowed.most_nbytes, allowed.key, allowed.unasked_nbytes),
+        )
         if isinstance(body, bytes):
             return body
         allowed.part = body

@@ -111,7 +111,7 @@ class GCSStorage(BucketStorage[GCSClient]):
         if (wanted := range_header(request)) is not None:
             headers["Range"] = wanted
         path = f"{self.fs._location}/download/storage/v1/{OBJECT}"
-        allowed = Allowed(request, most_nbytes, key)
+        allowed = Allowed(request, most_nbytes, key, self.unasked_nbytes)
         answer = await self.client.object(
             "GET", path, key, "reading", headers=headers, query={"alt": "media", **condition}, allowed=allowed
         )

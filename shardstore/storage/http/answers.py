@@ -12,7 +12,7 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRequest
 from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.requests.outcomes import server_times
-from shardstore.storage.requests.ranged_reads import check_most, cut, cut_unannounced, exactly, most_of
+from shardstore.storage.requests.ranged_reads import UNASKED_NBYTES, check_most, cut, cut_unannounced, exactly, most_of
 
 _SETTLED_SECONDS = 2  # dates are of whole seconds
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
@@ -88,10 +88,13 @@ async def take_head(response: Any) -> Answer:
     return Answer(response.status, headers, (), int(length) if known else None)
 
 
-async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str) -> Answer:
+async def take_body(
+    response: Any, wanted: Sequence[ByteRequest], most_nbytes: int | None, key: str, what: str, unasked_nbytes: int = UNASKED_NBYTES
+) -> Answer:
     """Return an answer to GET; of a whole object only the ``wanted`` parts are kept. ``what`` begins messages about the object ``key``.
 
-    Raises ``TooMuch`` if the answer has more than was asked for, or is a whole object of more than ``most_nbytes``.
+    Raises ``TooMuch`` if the answer has more than was asked for, is a whole object of more than ``most_nbytes``, or of unknown length and
+    more than ``unasked_nbytes`` too long.
     """
     headers = response.headers
     if response.status == 206:
@@ -107,7 +110,7 @@ async def take_body(response: Any, wanted: Sequence[ByteRequest], most_nbytes: i
     if response.status != 200:
         return Answer(response.status, headers, (), total_of(headers))
     if is_encoded(headers) or response.content_length is None:
-        parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what)
+        parts, nbytes = await cut_unannounced(response.content.iter_any(), wanted, most_nbytes, what, unasked_nbytes)
         return Answer(200, headers, parts, nbytes)
     nbytes = response.content_length
     check_most(nbytes, most_nbytes, what)

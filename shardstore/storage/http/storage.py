@@ -150,7 +150,7 @@ class HTTPStorage(ReadsOnly, RangedReads):
             headers["If-Match"] = generation.token
             accept.append(_CHANGED_STATUS)
         what = f"reading {key!r}"
-        take = partial(take_body, wanted=requests, most_nbytes=most_nbytes, key=key, what=what)
+        take = partial(take_body, wanted=requests, most_nbytes=most_nbytes, key=key, what=what, unasked_nbytes=self.unasked_nbytes)
         return await self._client.request("GET", self._client.url_of(key), headers, what, take, tuple(accept))
 
     def _learn_from_whole(self, request: ByteRequest, answer: Answer) -> None:
@@ -233,7 +233,8 @@ class HTTPStorage(ReadsOnly, RangedReads):
             if answer.status not in _NO_HEAD_STATUS and answer.nbytes is not None:
                 facts.head = True
                 return answer
-        take = partial(take_body, wanted=[ByteRange(0, 1)], most_nbytes=None, key=key, what=what)
+        first = [ByteRange(0, 1)]
+        take = partial(take_body, wanted=first, most_nbytes=None, key=key, what=what, unasked_nbytes=self.unasked_nbytes)
         seen = (*ABSENT_STATUS, _PAST_THE_END_STATUS)
         answer = await self._client.request("GET", url, {"Range": "bytes=0-0"}, what, take, seen)
         if answer.status in (200, 206) and facts.head is None:

@@ -4,7 +4,7 @@
 section 14), so that no more is read of what a server sends than was asked for. An answer says beforehand which bytes it holds
 (``Content-Range``) and how long it is (``Content-Length``). Where that differs from the request, nothing of the body is read. Where it
 does not say so, the body is read up to the first byte too many. A server that does not know ranges answers with the whole object: only
-the wanted part is kept.
+the wanted part is kept, and if its length is not announced, no more than ``UNASKED_NBYTES`` are read beyond that part.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from shardstore.storage.base import CHANGED, Absent, Changed, Failed, Found, Obj
 
 REFUSAL_NBYTES = 1 << 20
 """The most bytes that are read of the text of a refusal, if it is read at all."""
+
+UNASKED_NBYTES = 256 << 20
+"""The most bytes that are read beyond what was asked for, to learn the length of an object from a server that ignores ranges and does not
+announce lengths. Seconds on a fast network; such servers have small objects.
+"""
 
 
 class TooMuch(StorageError):
@@ -71,12 +76,17 @@ async def cut(blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], nbyte
 
 
 async def cut_unannounced(
-    blocks: AsyncIterator[bytes], wanted: Sequence[ByteRequest], most_nbytes: int | None, what: str
+    blocks: AsyncIterator[bytes],
+    wanted: Sequence[ByteRequest],
+    most_nbytes: int | None,
+    what: str,
+    unasked_nbytes: int = UNASKED_NBYTES,
 ) -> tuple[tuple[memoryview, ...], int]:
     """Return the wanted ranges of a body whose length is not known before it ends, and that length; the rest of it is not held.
 
-    Raises ``TooMuch`` once there are more than ``most_nbytes``.
+    Raises ``TooMuch`` once there are more than ``most_nbytes``, or more than ``unasked_nbytes`` beyond the ranges.
     """
+    most_read = _most_read(wanted, unasked_nbytes)
     kept = [bytearray() for _ in wanted]
     position = 0
     async for block in blocks:
@@ -92,10 +102,30 @@ async def cut_unannounced(
                         del buffer[: len(buffer) - nbytes]
         position += len(block)
         check_most(position, most_nbytes, what)
+        if most_read is not None and position > most_read:
+            raise TooMuch(
+                f"{what}: the server ignores byte ranges and does not announce how long the object is, and after {position} bytes, "
+                f"{unasked_nbytes} more than were asked for, it had not ended: read it from a server that knows ranges or sends "
+                "Content-Length, or copy it first"
+            )
     for request, buffer in zip(wanted, kept, strict=True):
         if isinstance(request, ByteSuffix) and len(buffer) > request.nbytes:
             del buffer[: len(buffer) - request.nbytes]
     return tuple(memoryview(buffer).toreadonly() for buffer in kept), position
+
+
+def _most_read(wanted: Sequence[ByteRequest], unasked_nbytes: int) -> int | None:
+    """Return the most bytes that may be read of a body of unknown length; ``None`` if all of it is wanted."""
+    most = 0
+    for request in wanted:
+        match request:
+            case ByteRange(_, end):
+                most = max(most, end)
+            case ByteSuffix(nbytes):
+                most = max(most, nbytes)
+            case ByteOffset():
+                return None
+    return most + unasked_nbytes
 
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -160,19 +190,20 @@ async def received(
     blocks: AsyncIterator[bytes],
     most_nbytes: int | None,
     key: str,
+    unasked_nbytes: int = UNASKED_NBYTES,
 ) -> bytes | tuple[memoryview, int]:
     """Return the body of an answer to ``request``, for ``checked_part``; of a whole object that came in place of a part, that part and the
     object's size.
 
     ``nbytes`` is the announced length of the body. It comes by ``read`` as a whole, or in ``blocks``. Raises ``TooMuch`` if it has more
-    than was asked for, or is a whole object of more than ``most_nbytes``.
+    than was asked for, is a whole object of more than ``most_nbytes``, or of unknown length and more than ``unasked_nbytes`` too long.
     """
     what = f"reading {key!r}"
     if status == 206:
         most = most_of(request, content_range, nbytes, most_nbytes, key)
         return await read() if nbytes is not None else await exactly(blocks, most, what)
     if nbytes is None:
-        (part,), nbytes = await cut_unannounced(blocks, [request], most_nbytes, what)
+        (part,), nbytes = await cut_unannounced(blocks, [request], most_nbytes, what, unasked_nbytes)
         return part, nbytes
     check_most(nbytes, most_nbytes, what)
     if range_header(request) is None:
@@ -223,6 +254,9 @@ PartOutcome = Part | Absent | Changed
 
 class RangedReads(ABC):
     """The reads of a storage whose requests fetch one range each, and whose answers each show their version."""
+
+    unasked_nbytes: int = UNASKED_NBYTES
+    """See ``cut_unannounced``."""
 
     @abstractmethod
     async def get(self, key: str, request: ByteRequest, generation: Generation | None, most_nbytes: int | None = None) -> PartOutcome:

@@ -128,7 +128,9 @@ class S3Storage(BucketStorage[S3Client]):
                     status = response["ResponseMetadata"]["HTTPStatusCode"]
                     content_range, nbytes = response.get("ContentRange"), response.get("ContentLength")
                     async with response["Body"] as body:
-                        return response, await received(request, status, content_range, nbytes, body.read, _blocks(body), most_nbytes, key)
+                        return response, await received(
+                            *(request, status, content_range, nbytes, body.read, _blocks(body)), most_nbytes, key, self.unasked_nbytes
+                        )
                 except ShardStoreError:
                     raise
                 except Exception as exc:

@@ -72,18 +72,23 @@ def test_objects_in_the_way_go(storage: Any) -> None:
     assert snapshot(objects) == {"a": b"a single object"}
 
 
-def test_what_was_there_outlives_a_source_that_cannot_be_read(storage: Any) -> None:
+@pytest.mark.parametrize("first", range(5, 13))
+def test_what_was_there_outlives_a_source_that_cannot_be_read(storage: Any, first: int) -> None:
+    """From the request ``first`` on: the beginning of the data is read before anything goes."""
     put(storage, "a", 1, 1)
     objects = StorageObjects(storage)
     before = snapshot(objects)
     given = FaultStorage(source())
     engine = Engine(given)
-    given.plan(*(Fault(number, Fail()) for number in range(6, 60)))
+    given.plan(*(Fault(number, Fail()) for number in range(first, 60)))
     with pytest.raises(ShardStoreError):
         run_sync(copy_nodes(engine, "a", Engine(storage), "a", overwrite=True))
     after = snapshot(objects)
-    assert "a/zarr.json" not in after  # new shards would be misread by it
-    assert set(after) >= set(before) - {"a/zarr.json"}
+    if first <= 7:
+        assert after == before
+    else:
+        assert "a/zarr.json" not in after  # new shards would be misread by it
+        assert set(after) >= set(before) - {"a/zarr.json"}
     given.plan()
     run_sync(copy_nodes(Engine(given), "a", Engine(storage), "a", overwrite=True))
     assert values(storage) == [7] * 12

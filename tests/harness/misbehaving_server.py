@@ -98,6 +98,7 @@ class MisbehavingServer:
         self._rules: tuple[Rule, ...] = ()
         self._errors: list[Exception] = []
         self._flooded = 0
+        self._floods = 0
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="misbehaving-server", daemon=True)
@@ -170,6 +171,11 @@ class MisbehavingServer:
         """How many bytes of bodies without end clients have taken since ``behave``, with what the connections hold on their way."""
         return self._flooded
 
+    @property
+    def floods(self) -> int:
+        """How many bodies are being sent whose clients have neither taken them all nor left."""
+        return self._floods
+
     # -- the server ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -197,7 +203,7 @@ class MisbehavingServer:
                 access_log=None,
                 auto_decompress=False,
                 max_field_size=_MAX_HEADER_BYTES,
-                shutdown_timeout=0.0,
+                shutdown_timeout=0.1,  # none is without end: a client that holds its connection would hold this
                 lingering_time=0.0,
             )
             await runner.setup()
@@ -284,6 +290,7 @@ class MisbehavingServer:
         await response.prepare(incoming)
         sent = flood.answer.body
         before = self._flooded if flood.ends else 0  # one without end counts all that was sent before
+        self._floods += 1
         try:
             while self._flooded - before < flood.most_nbytes:
                 await response.write(sent)
@@ -291,6 +298,8 @@ class MisbehavingServer:
                 sent = _ZEROS
         except (ConnectionError, ClientError):  # the client has left
             return response
+        finally:
+            self._floods -= 1
         if not flood.ends:
             _end_connection(incoming, is_reset=True)
         return response

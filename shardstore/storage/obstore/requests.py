@@ -120,14 +120,19 @@ async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str
     options: obstore.GetOptions = {"range": _range(request)}
     if if_match is not None:
         options["if_match"] = if_match
-    with _errors(f"reading {full_key!r}"):
+    what = f"reading {full_key!r}"
+    with _errors(what):
         result = await obstore.get_async(bucket, full_key, options=options)
+    try:
         start, end = result.range
-        check_most(end - start, most_nbytes, f"reading {full_key!r}")
-        data = await _body(result, end - start)
-    if len(data) != end - start:
-        raise RequestFailed(f"reading {full_key!r}: the server announced bytes {start} to {end} but sent {len(data)}")
-    return _answer(result, data)
+        check_most(end - start, most_nbytes, what)
+        with _errors(what):
+            answer = _answer(result, await _body(result, end - start))
+    finally:
+        del result  # which holds the connection; an error would hold both for as long as somebody holds the error
+    if len(answer.data) != end - start:
+        raise RequestFailed(f"{what}: the server announced bytes {start} to {end} but sent {len(answer.data)}")
+    return answer
 
 
 async def _body(result: obstore.GetResult, nbytes: int) -> memoryview:

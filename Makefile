@@ -82,13 +82,16 @@ $(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
 		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' pytest
 	@touch $@
 
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.
+PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
 
+# Random operations are tried more often in test-all, unless their numbers are given.
 test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow and not server" $(TESTARGS)
 
 test-all: $(VENV)/.installed-test $(ZARR2)/.installed
-	SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) $(TESTARGS)
+	SHARDSTORE_EXAMPLES=$${SHARDSTORE_EXAMPLES:-60} SHARDSTORE_FUZZ_EXAMPLES=$${SHARDSTORE_FUZZ_EXAMPLES:-150} \
+		SHARDSTORE_ZARR2="$(CURDIR)/$(ZARR2)/bin/python" $(PYTEST) $(TESTARGS)
 
 # A second S3 server beside moto; in an environment of its own, since it insists on another botocore than s3fs.
 $(MINISTACK)/.installed: $(VENV)/.created

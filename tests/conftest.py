@@ -40,6 +40,8 @@ _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
 # A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
 _OF_SERVER = re.compile(r"(?<![a-z0-9])(s3|gcs|moto)(?![a-z0-9])|S3|GCS", re.IGNORECASE)
 _OF_EVERY_RUN = re.compile(r"storage/test_s3\.py|storage/test_gcs\.py::TestGCSStorage::|storage/test_obstore\.py::TestObstoreS3Storage::")
+# Except what writes a thousand objects to one.
+_MANY_OBJECTS = re.compile(r"::test_a_long_listing$")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = item.nodeid.removeprefix("tests/")
         if place.startswith(_SLOW_DIRECTORIES):
             item.add_marker("slow")
-        if _OF_SERVER.search(place) is not None and _OF_EVERY_RUN.match(place) is None:
+        if _OF_SERVER.search(place) is not None and (_OF_EVERY_RUN.match(place) is None or _MANY_OBJECTS.search(place) is not None):
             item.add_marker("server")
 
 

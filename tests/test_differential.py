@@ -32,7 +32,7 @@ from tests import view
 from tests.shards import presented, sharded_arrays
 from tests.stored import StorageObjects, as_zarr_memory
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 
 settings = hypothesis.settings(
     max_examples=EXAMPLES,

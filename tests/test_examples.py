@@ -41,7 +41,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("example", ["ome_pyramid.py", "climate.py"])
+@pytest.mark.parametrize("example", ["ome_pyramid.py", pytest.param("climate.py", marks=pytest.mark.slow)])
 def test_without_arguments_nothing_is_left(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -138,7 +138,7 @@ def test_the_pyramid_says_what_ome_zarr_0_5_asks_for(tmp_path: Path) -> None:
 # -- the climate -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_the_climate(tmp_path: Path, examples: Any, workers: str) -> None:
     root = tmp_path / "climate.zarr"
     run("climate.py", str(root), "--workers", workers, cwd=tmp_path)

@@ -36,7 +36,7 @@ from tests import view
 from tests.shards import MISSING, Sharding, encode_index, index_entries, sharding
 from tests.stored import StorageObjects
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
 
 settings = hypothesis.settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 

@@ -22,7 +22,7 @@ from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.trace import TraceStorage
 from tests import view
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 POLICIES = ((2,), (3,), None)
 NAMES = ("ct", "ct2")
 CHUNKS = 5

@@ -33,7 +33,7 @@ from tests.engine.hooked import AS_THEY_ARE
 from tests.shards import presented
 from tests.stored import as_zarr_memory
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
 
 pytestmark = pytest.mark.timeout(300 + 5 * EXAMPLES)
 

@@ -136,9 +136,9 @@ def test_not_there_and_in_the_way(source: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interrupted_it_ends_cleanly_and_goes_on(tmp_path: Path) -> None:
     old, new = tmp_path / "old.zarr", tmp_path / "new.zarr"
-    array = zarr.create_array(old, shape=(16_000,), chunks=(2,), dtype="u1", compressors=None)
+    array = zarr.create_array(old, shape=(8_000,), chunks=(2,), dtype="u1", compressors=None)
     (old / "c").mkdir()
-    for i in range(8_000):
+    for i in range(4_000):
         (old / f"c/{i}").write_bytes(bytes((i % 256, 7)))
     command = [sys.executable, "-m", "shardstore", "pack", "-s", "10", "--workers", "1", str(old), str(new)]
     # Where tests run in the background SIGINT is ignored, which children inherit.

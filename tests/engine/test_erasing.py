@@ -32,7 +32,7 @@ PREFIXES = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(ENCODINGS), st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 4])), st.sampled_from(PREFIXES), st.booleans()
 )

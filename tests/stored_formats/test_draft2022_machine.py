@@ -24,7 +24,7 @@ from shardstore.stored.draft2022.storage import DraftStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.stored_formats.hierarchies import array, group
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_FUZZ_EXAMPLES", "40"))
 
 pytestmark = pytest.mark.timeout(300 + 5 * EXAMPLES)
 

@@ -26,7 +26,7 @@ from tests.transformer.layers import document, layered
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("SHARDSTORE_EXAMPLES", "20"))
 SIZE = 4
 """Bytes of every chunk of an array without compressor."""
 

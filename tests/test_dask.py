@@ -79,7 +79,7 @@ def cluster() -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(params=["synchronous", "threads", "processes", "distributed"])
+@pytest.fixture(params=["synchronous", "threads", pytest.param("processes", marks=pytest.mark.slow), "distributed"])
 def scheduler(request: pytest.FixtureRequest) -> Iterator[None]:
     match request.param:
         case "processes":

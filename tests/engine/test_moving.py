@@ -31,6 +31,7 @@ from shardstore.storage.s3.client import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
 from tests.stored import StorageObjects, snapshot
+from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 
@@ -479,7 +480,7 @@ OPERATIONS: dict[str, Operation] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_failing_at_every_request(name: str, renames: bool, afterwards: bool) -> None:
     moves = name.startswith("move")
-    for n in range(1000):
+    for n in range(0, 1000, EVERY):
         source, elsewhere = fresh_memory(), fresh_memory()
         fill_small(source)
         hooked, hooked_elsewhere = HookedStorage(source), HookedStorage(elsewhere)

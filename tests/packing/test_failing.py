@@ -18,6 +18,7 @@ from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage, Time
 from shardstore.testing.trace import TraceStorage
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
+from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,7 @@ def requests_of(hierarchy: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("where", ["source", "target", "record"])
 def test_at_every_request(where: str, fault: Any, hierarchy: Path, wanted: dict[str, bytes]) -> None:
     struck = completed = 0
-    for at in range(1, sum(requests_of(hierarchy)) + 20):
+    for at in range(1, sum(requests_of(hierarchy)) + 20, EVERY):
         places: dict[str, Storage] = {"source": memory(hierarchy), "target": memory(), "record": memory()}
         faulty = FaultStorage(places[where])
         faulty.plan(Fault(at, fault))

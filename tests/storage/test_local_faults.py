@@ -24,6 +24,7 @@ from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
+from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +127,7 @@ def test_at_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
     calls: list[str] = []
     # The names above are flushed once: what is left to flush in each run are those below.
     SyncStorage(LocalStorage(tmp_path / "before", locks=locks)).put("x", b"1")
-    for at in itertools.count(1):
+    for at in itertools.count(1, EVERY):
         root = tmp_path / str(at)
         fill(root)
         local_sweep.forget()

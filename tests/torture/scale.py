@@ -1,4 +1,4 @@
-"""How much the torture tests do: a little in every run of the tests, everything in ``make torture``."""
+"""How much tests of faults, kills and races do: a little in every run of the tests, everything in ``make torture``."""
 
 from __future__ import annotations
 

@@ -154,7 +154,8 @@ def _runs_on_io_loop() -> bool:
 def _asking_first(create: Callable[..., Any]) -> Callable[..., Any]:
     """Return what creates one node as ``create`` does, where the store would not refuse the document that zarr makes of the arguments.
 
-    To have that document, the node is first created in memory: so what zarr itself refuses is refused before anything is deleted too.
+    To have that document, the node is first created in memory: so what zarr itself refuses is refused before anything is deleted too. Where
+    every warning is shown, zarr's are shown twice.
     """
     signature = inspect.signature(create)
     where = next(name for name in _WHERE if name in signature.parameters)

@@ -35,6 +35,9 @@ MINISTACK  := build/ministack
 BENCH      := build/bench
 ZARR2      := build/zarr2
 
+# Compiled modules are kept: the tests start thousands of processes, and each would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all torture zarr-suite safety bench bench-here bench-full bench-full-here bench-page bench-page-here bench-pack \
 	bench-transport readers check wheel-test clean

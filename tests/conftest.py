@@ -40,7 +40,7 @@ _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
 # A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
 _OF_SERVER = re.compile(r"(?<![a-z0-9])(s3|gcs|moto)(?![a-z0-9])|S3|GCS", re.IGNORECASE)
 _OF_EVERY_RUN = re.compile(r"storage/test_s3\.py|storage/test_gcs\.py::TestGCSStorage::|storage/test_obstore\.py::TestObstoreS3Storage::")
-# Except what writes a thousand objects to one.
+# Except one test of each contract, which first writes a thousand objects to the server: tens of seconds.
 _MANY_OBJECTS = re.compile(r"::test_a_long_listing$")
 
 

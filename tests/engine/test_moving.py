@@ -30,8 +30,8 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.client import forget_facts
 from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, document, fresh_memory
+from tests.harness.scale import EVERY
 from tests.stored import StorageObjects, snapshot
-from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 

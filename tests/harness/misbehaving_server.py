@@ -173,7 +173,7 @@ class MisbehavingServer:
 
     @property
     def floods(self) -> int:
-        """How many bodies are being sent whose clients have neither taken them all nor left."""
+        """How many bodies are being sent right now: their clients have neither read them to the end nor closed the connection."""
         return self._floods
 
     # -- the server ------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class MisbehavingServer:
                 access_log=None,
                 auto_decompress=False,
                 max_field_size=_MAX_HEADER_BYTES,
-                shutdown_timeout=0.1,  # none is without end: a client that holds its connection would hold this
+                shutdown_timeout=0.1,  # 0 would wait for ever for clients that keep their connection open
                 lingering_time=0.0,
             )
             await runner.setup()

@@ -16,9 +16,9 @@ from shardstore.storage.base import Storage
 from shardstore.storage.memory import MemoryStorage
 from shardstore.testing.faults import DropReply, Fail, Fault, FaultStorage, TimeOut, Truncate
 from shardstore.testing.trace import TraceStorage
+from tests.harness.scale import EVERY
 from tests.packing.sources import stored
 from tests.stored import StorageObjects, copy_tree, snapshot
-from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 

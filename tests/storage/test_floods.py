@@ -149,11 +149,11 @@ def test_limit_holds_for_a_range_that_comes_instead_of_the_whole_object(place: F
 
 
 def test_error_that_is_kept_keeps_no_connection(place: Flooded) -> None:
-    """Whoever collects errors would otherwise hold as many connections, and what they have in their buffers."""
+    """A program that collects errors would otherwise keep one connection open for each of them."""
     whole = f"bytes 0-{2**40 - 1}/{2**40}"
     place.server.on(flood(announced=2**40, status=206, content_range=whole, most_nbytes=FLOOD), method="GET")
     before = len(place.server.requests)
-    gc.disable()  # which lets go of what belongs to an error that nobody holds
+    gc.disable()  # it would close connections now and then that nothing else closes
     try:
         error = failed(place.read(EVERYTHING, most_nbytes=MIB))
         while place.server.floods:  # until the run's timeout

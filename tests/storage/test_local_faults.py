@@ -22,9 +22,9 @@ from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.testing.storage_suite import SyncStorage
+from tests.harness.scale import EVERY
 from tests.harness.system_calls import SystemCalls, fail
 from tests.storage.on_disk import mount_everything
-from tests.torture.scale import EVERY
 
 pytestmark = pytest.mark.slow
 

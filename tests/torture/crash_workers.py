@@ -12,10 +12,10 @@ from shardstore.storage.local.mounts import Mount
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.s3.client import S3Client
 from tests.harness.crash import Child
+from tests.harness.scale import FULL
 from tests.harness.system_calls import kill
 from tests.limits import sweep_young_files
 from tests.torture.places import Place
-from tests.torture.scale import FULL
 
 SHARDS = 4
 SLOTS = 16

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.harness.moto_as_aws import behave_as_aws, make_conditions_hold, take_small_parts
+from tests.harness.scale import FULL
 from tests.torture.crew import ROOT
-from tests.torture.scale import FULL
 from tests.torture.small_parts import SMALL_PART_BYTES, limit_parts
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from shardstore.storage.base import Storage
 from shardstore.testing.faults import Cancel, at_every_request
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, fresh_memory
+from tests.harness.scale import EVERY
 from tests.torture.conftest import Record
 from tests.torture.contents import check_old_or_new, contents_of, layouts_of, presented_by, restore
 from tests.torture.interrupting import Interrupting
@@ -51,7 +52,6 @@ from tests.torture.operations import (
     new,
     old,
 )
-from tests.torture.scale import EVERY
 from tests.torture.settling import settled
 from tests.torture.test_faults import Kind, attempt, check_answers, check_new, check_view
 

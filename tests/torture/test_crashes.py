@@ -19,6 +19,7 @@ import shardstore
 from shardstore.storage.local.range_locks import DIRECTORY_LOCK
 from tests.appended import shown
 from tests.harness.crash import AfterAcknowledgements, AtCall, ChildFailed, Crasher, random_moment
+from tests.harness.scale import FULL, sized
 from tests.shards import shard_chunks, sharded_arrays
 from tests.stored import LocalObjects
 from tests.torture.conftest import Record
@@ -40,7 +41,6 @@ from tests.torture.crash_workers import (
 )
 from tests.torture.crew import ROOT
 from tests.torture.places import APPENDING, Place
-from tests.torture.scale import FULL, sized
 
 Chunks = dict[int, bytes]
 MODES = ["auto", "append", "cluster", "network"]

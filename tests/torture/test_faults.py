@@ -44,11 +44,11 @@ from shardstore.testing.faults import (
 )
 from shardstore.testing.storage_suite import on_io_loop
 from tests.engine.hooked import HookedStorage, document
+from tests.harness.scale import EVERY, FULL
 from tests.torture.conftest import Record
 from tests.torture.contents import Contents, check_old_or_new, contents_of, layouts_of, presented_by, restore
 from tests.torture.operations import BY_NAME, OPERATIONS, ZARRS_WARNINGS, Answers, B, Operation, after, before, check_table, client
 from tests.torture.places import s3_place
-from tests.torture.scale import EVERY, FULL
 from tests.torture.settling import settled
 
 pytestmark = [

@@ -30,12 +30,12 @@ import zarr
 import shardstore
 from shardstore.format.shard_index import IndexLocation
 from shardstore.storage.opening.open import open_storage
+from tests.harness.scale import FULL, sized
 from tests.shards import presented
 from tests.stored import StorageObjects
 from tests.torture.conftest import Record
 from tests.torture.history_workers import PATH, WORDS, Board, Client, History, Role, create, live
 from tests.torture.places import Place
-from tests.torture.scale import FULL, sized
 
 SECONDS = float(os.environ.get("SHARDSTORE_HISTORIES_SECONDS", sized(3600, 0)))
 """All histories together, of ``make torture``. In other runs each place has one short history."""

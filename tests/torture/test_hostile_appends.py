@@ -23,9 +23,9 @@ from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import on_io_loop
 from tests.harness import misbehaviours as mis
+from tests.harness.scale import FULL
 from tests.limits import resend_at_once
 from tests.torture.conftest import Record
-from tests.torture.scale import FULL
 from tests.torture.small_parts import limit_parts
 from tests.torture.wire import A_SHARD, CHUNKS, INITIAL, Case, Client, Values, Wire, shard_bytes, value, wire, without_checksums
 

@@ -30,9 +30,9 @@ from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests import shards
 from tests.harness import misbehaviours as mis
 from tests.harness.misbehaving_server import MisbehavingServer
+from tests.harness.scale import FULL
 from tests.limits import resend_at_once
 from tests.torture.conftest import Record
-from tests.torture.scale import FULL
 from tests.torture.wire import (
     A_SHARD,
     CHUNKS,

@@ -12,6 +12,7 @@ import s3fs
 import zarr
 
 from tests.clusters import dask_cluster
+from tests.harness.scale import sized
 from tests.torture.conftest import Record
 from tests.torture.crew import Crew, Job
 from tests.torture.payloads import Payload
@@ -28,7 +29,6 @@ from tests.torture.race_workers import (
     write_chunks,
     write_sets,
 )
-from tests.torture.scale import sized
 
 WRITERS = sized(8, 4)
 PATH = "x"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 import zarr
 
+from tests.harness.scale import FULL, sized
 from tests.torture.conftest import Record
 from tests.torture.crew import Crew, Job
 from tests.torture.lives_workers import OTHER_CHUNKS, OTHER_SHARDS, Enough, Life, Seen, live, watch
 from tests.torture.places import APPENDING, Place
 from tests.torture.reader_workers import PARTS, Limits, Reads, append_on, prepare, read_natively, read_on, rewrite
-from tests.torture.scale import FULL, sized
 
 READERS, WRITERS = 4, 2
 

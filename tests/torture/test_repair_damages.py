@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.harness.scale import sized
 from tests.maintenance.shard_damages import repaired
 from tests.torture.conftest import Record
-from tests.torture.scale import sized
 
 REMEDIES = ("corrected", "rebuilt", "dropped", "deleted", "cut", "left")
 

@@ -13,13 +13,13 @@ import pytest
 
 import shardstore
 from shardstore.storage.opening.open import open_storage
+from tests.harness.scale import sized
 from tests.shards import Sharding, presented, sharded_arrays
 from tests.stored import StorageObjects
 from tests.torture.conftest import Record
 from tests.torture.crew import Aborted, Crew, Job
 from tests.torture.places import Place
 from tests.torture.race_workers import create
-from tests.torture.scale import sized
 from tests.torture.upkeep_workers import (
     CELLS,
     CHUNKS,

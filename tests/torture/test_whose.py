@@ -34,7 +34,7 @@ from shardstore.engine.moving import copy_nodes, move_between
 from shardstore.errors import InvalidInput, ShardStoreError
 from shardstore.storage.opening.open import open_storage
 from tests.cli.running import run
-from tests.torture.scale import sized
+from tests.harness.scale import sized
 
 World = dict[str, bytes]
 """What each path holds: of a file its bytes, of a link where it leads, behind ``link:``. Objects of the bucket begin with ``s3:``."""

@@ -34,10 +34,10 @@ from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop
 from tests.harness import misbehaviours as mis
+from tests.harness.scale import FULL, sized
 from tests.limits import resend_at_once
 from tests.torture import places
 from tests.torture.conftest import Record
-from tests.torture.scale import FULL, sized
 from tests.torture.wire import A_SHARD, CHUNKS, DOCUMENT, INITIAL, PRESENTED, Case, Client, Kind, Values, Wire, value, wire
 
 SERVERS = ["s3", "s3 over obstore", "gcs", "http"]

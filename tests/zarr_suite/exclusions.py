@@ -66,7 +66,7 @@ _BELOW = "edits `zarr.json` on disk, around the store; of a sharded array, what 
 _KEY = "uses the key of a shard, with `shards=`; a key of the store is a chunk's, whoever asks"
 _READ_BACK = "creates with `shards=` and reads the metadata, or missing chunks, back from the store, which shows chunks"
 _WRAPPED = "creates with `shards=` in a store that wraps ours, or handles keys in its own way: without our pipeline that is refused"
-_TWICE = "counts warnings; a node is made in memory first, to ask the store before anything is deleted, and zarr warns then too"
+_TWICE = "counts warnings; zarr warns twice, since each node is created in memory first, to ask the store before anything is deleted"
 _ZARRS = "creates with `shards=` and zarr's own codec pipeline: without ours that is refused"
 _BYTES = "counts the bytes of the metadata of an array with `shards=`; the store counts those that it shows"
 _DELETES_SHARDS = "counts the calls of `delete` when an array with `shards=` shrinks; its shards are erased in one batch"

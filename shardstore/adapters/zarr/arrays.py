@@ -152,10 +152,10 @@ def _runs_on_io_loop() -> bool:
 
 
 def _asking_first(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what creates one node as ``create`` does, where the store would not refuse the document that zarr makes of the arguments.
+    """Return a function that does what ``create`` does, but first asks the store whether it accepts the document of the new node.
 
-    To have that document, the node is first created in memory: so what zarr itself refuses is refused before anything is deleted too. Where
-    every warning is shown, zarr's are shown twice.
+    The node is created twice, first in memory: this gives the document, and zarr raises its own errors before anything is deleted. zarr's
+    warnings come twice too; with Python's default filters the second is not shown.
     """
     signature = inspect.signature(create)
     where = next(name for name in _WHERE if name in signature.parameters)

@@ -129,7 +129,7 @@ async def get(bucket: Bucket, full_key: str, request: ByteRequest, if_match: str
         with _errors(what):
             answer = _answer(result, await _body(result, end - start))
     finally:
-        del result  # which holds the connection; an error would hold both for as long as somebody holds the error
+        del result  # it holds the connection, and the traceback of an error would hold it
     if len(answer.data) != end - start:
         raise RequestFailed(f"{what}: the server announced bytes {start} to {end} but sent {len(answer.data)}")
     return answer

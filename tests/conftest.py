@@ -37,6 +37,8 @@ hypothesis.settings.load_profile("unhurried")
 
 # Whole directories that make test leaves to make test-all.
 _SLOW_DIRECTORIES = ("torture", "zarr2", "xarray_suite")
+# Tests of the fsspec filesystem run on memory and local disks too.
+_OF_FILESYSTEM = "adapters/test_fs_"
 # A server for tests is named in their parameters, classes or names; each kind of storage has its contract tested in every run.
 _OF_SERVER = re.compile(r"(?<![a-z0-9])(s3|gcs|moto)(?![a-z0-9])|S3|GCS", re.IGNORECASE)
 _OF_EVERY_RUN = re.compile(r"storage/test_s3\.py|storage/test_gcs\.py::TestGCSStorage::|storage/test_obstore\.py::TestObstoreS3Storage::")
@@ -51,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if _OF_SERVER.search(place) is not None and (_OF_EVERY_RUN.match(place) is None or _MANY_OBJECTS.search(place) is not None):
             item.add_marker("server")
+            if place.startswith(_OF_FILESYSTEM) and item.get_closest_marker("zarr") is None:
+                item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_quick_run(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "transport.py"), "--quick", "--json", str(result)]

@@ -67,6 +67,7 @@ class OnStore:
             yield target
 
 
+@pytest.mark.exhaustive
 class TestMemoryUrl(OnMemoryUrl, suite.TestZarrDictStore):
     pass
 
@@ -79,6 +80,7 @@ class TestStore(OnStore, suite.TestZarrDictStore):
     pass
 
 
+@pytest.mark.exhaustive
 class TestRegionMemoryUrl(OnMemoryUrl, suite.TestZarrRegionAuto):
     pass
 

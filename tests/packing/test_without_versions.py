@@ -198,7 +198,11 @@ def test_a_change_of_equal_size_is_noticed(kind: Callable[[Path, Objects], Any],
 
 
 class Dated(http.server.BaseHTTPRequestHandler):
-    """Serves what ``server.objects`` holds, with dates of whole seconds and no ETags."""
+    """Serves what ``server.objects`` holds, with dates of whole seconds and no ETags. Its clock stands still at ``server.now``."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        server: Any = self.server
+        return super().date_time_string(server.now if timestamp is None else int(timestamp))
 
     def do_GET(self) -> None:
         server: Any = self.server
@@ -224,7 +228,8 @@ class Dated(http.server.BaseHTTPRequestHandler):
 def test_references_to_what_has_dates_of_whole_seconds(age: int, objects: Objects, tmp_path: Path) -> None:
     """Within the second of its date an object can change, and be as old as it was."""
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dated)
-    server.objects, server.stored = dict(objects), int(time.time()) - age
+    server.objects, server.now = dict(objects), int(time.time())
+    server.stored = server.now - age
     threading.Thread(target=server.serve_forever, daemon=True).start()
     target, url = tmp_path / "t.zarr", f"http://127.0.0.1:{server.server_port}"
     source = references(tmp_path, {key: [f"{url}/{key}"] for key in objects})

@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from shardstore.errors import InvalidInput
+import google_crc32c
+
+from shardstore._sync import run_sync
+from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import METADATA_NAME
-from shardstore.format.references.pins import PINS_SUFFIX
+from shardstore.format.references.pins import PINS_SUFFIX, PinSection, SetDigest, decode_pins, section_of
 from shardstore.model.generation import UNCONDITIONAL, Condition
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, Storage
@@ -20,6 +23,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
 _PIECE = 4 * 2**20
+_JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,50 @@ def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bo
         return SetPlace(open_storage(whole, dict(options or {}) or None), "", url)
     above = address.at(len(address.segments) - 1)
     return SetPlace(open_storage(above, dict(options or {}) or None), address.segments[-1], url)
+
+
+def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
+    """Return the place of a set that exists; ``reference::`` in front of it is left out.
+
+    Raises:
+        InvalidInput: ``target`` is no path or URL.
+        NotFound: there is no set.
+        StorageError: a request failed.
+    """
+    if isinstance(target, str):
+        target = target.removeprefix("reference::")
+    places = [open_set(target, options, is_directory=is_directory) for is_directory in (True, False)]
+    for place in places if not places[0].url.endswith(_JSON_SUFFIXES) else reversed(places):
+        if run_sync(place.storage.stat(place.main_key)) is not None:
+            return place
+    raise NotFound(f"there is no set of references at {places[0].shown}: neither a file, nor a directory with {METADATA_NAME}")
+
+
+def pins_of(place: SetPlace) -> PinSection:
+    """Return what a set says it was made of.
+
+    Raises:
+        Corruption: that cannot be read, or is of another set.
+        NotFound: it says nothing, as sets of other programs, and those written with ``pins=False`` or ``base_url``.
+        StorageError: a request failed.
+    """
+    data = run_sync(read_object(place.storage, place.pins_key))
+    if data is None:
+        raise NotFound(
+            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
+            "with pins, which are the default"
+        )
+    try:
+        sections = decode_pins(data)
+        if len(sections) == 1:
+            return sections[0]  # all of the set need not be read to know which
+        text = run_sync(read_object(place.storage, place.main_key)) or b""
+        found = section_of(data, SetDigest(len(text), f"{google_crc32c.value(text):08x}"))
+    except Corruption as exc:
+        raise Corruption(f"{place.pins_key!r} beside the set {place.shown}: {exc}. Write the set again") from exc
+    if found is None:
+        raise Corruption(f"{place.pins_key!r} beside the set {place.shown} is of another set: write the set again")
+    return found
 
 
 def options_for(source: Any, target: Any, options: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

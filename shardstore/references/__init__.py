@@ -7,7 +7,8 @@ Begin with ``writing.py``.
 
 from __future__ import annotations
 
+from shardstore.references.checking import CheckReport, check, pins
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 from shardstore.references.writing import write_json, write_parquet
 
-__all__ = ["ReferenceProgress", "ReferenceReport", "write_json", "write_parquet"]
+__all__ = ["CheckReport", "ReferenceProgress", "ReferenceReport", "check", "pins", "write_json", "write_parquet"]

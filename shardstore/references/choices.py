@@ -76,7 +76,7 @@ def described(source: ReferenceSource, flavour: Flavour, *, only_v2_keys: bool) 
     if source.impossible:
         raise _refusal("at all", source.impossible, "leave them out by paths={'…': None}")
     nodes = _nodes(source)
-    wanted, why = flavour, "as was asked for"
+    wanted, why = flavour, "readers of Parquet know v2" if flavour == "v2" and only_v2_keys else "as was asked for"
     if wanted == "auto":
         wanted, why = "v2", "every reader of references knows v2, which can describe all arrays"
         if problems := _problems(nodes, "v2", own):

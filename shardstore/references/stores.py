@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Conflict, Corruption, NotFound
-from shardstore.format.draft2022.keys import data_key
+from shardstore.format.draft2022.keys import data_key, scalar_data_keys
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
 from shardstore.format.presentation import levels_of
@@ -28,6 +28,7 @@ from shardstore.format.references.documents import DocumentFlavour, NodeDocument
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.references.pins import PinnedObject
 from shardstore.format.shard_index import IndexFormat
+from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
@@ -437,13 +438,25 @@ def store_source(
             shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
             source.arrays.append(StoredArray(reader, objects.get(path) or _Objects(known), stored, shown, choice))
     source.arrays.sort(key=lambda array: array.path)
-    source.url_of = partial(_url, base, run_sync(_is_draft(engine)))
+    if run_sync(_is_draft(engine)):
+        scalars = [plan for plan in plans.values() if not plan.shape and plan.path in objects]
+        stored_keys = run_sync(_scalar_keys(storage, {plan.path: documents[plan.path] for plan in scalars}))
+        source.url_of = lambda key: base + (stored_keys.get(key) or data_key(key) or key)
+    else:
+        source.url_of = base.__add__
     return source
 
 
-def _url(base: str, in_draft: bool, key: str) -> str:
-    """Return the URL of the object at a canonical key."""
-    return base + ((data_key(key) or key) if in_draft else key)
+async def _scalar_keys(storage: Storage, documents: dict[str, JsonObject]) -> dict[str, str]:
+    """Return the stored keys of the chunks of 0-d arrays in a hierarchy of the 2022 draft, by canonical key."""
+    found: dict[str, str] = {}
+    for path, document in documents.items():
+        first = scalar_key_name(document)
+        keys = sorted(scalar_data_keys(path), key=lambda key, first=first: not key.endswith(f"/{first}"))  # type: ignore[misc]
+        for key in reversed(keys):
+            if await storage.stat(key) is not None:
+                found[join(path, "c")] = key
+    return found
 
 
 async def _is_draft(engine: Engine) -> bool:

@@ -122,7 +122,7 @@ def write_parquet(
     mixed_protocols: bool = False,
     overwrite: bool = False,
     on_error: OnError = "raise",
-    max_memory: int = 64 * 2**20,
+    max_memory: int = 32 * 2**20,
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,

@@ -44,7 +44,9 @@ _ENTRIES_AT_ONCE = 50_000
 
 
 class DigestedFile:
-    """A temporary file that notes the digest of what is written to it."""
+    """A temporary file that notes the digest of what is written to it. It stays open when a compressor closes it."""
+
+    closed = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -82,8 +84,10 @@ def compressed(file: DigestedFile, name: str) -> Iterator[Writes]:
             import pyarrow as pa
         except ModuleNotFoundError as exc:
             raise Unsupported(f"sets that end in .zst need pyarrow: {how_to_install('parquet')}") from exc
-        with pa.CompressedOutputStream(pa.PythonFile(file, mode="w"), "zstd") as text:
-            yield text
+        sink = pa.PythonFile(file, mode="w")
+        text = pa.CompressedOutputStream(sink, "zstd")
+        yield text
+        text.close()
     else:
         yield file
 

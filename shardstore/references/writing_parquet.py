@@ -85,9 +85,10 @@ class RecordWriter:
         run_sync(self._store(some))
 
     async def _store(self, records: list[tuple[str, bytes]]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for key, data in records:
-                group.create_task(write_bytes(self.storage, key, data))
+        outcomes = await asyncio.gather(*(write_bytes(self.storage, *record) for record in records), return_exceptions=True)
+        for error in outcomes:
+            if error is not None:
+                raise error
 
 
 class _Window:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -14,11 +14,12 @@ from shardstore import references
 from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
 from shardstore.cli.execution import interruptible
 from shardstore.cli.failures import ExitCode
-from shardstore.cli.output import complain, plural, print_json, size
+from shardstore.cli.output import complain, plural, print_json, shape, size
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
 from shardstore.errors import InvalidInput
 from shardstore.references.checking import CheckReport
+from shardstore.references.choices import Flavour
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 
 _MOST_SHOWN = 20  # keys
@@ -118,7 +119,7 @@ def write(
         "target_options": dict(target_options),
     }
     if flavour is not None:
-        arguments["flavour"] = flavour
+        arguments["flavour"] = _flavour(flavour)
     if kind == "json":
         arguments |= {"version": version, "templates": templates, "generators": generators}
     else:
@@ -129,7 +130,13 @@ def write(
     _show_report(report, as_json)
 
 
-def check(*, target: Set, as_json: AsJson = False, storage: PairOptions) -> None:
+def check(
+    *,
+    target: Set,
+    deep: Annotated[bool, typer.Option("--deep", help="Read the index of each shard too, and compare every reference.")] = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
     """Say which objects have changed since a set was written: references into them mean other bytes. The exit code is 6 then.
 
     One listing; no data is read. Options are those of the store; --target-options of the set, where they differ.
@@ -138,15 +145,114 @@ def check(*, target: Set, as_json: AsJson = False, storage: PairOptions) -> None
 
         shardstore refs check data.refs
     """
-    report = references.check(target, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
+    report = references.check(target, deep=deep, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
     if as_json:
         print_json(asdict(report))
     else:
         _show_check(report)
     if not report.is_sound:
-        what = plural(len(report.changed) + len(report.gone), "object")
-        complain("warning", f"{what} changed or gone: shardstore refs update {target} reads them again")
+        what = plural(
+            len(report.changed) + len(report.gone) or len(report.wrong), "object" if report.changed or report.gone else "reference"
+        )
+        complain("warning", f"{what} not what it was: shardstore refs update {target} mends the set")
         raise typer.Exit(ExitCode.CONFLICT)
+
+
+def update(
+    *,
+    target: Set,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="URL", help="The store, if it is not where the set says.", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="SET", help="Another place for the new set.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write a set again as it was written. Only the indices of shards that have changed since are read.
+
+    Options are those of the store; --target-options of the set, where they differ.
+
+    Examples:
+
+        shardstore refs update data.refs
+
+        shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
+    """
+    with _progress("run the same command again; if the set is gone, write it again") as progress:
+        report = references.update(
+            target,
+            source,
+            output=output,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    if not as_json:
+        typer.echo(f"{plural(report.index_requests, 'index', 'indices')} read again")
+    _show_report(report, as_json)
+
+
+def combine(
+    *,
+    sets: Annotated[list[str], typer.Argument(metavar="SET...", help="Sets of references, in their order.", show_default=False)],
+    target: Annotated[str, typer.Option("--output", metavar="SET", help="Where the new set goes.", show_default=False)],
+    dim: Annotated[
+        str | None, typer.Option("--dim", metavar="NAME", help="The dimension along which arrays are put one behind the other.")
+    ] = None,
+    form: Format = None,
+    flavour: FlavourOption = None,
+    mixed_protocols: Annotated[
+        bool, typer.Option("--mixed-protocols", help="Let URLs of several protocols in, which fsspec cannot read.")
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Make one set of several: arrays side by side, or one behind the other along a dimension. Nothing is decoded.
+
+    Arrays have to have the same chunks and codecs, and all sets but the last end with a whole chunk. To combine by the values of
+    coordinates, use VirtualiZarr or kerchunk.
+
+    Examples:
+
+        shardstore refs combine monday.json tuesday.json --dim time --output week.refs
+    """
+    with _progress("there is no new set: run the same command again") as progress:
+        report = references.combine(
+            sets,
+            target,
+            dim=dim,
+            format="json" if _format(form, target) == "json" else "parquet",
+            flavour=None if flavour is None else _flavour(flavour),
+            mixed_protocols=mixed_protocols,
+            overwrite=overwrite,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    _show_report(report, as_json)
+
+
+def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> None:
+    """Show the arrays of a set, and what it was made of. References are not counted.
+
+    Examples:
+
+        shardstore refs info data.refs
+    """
+    found = references.describe(target, target_options=storage.parsed() or None)
+    if as_json:
+        print_json(asdict(found))
+        return
+    typer.echo(f"{found.target}: {found.format}, documents of Zarr {found.flavour}")
+    for path, grid in found.arrays.items():
+        typer.echo(f"{path or '(root)'}  {shape(grid)} chunks")
+    if found.store is None:
+        typer.echo("not pinned: nobody will notice when an object that it refers to is replaced")
+    else:
+        typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
 
 
 def pins(*, target: Set, storage: StorageOptions) -> None:
@@ -160,7 +266,14 @@ def pins(*, target: Set, storage: StorageOptions) -> None:
         typer.echo(json.dumps({"key": pin.key, "generation": pin.generation}))
 
 
-COMMANDS: Mapping[str, Callable[..., None]] = {"write": write, "check": check, "pins": pins}
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "write": write,
+    "check": check,
+    "update": update,
+    "combine": combine,
+    "pins": pins,
+    "info": info,
+}
 """The commands of the group, by name."""
 
 
@@ -173,6 +286,13 @@ def _format(given: str | None, target: str) -> str:
     if given not in ("json", "parquet"):
         raise InvalidInput(f"--format {given} is neither json nor parquet")
     return given
+
+
+def _flavour(given: str) -> Flavour:
+    for flavour in get_args(Flavour):
+        if given == flavour:
+            return flavour  # type: ignore[no-any-return]  # one of its values
+    raise InvalidInput(f"--flavour {given} is none of {', '.join(get_args(Flavour))}")
 
 
 def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
@@ -216,7 +336,7 @@ def _show_report(report: ReferenceReport, as_json: bool) -> None:
 
 
 def _show_check(report: CheckReport) -> None:
-    for what, keys in (("changed", report.changed), ("gone", report.gone)):
+    for what, keys in (("changed", report.changed), ("gone", report.gone), ("wrong", report.wrong)):
         for key in keys[:_MOST_SHOWN]:
             typer.echo(f"{key}: {what}")
         if len(keys) > _MOST_SHOWN:

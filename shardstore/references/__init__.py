@@ -7,8 +7,22 @@ Begin with ``writing.py``.
 
 from __future__ import annotations
 
-from shardstore.references.checking import CheckReport, check, pins
+from shardstore.references.checking import CheckReport, SetDescription, check, describe, pins
+from shardstore.references.combining import combine
 from shardstore.references.report import ReferenceProgress, ReferenceReport
+from shardstore.references.updating import update
 from shardstore.references.writing import write_json, write_parquet
 
-__all__ = ["CheckReport", "ReferenceProgress", "ReferenceReport", "check", "pins", "write_json", "write_parquet"]
+__all__ = [
+    "CheckReport",
+    "ReferenceProgress",
+    "ReferenceReport",
+    "SetDescription",
+    "check",
+    "combine",
+    "describe",
+    "pins",
+    "update",
+    "write_json",
+    "write_parquet",
+]

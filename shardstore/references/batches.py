@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple, Protocol
@@ -73,16 +73,27 @@ class ReferenceSource:
     groups: dict[str, NodeDocuments]
     """By path, the groups that have a document."""
     arrays: list[ReferencedArray]
-    base: str = ""
-    """The beginning of all URLs in front of the keys of ``pins``; empty if the URLs lead elsewhere."""
+    base_url: str = ""
+    """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken as they are."""
+    is_own: bool = True
+    """True if these URLs lead to the objects that were looked at."""
     pins: dict[str, PinnedObject] = field(default_factory=dict)
     """By key, the objects as they were when they were referred to; filled as batches are taken."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By path or key, what is not in the set, and the reason in words."""
     impossible: dict[str, str] = field(default_factory=dict)
     """By path, arrays that cannot be referred to, and the reason in words."""
-    url_of: Callable[[str], str] = str
-    """Returns the URL of the object at a key of the store."""
+    index_requests: int = 0
+    """The number of indices that were read so far."""
+    stored_key: Callable[[str], str] = str
+    """Returns the key of an object as it is stored, from its key in the store."""
+    suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
+    """Returns what comes behind the URL of a version of an object, from its stored key and token."""
+
+    def url_of(self, key: str, token: str | None = None) -> str:
+        """Return the URL of the object at a key of the store."""
+        stored = self.stored_key(key)
+        return f"{self.base_url}{stored}{self.suffix_of(stored, token)}"
 
 
 def size_of(array: ReferencedArray) -> int:
@@ -93,3 +104,15 @@ def size_of(array: ReferencedArray) -> int:
 def strides(chunk_grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """Return how far apart the numbers of neighbouring chunks are along each dimension, ``(ndim,)``."""
     return np.array([prod(chunk_grid[i + 1 :]) for i in range(len(chunk_grid))], dtype=np.int64)
+
+
+def content(batches: Iterable[ReferenceBatch]) -> dict[int, bytes | tuple[str, int, int]]:
+    """Return references by the numbers of their chunks: bytes, or URL, offset and length."""
+    found: dict[int, bytes | tuple[str, int, int]] = {}
+    for chunks, rows in batches:
+        for row, chunk in enumerate(chunks.tolist()):
+            if row in rows.inline:
+                found[chunk] = rows.inline[row]
+            else:
+                found[chunk] = rows.targets[int(rows.target[row])], int(rows.offset[row]), int(rows.nbytes[row])
+    return found

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from shardstore.errors import InvalidInput, Unsupported
@@ -26,25 +26,40 @@ PathChoice = None | Literal["shards", "chunks"] | Mapping[str, Any]
 Paths = Mapping[str, PathChoice]
 
 
-def chosen(paths: Paths | None, inline_nbytes: int, path: str) -> ArrayChoice | None:
-    """Return how an array is referred to: by the first pattern that matches its path, and whole shards or chunks by default.
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a set refers to, and how; the names are those of ``write_json``."""
+
+    paths: Paths | None = None
+    urls: Urls = "absolute"
+    base_url: str | None = None
+    inline_nbytes: int = 0
+    mixed_protocols: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.inline_nbytes) is not int or self.inline_nbytes < 0:
+            raise InvalidInput(f"inline_nbytes {self.inline_nbytes!r} is not a number of bytes")
+
+
+def chosen(choices: Choices, path: str) -> ArrayChoice | None:
+    """Return how an array is referred to: by the first pattern that matches its path; ``None``: it is left out.
 
     Raises:
         InvalidInput: the choice is none.
     """
-    if type(inline_nbytes) is not int or inline_nbytes < 0:
-        raise InvalidInput(f"inline_nbytes {inline_nbytes!r} is not a number of bytes")
-    found = next((choice for pattern, choice in (paths or {}).items() if fnmatch.fnmatchcase(path, pattern)), "chunks")
+    found = next((choice for pattern, choice in (choices.paths or {}).items() if fnmatch.fnmatchcase(path, pattern)), "chunks")
     if found is None:
         return None
     if found in ("shards", "chunks"):
-        return ArrayChoice(found == "shards", inline_nbytes)
+        return ArrayChoice(found == "shards", choices.inline_nbytes)
     if (
         isinstance(found, Mapping)
         and set(found) <= {"inline_nbytes", "flavour"}
         and found.get("flavour", "v2") in get_args(DocumentFlavour)
     ):
-        return replace(chosen(None, found.get("inline_nbytes", inline_nbytes), path) or ArrayChoice(), flavour=found.get("flavour"))
+        return ArrayChoice(
+            False, Choices(inline_nbytes=found.get("inline_nbytes", choices.inline_nbytes)).inline_nbytes, found.get("flavour")
+        )
     raise InvalidInput(
         f"the choice {found!r} for array {path!r} is neither None, 'chunks', 'shards' nor a mapping of inline_nbytes and flavour"
     )

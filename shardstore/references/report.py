@@ -45,10 +45,10 @@ class ReferenceReport:
     """True if the set says which version of each object it was made of."""
     left_out: Mapping[str, str]
     """By path or key, what is not in the set, and the reason in words."""
+    index_requests: int
+    """The number of shards whose indices were read."""
     how_to_open: str
     """Lines of Python that open the set, for zarr 3, zarr 2, xarray and GDAL."""
-    index_requests: int | None = None
-    """The number of shards whose indices were read; ``None`` if the source is a set of references itself."""
 
     def __repr__(self) -> str:
         counts = f"{self.arrays} arrays, {self.references:,} references to {self.targets:,} objects, {self.inlined:,} inlined"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -168,6 +168,7 @@ class StoredArray:
         inline = {i: b"" for i, number in enumerate(numbers) if not found.nbytes[number]}
         small = [i for i, number in enumerate(numbers) if 0 < found.nbytes[number] <= self._choice.inline_nbytes]
         inline |= zip(small, run_sync(self._store.contents([found.keys[numbers[i]] for i in small])), strict=True)
+        self._find_tokens(numbers)
         known = {found.keys[number]: (found.tokens[number], found.nbytes[number]) for number in numbers}
         urls, generations = self._store.referred(known)
         target = np.arange(len(numbers), dtype=np.int32)
@@ -175,17 +176,41 @@ class StoredArray:
         zeros = np.zeros(len(numbers), dtype=np.int64)
         return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations))
 
+    def _find_tokens(self, numbers: Sequence[int]) -> None:
+        """Ask for the versions of objects of which the listing did not show any."""
+        found = self._objects
+        untold = [number for number in numbers if found.tokens[number] is None] if self._store.is_pinned else []
+        for number, token in zip(untold, run_sync(self._store.tokens([found.keys[n] for n in untold])), strict=True):
+            found.tokens[number] = token
+
     def _of_shards(self, numbers: Sequence[int]) -> Iterator[ReferenceBatch]:
         """Yield the references into each shard, with the chunks that go into the set."""
-        wanted = [(self._objects.keys[n], self._objects.coords[n]) for n in numbers]
-        for found in run_sync(self._store.shards(self, wanted, self._choice.inline_nbytes)):
-            if found is None:
+        known = {n: batch for n in numbers if (batch := self._known(n)) is not None} if self._store.reuse is not None else {}
+        wanted = [n for n in numbers if n not in known]
+        places = [(self._objects.keys[n], self._objects.coords[n]) for n in wanted]
+        read = dict(zip(wanted, run_sync(self._store.shards(self, places, self._choice.inline_nbytes)), strict=True))
+        for number in numbers:
+            if (batch := known.get(number)) is not None:
+                yield batch
+            if (found := read.get(number)) is None:
                 continue
             shard, inline = found
             urls, generations = self._store.referred({shard.key: (shard.generation.token, shard.nbytes)})
             target = np.zeros(len(shard.chunks), dtype=np.int32)
             target[list(inline)] = MISSING
             yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations))
+
+    def _known(self, number: int) -> ReferenceBatch | None:
+        """Return the references into a shard that has not changed since an older set was written."""
+        key, token, nbytes = self._objects.keys[number], self._objects.tokens[number], self._objects.nbytes[number]
+        corners = np.array([self._objects.coords[number]], dtype=np.int64) * np.array(self._per_object, dtype=np.int64)
+        for level, index_format in enumerate(self._formats):
+            corners, _, _ = self._located(level, corners, np.zeros((len(corners), prod(index_format.chunks_per_shard), 2), dtype=np.int64))
+        assert self._store.reuse is not None
+        batch = self._store.reuse.references(self.path, self.chunk_grid, key, token, corners @ self._strides)
+        if batch is not None:
+            self._store.referred({key: (token, nbytes)})
+        return batch
 
     # -- indices -----------------------------------------------------------------------------------------------------------
 
@@ -269,14 +294,25 @@ def _groups(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 # -- the store -----------------------------------------------------------------------------------------------------------
 
 
+class Reuse(Protocol):
+    """References that are known already, from an older set."""
+
+    def references(self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: Numbers) -> ReferenceBatch | None:
+        """Return the references of an array into the object at ``key``, which may hold ``chunks``; ``None`` if that has another version
+        now, or the array another grid.
+        """
+        ...
+
+
 class StoreReader:
     """Reads indices and chunks of one store, and notes what it refers to."""
 
-    def __init__(self, storage: Storage, source: ReferenceSource, *, on_error: OnError, pinned: bool) -> None:
+    def __init__(self, storage: Storage, source: ReferenceSource, *, on_error: OnError, pinned: bool, reuse: Reuse | None) -> None:
         self.storage = storage
+        self.reuse = reuse
         self._source = source
         self._on_error = on_error
-        self._pinned = pinned
+        self.is_pinned = pinned
 
     def url_of(self, key: str) -> str:
         return self._source.url_of(key)
@@ -286,11 +322,11 @@ class StoreReader:
         urls: list[str] = []
         generations: dict[str, str] = {}
         for key, (token, nbytes) in objects.items():
-            url = self._source.url_of(key)
+            url = self._source.url_of(key, token)
             urls.append(url)
-            if token is not None and self._pinned:
+            if token is not None and self.is_pinned:
                 self._source.pins[key] = PinnedObject(key, token, nbytes)
-                if self._source.base:
+                if self._source.is_own:
                     generations[url] = token
         return urls, generations
 
@@ -302,7 +338,8 @@ class StoreReader:
         found: list[tuple[ShardIndices, dict[int, bytes]] | None] = [None] * len(wanted)
         pending = list(range(len(wanted)))
         for _ in range(_TRIES):
-            outcomes = await self.storage.read([Read(wanted[i][0], request) for i in pending])
+            outcomes = await self.storage.read([Read(wanted[i][0], request) for i in pending]) if pending else []
+            self._source.index_requests += len(pending)
             results = await asyncio.gather(
                 *(self._shard(array, *wanted[i], outcome, inline_nbytes) for i, outcome in zip(pending, outcomes, strict=True)),
                 return_exceptions=True,
@@ -358,6 +395,18 @@ class StoreReader:
             raise _Moved
         return outcome
 
+    async def tokens(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the version of each object that lasts; ``None`` if there is none, or no object."""
+        found: list[str | None] = []
+        for some in _groups(keys, _SHARDS_AT_ONCE):
+            infos = await asyncio.gather(*map(self.storage.stat, some))
+            for key, info in zip(some, infos, strict=True):
+                if info is not None and info.generation is not None and is_unsettled(info.generation.token):
+                    await self.storage.read([Read(key, (), info.generation)])  # waits until the version has a name that lasts
+                    info = await self.storage.stat(key)
+                found.append(None if info is None or info.generation is None else info.generation.token)
+        return found
+
     async def contents(self, keys: Sequence[str]) -> list[bytes]:
         """Return whole objects, which are few and small."""
         found: list[bytes] = []
@@ -378,10 +427,16 @@ class _Moved(Exception):
 
 
 def store_source(
-    storage: Storage, base: str, choose: Callable[[str], ArrayChoice | None], *, pinned: bool = True, on_error: OnError = "raise"
+    storage: Storage,
+    base: str,
+    choose: Callable[[str], ArrayChoice | None],
+    *,
+    pinned: bool = True,
+    on_error: OnError = "raise",
+    reuse: Reuse | None = None,
 ) -> ReferenceSource:
-    """Return the hierarchy in ``storage`` as a source. ``base`` comes in front of the keys in URLs, if that is known; ``choose`` says how
-    each array is referred to, ``None`` leaves it out.
+    """Return the hierarchy in ``storage`` as a source. ``base`` comes in front of the keys in URLs; ``choose`` says how each array is
+    referred to, ``None`` leaves it out. What ``reuse`` knows is not read again.
 
     Raises:
         NotFound: there is no Zarr hierarchy.
@@ -389,8 +444,8 @@ def store_source(
         StorageError: a request failed.
     """
     engine = Engine(storage)
-    source = ReferenceSource(storage.url, {}, [], base=base)
-    reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned)
+    source = ReferenceSource(storage.url, {}, [], base_url=base)
+    reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []
 
@@ -441,9 +496,7 @@ def store_source(
     if run_sync(_is_draft(engine)):
         scalars = [plan for plan in plans.values() if not plan.shape and plan.path in objects]
         stored_keys = run_sync(_scalar_keys(storage, {plan.path: documents[plan.path] for plan in scalars}))
-        source.url_of = lambda key: base + (stored_keys.get(key) or data_key(key) or key)
-    else:
-        source.url_of = base.__add__
+        source.stored_key = lambda key: stored_keys.get(key) or data_key(key) or key
     return source
 
 

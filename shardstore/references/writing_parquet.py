@@ -38,6 +38,8 @@ class RecordWriter:
     record_size: int
     max_memory: int
     tally: Tally
+    keys: set[str] = field(default_factory=set)
+    """The keys of all records that were written so far."""
     nbytes: int = 0
     """Bytes that were written so far."""
     _waiting: list[tuple[str, bytes]] = field(default_factory=list)
@@ -76,6 +78,7 @@ class RecordWriter:
     def _put(self, key: str, rows: ReferenceRows) -> None:
         data = encode_rows(rows)
         self.nbytes += len(data)
+        self.keys.add(key)
         self._waiting.append((key, data))
         if len(self._waiting) == _RECORDS_AT_ONCE:
             self._flush()

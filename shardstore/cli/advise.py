@@ -21,9 +21,9 @@ from shardstore.format.metadata_v3 import item_nbytes
 from shardstore.format.shard_index import IndexCodecs
 from shardstore.format.store_keys import join
 from shardstore.maintenance.survey.run import ArraySurvey, survey
+from shardstore.model.coalescing import ReadLimits
 from shardstore.plan.advice import Access, Advice, ArrayFacts, Candidate, ChunksPerShard, box, excess, parse_access
 from shardstore.plan.advice import advise as advised
-from shardstore.plan.reads import ReadLimits
 
 _ASSUMED_ITEM_NBYTES = 16  # of strings and other types without a fixed size
 _DEFAULT_KIND = "s3"

@@ -10,9 +10,9 @@ from shardstore.errors import InvalidInput
 from shardstore.format.presentation import PresentLevel
 from shardstore.format.shard_index import IndexCodecs, IndexFormat, IndexLocation
 from shardstore.format.storage_transformers import transformer_index_format
+from shardstore.model.coalescing import ReadLimits
 from shardstore.plan.commits import ChunkOrder, Strategy
 from shardstore.plan.policy import ShardingPolicy, validate_policy
-from shardstore.plan.reads import ReadLimits
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.opening.kinds import read_sizes
 

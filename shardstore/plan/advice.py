@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import MAX_SLOTS, IndexCodecs
+from shardstore.model.coalescing import ReadLimits, coalesce
 from shardstore.model.ranges import ByteRange
 from shardstore.plan.policy import AUTO_MAX_CHUNKS, AUTO_SHARD_NBYTES, ArrayInfo, automatic
-from shardstore.plan.reads import ReadLimits, coalesce
 
 ChunksPerShard = tuple[int, ...]
 Scalar = TypeVar("Scalar", np.int64, np.float64)

@@ -33,6 +33,8 @@ from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.inferred_versions import unversioned
 from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.references.entries import PinnedReference
+from shardstore.storage.references.storage import ReferenceStorage, version_of
 from shardstore.storage.static import StaticStorage
 
 _LOOKS_AT_ONCE = 64
@@ -58,6 +60,8 @@ def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
     """
     if isinstance(storage, MappingStorage):
         return _OfMapping(storage)
+    if isinstance(storage, ReferenceStorage):
+        return _OfReferences(storage if is_new else storage.reopened())
     if not isinstance(storage, GenericStorage):
         return storage
     fs = storage.fs
@@ -69,7 +73,7 @@ def with_versions(storage: Storage, *, is_new: bool = False) -> Storage:
     if not is_new:
         opened = storage.with_filesystem(type(fs)(*fs.storage_args, **fs.storage_options, skip_instance_cache=True))
     if is_one(fs, REFERENCES):
-        return _OfReferences(opened)
+        return _OfFilesystemReferences(opened)
     return opened if is_one(fs, frozenset({"zip"})) else _OfArchive(opened)
 
 
@@ -139,7 +143,44 @@ class _OfArchive(_Fingerprinted):
 
 
 class _OfReferences(_Fingerprinted):
-    """A set of references. Each object that they refer to is looked at once."""
+    """A set of references. Each object that they refer to is looked at once, unless the set says which version it was made of."""
+
+    inner: ReferenceStorage
+
+    def __init__(self, inner: ReferenceStorage) -> None:
+        super().__init__(inner)
+        self._versions: dict[str | None, Generation | None] = {}  # by URL
+
+    async def _fingerprinted(self, infos: Sequence[ObjectInfo]) -> list[ObjectInfo | None]:
+        entries = await self.inner.find([info.key for info in infos])
+        new = {
+            entry.reference.url: (info.key, entry)
+            for info, entry in zip(infos, entries, strict=True)
+            if isinstance(entry, PinnedReference) and entry.token is None and entry.reference.url not in self._versions
+        }
+        wanted = list(new.items())
+        for start in range(0, len(wanted), _LOOKS_AT_ONCE):
+            some = wanted[start : start + _LOOKS_AT_ONCE]
+            self._versions.update(await asyncio.gather(*(self._look(url, key, entry) for url, (key, entry) in some)))
+        found: list[ObjectInfo | None] = []
+        for info, entry in zip(infos, entries, strict=True):
+            if isinstance(entry, ShardStoreError):
+                raise entry
+            known = self._versions.get(entry.reference.url) if isinstance(entry, PinnedReference) else None
+            found.append(None if entry is None else info._replace(generation=version_of(entry, known)))
+        return found
+
+    async def _look(self, url: str | None, key: str, entry: PinnedReference) -> tuple[str | None, Generation | None]:
+        try:
+            target = self.inner.target(entry, key)
+            info = await with_versions(target.storage).stat(target.key)
+        except ShardStoreError:  # a server may serve an object, and refuse to show its metadata
+            return url, None
+        return url, None if info is None else info.generation
+
+
+class _OfFilesystemReferences(_Fingerprinted):
+    """A set of references as a filesystem of fsspec's. Each object that they refer to is looked at once."""
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)

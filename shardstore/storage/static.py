@@ -16,6 +16,7 @@ from shardstore.storage.fallbacks import ReadsOnly
 from shardstore.storage.generic.errors import contradicts
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import StorageWrapper
 
 
@@ -30,7 +31,7 @@ def as_said(static: bool | None, storage: Storage) -> Storage:
     """Return ``storage`` with the user's word that nothing changes in it, or that something may; ``None``: the user says neither."""
     if static is None:
         return storage
-    if isinstance(storage, GenericStorage):
+    if isinstance(storage, GenericStorage | ReferenceStorage):
         return storage.with_static(static)
     if not static or storage.capabilities.static:
         return storage

@@ -10,8 +10,8 @@ import zarr
 
 import shardstore
 from shardstore.cli.output import count, size
+from shardstore.model.coalescing import ReadLimits
 from shardstore.plan.advice import ArrayFacts, advise, parse_access
-from shardstore.plan.reads import ReadLimits
 from tests.cli.running import Place, run, succeed
 
 S3_LIMITS = ReadLimits(512 * 2**10, 16 * 2**20)

@@ -19,7 +19,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from shardstore.errors import InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.storage.gcs.client import GCSClient
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.local.storage import LocalStorage
@@ -309,7 +309,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     for url, error, match in [
         (f"zip://::file://{tmp_path}/nothing.zip", NotFound, "nothing.zip"),
         (f"zip://::file://{tmp_path}/bad.zip", StorageError, "BadZipFile"),
-        (f"reference::file://{tmp_path}/bad.json", InvalidInput, "JSONDecodeError"),
+        (f"reference::file://{tmp_path}/bad.json", Corruption, r"bad\.json: it is not a JSON object"),
         ("ftp://user:secret@127.0.0.1:1/x", StorageError, "ftp://127.0.0.1:1/x"),
     ]:
         with pytest.raises(error, match=match) as caught:

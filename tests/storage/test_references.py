@@ -20,9 +20,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.implementations.reference import ReferenceFileSystem
 
 import shardstore
-from shardstore.errors import Corruption, InvalidInput, NotFound, StorageError, Unsupported
-from shardstore.storage.generic.storage import GenericStorage
+from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.testing.storage_suite import SyncStorage
 
 VALUES = np.arange(64, dtype="i4").reshape(8, 8)
@@ -105,7 +105,7 @@ def test_explicit_simple_templates_stay_and_warn_of_generated_keys(path: Path) -
     plain = {"version": 1, "templates": {"u": "file:///x"}, "refs": {"a": ["{{u}}"]}}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(open_storage("reference://", {"fo": plain, "simple_templates": True}), GenericStorage)
+        assert isinstance(open_storage("reference://", {"fo": plain, "simple_templates": True}), ReferenceStorage)
 
 
 def test_filesystem_that_left_generated_keys_out_is_refused(path: Path, document: dict[str, Any], tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_filesystem_that_left_generated_keys_out_is_refused(path: Path, document
 def test_references_to_several_protocols(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file("/fx/several", b"from memory")
     (tmp_path / "x").write_bytes(b"from a file")
-    refs: dict[str, Any] = {"a": [f"file://{tmp_path}/x"], "b": ["memory://fx/several", 5, 6], "c": ["nothing://x", 0, 1]}
+    refs: dict[str, Any] = {"a": [f"file://{tmp_path}/x"], "b": ["memory://fx/several", 5, 6], "c": ["nothing://x/y", 0, 1]}
     s = SyncStorage(open_storage("reference://", {"fo": refs}))
     assert (s.get("a"), s.get("b")) == (b"from a file", b"memory")
-    with pytest.raises(StorageError, match="because of ValueError: Protocol not known: nothing"):
+    with pytest.raises(InvalidInput, match=r"for 'c' to nothing://x/y: the protocol 'nothing' of 'nothing://x' is not known"):
         s.get("c")
 
 
@@ -156,11 +156,13 @@ def test_errors_of_sets_name_set_and_key(tmp_path: Path) -> None:
         open_storage("reference://")
 
 
-def test_without_jinja_nothing_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja_the_specification_is_read(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(Unsupported, match=r"refs\.json: .*pip install jinja2"):
+    check(shardstore.open(f"reference::file://{path}"))
+    path.write_text(json.dumps({"version": 1, "refs": {"a": ["{{ 1 / 2 }}"]}}))
+    with pytest.raises(Unsupported, match=r"refs\.json: .*pip install 'jinja2"):
         open_storage(f"reference::file://{path}")
     find = util.find_spec
-    monkeypatch.setattr("shardstore.storage.references.opening.find_spec", lambda name: None if name == "jinja2" else find(name))
+    monkeypatch.setattr("shardstore.storage.references.filesystems.find_spec", lambda name: None if name == "jinja2" else find(name))
     with pytest.raises(Unsupported, match="pip install jinja2"):
         open_storage(f"simplecache::reference::file://{path}")

@@ -14,7 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import InvalidInput
 from shardstore.storage.opening.kinds import kind_of_protocol
-from shardstore.storage.opening.open import chained_filesystem
+from shardstore.storage.opening.open import chained_target
 
 _OF_A_CHAIN = frozenset({"fo", "fs", "target_protocol"})
 _OWN_OPTIONS = sorted(
@@ -84,7 +84,7 @@ def link_below(fo: object, target_protocol: object, target_options: Mapping[str,
     if not _OF_A_CHAIN.isdisjoint(options):  # a chain goes on below
         # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
         path = "" if target_protocol == "dir" and fo == options.get("fo") else root
-        return ChainLink((chained_filesystem(target_protocol, options), path), None, root.rstrip("/"))
+        return ChainLink(chained_target(target_protocol, options, path), None, root.rstrip("/"))
     if has_magic(root):  # a pattern: the root is the directory above it
         root = root[: root.index(next(c for c in root if c in "*?["))].rpartition("/")[0]
     url = root if "://" in root else f"{target_protocol}://{root}"

@@ -20,8 +20,8 @@ from shardstore.engine.reading.reader import Reader
 from shardstore.engine.reading.shard_chunks import group_located
 from shardstore.errors import ShardStoreError
 from shardstore.format.shard_index import Places, places_in
+from shardstore.model.coalescing import ReadLimits, coalesce_all
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.reads import ReadLimits, coalesce_all
 from shardstore.storage.base import Found, Read, ReadOutcome
 from shardstore.storage.wrappers import Counters
 

@@ -31,9 +31,9 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
 from shardstore.format.store_keys import join, metadata_key
 from shardstore.model.chunks import ChunkLocation
+from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
-from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce_all
 from shardstore.storage.base import Absent, Changed, Failed, Found, Guard, GuardChanged, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.wrappers import Counters
 

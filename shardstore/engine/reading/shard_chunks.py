@@ -17,9 +17,9 @@ from shardstore.errors import Corruption, ShardStoreError
 from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.format.shard_index import Places
 from shardstore.model.chunks import ChunkCoords, ChunkLocation
+from shardstore.model.coalescing import CoalescedReads
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteRequest, resolve
-from shardstore.plan.reads import CoalescedReads
 
 Value = memoryview | None | ShardStoreError
 """The result of one request: its bytes, ``None`` for a chunk that does not exist, or the error."""

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 
 from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, Unsupported
+from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Condition, Generation
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes, Padding, Segment
 from shardstore.plan.commits import WriteShard
-from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import ConditionFailed, Failed, Found, Read, Storage
 
 _GAP_BYTES = 512 * 2**10  # takes an object store about as long as a request

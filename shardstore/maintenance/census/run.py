@@ -16,7 +16,7 @@ from shardstore.maintenance.execution import Execution, Failure
 from shardstore.maintenance.object_tasks import Ahead, by_halves
 from shardstore.maintenance.storages import Place
 from shardstore.maintenance.walk import Located, Walk, gathered
-from shardstore.plan.reads import UPKEEP_LIMITS
+from shardstore.model.coalescing import UPKEEP_LIMITS
 
 Progress = Callable[[int, int, int | None], None]
 

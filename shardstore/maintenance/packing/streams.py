@@ -26,10 +26,10 @@ from shardstore.engine.memory_budget import MemoryBudget
 from shardstore.errors import Corruption, ShardStoreError
 from shardstore.maintenance.execution import check_running
 from shardstore.maintenance.packing.object_table import version_digest
+from shardstore.model.coalescing import CoalescedReads, ReadLimits, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.pieces import shared_pieces
-from shardstore.plan.reads import CoalescedReads, ReadLimits, coalesce
 from shardstore.storage.base import Absent, Changed, Failed, Found, Read, ReadOutcome, Storage
 from shardstore.storage.local.storage import LocalStorage
 

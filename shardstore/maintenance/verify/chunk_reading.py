@@ -12,9 +12,9 @@ from shardstore.errors import Corruption
 from shardstore.maintenance.array_plans import ArrayPlan
 from shardstore.maintenance.shard_content import slots_inside
 from shardstore.model.chunks import ChunkCoords, ShardGrid
+from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, Storage
 
 

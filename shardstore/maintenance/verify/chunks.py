@@ -14,9 +14,9 @@ from shardstore.format.chunk_coding import HEAD_NBYTES, ChunkCoding, checksum_fa
 from shardstore.maintenance.object_tasks import in_windows
 from shardstore.maintenance.verify.chunk_reading import ObjectChanged
 from shardstore.maintenance.verify.findings import Fault
+from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.reads import UPKEEP_LIMITS, coalesce
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage
 
 Decode: TypeAlias = Callable[[str, memoryview], None]

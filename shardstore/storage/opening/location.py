@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from shardstore.errors import ShardStoreError
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import ARCHIVES, CACHES, REFERENCES, is_one, protocols_of, without_dirs
 from shardstore.storage.generic.storage import GenericStorage
@@ -32,6 +33,7 @@ from shardstore.storage.mapping import MappingStorage
 from shardstore.storage.opening.kinds import kind_of_protocol
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.servers import canonical_url, may_be_one, urls_in_bucket
+from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.bucket import BucketClient, BucketStorage
 from shardstore.storage.wrappers import innermost
 
@@ -173,6 +175,8 @@ def _location_of(storage: Storage, path: str, links: bool) -> Location:
     if isinstance(storage, GenericStorage):
         found = _of_filesystem(storage.fs, f"{storage.path}/{path}" if path else storage.path)
         return _together([found, *(_of_links(place) for place in found.places if place.startswith("/"))]) if links else found
+    if isinstance(storage, ReferenceStorage):
+        return _together(_of_references(storage))
     if isinstance(storage, HTTPStorage):
         root = canonical_url(storage.identity)
         return _of_server(f"{root}/{path}".rstrip("/"))
@@ -252,7 +256,7 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
     if is_one(fs, ARCHIVES):
         return _of_open_file(attributes.get("of") or attributes.get("_fo_ref"))
     if is_one(fs, REFERENCES):
-        return _together([_of_set(fs), *_of_references(fs)])
+        return _together([_of_set(fs), *_of_filesystem_references(fs)])
     if isinstance(fs, MemoryFileSystem):
         own = "" if fs.store is MemoryFileSystem.store else f"{id(fs.store):x}"
         return _of_url("", f"memory://{own}{path.lstrip('/')}")
@@ -270,6 +274,24 @@ def _of_filesystem(fs: AbstractFileSystem, path: str) -> Location:
 
 def _host(given: str) -> str:
     return canonical_url(given) if "://" in given else given.lower()
+
+
+def _of_references(storage: ReferenceStorage) -> Iterator[Location]:
+    """Yield the location of a set, and of everything that it refers to; each object once."""
+
+    async def urls() -> set[str | None]:
+        return {url async for url in storage.urls()}
+
+    found = sync(get_loop(), urls)
+    if storage.place is not None:
+        yield _location_of(storage.place.storage, storage.place.name, links=False)
+    for url in found:
+        try:
+            target = storage.targets.target(url)
+        except ShardStoreError:  # nothing can be read there either
+            yield UNTRACED
+            continue
+        yield _location_of(target.storage, target.key, links=False)
 
 
 def _of_open_file(file: object) -> Location:
@@ -294,7 +316,7 @@ def _of_set(fs: AbstractFileSystem) -> Location:
     return _of_filesystem(*fsspec.core.url_to_fs(fo, **{**given, "protocol": options.get("target_protocol")}))
 
 
-def _of_references(fs: Any) -> Iterator[Location]:
+def _of_filesystem_references(fs: Any) -> Iterator[Location]:
     """Yield the location of everything that a set refers to; each directory once."""
     if not isinstance(fs.references, dict):
         yield UNTRACED

@@ -27,8 +27,10 @@ from shardstore.storage.local.rules import Locks, check_locks
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening import options as open_options
 from shardstore.storage.opening.kinds import LocalOpener, kind_of_filesystem, kind_of_protocol
+from shardstore.storage.opening.references import OWN_OPTIONS, open_set
 from shardstore.storage.opening.transports import Transport, carried_by, check_transport, is_carried
 from shardstore.storage.redaction import redacted, shown_cause, unusable_options
+from shardstore.storage.references.filesystems import check_made_by_user, for_inner_link, for_inner_links
 from shardstore.storage.static import as_said, check_static
 
 _OURS = "sharded"
@@ -171,6 +173,8 @@ def _open_url(url: str, options: dict[str, Any], local: LocalOpener) -> Storage:
         return local(url)
     _check_protocols(url, protocols)
     shown = redacted(url)
+    if protocols[0] in REFERENCES:
+        return _open_references(url, shown, protocols, options)
     options_by_link = open_options.by_link(shown, [protocol or "file" for protocol in protocols], options)
     if len(protocols) == 1:
         (protocol,) = protocols
@@ -186,7 +190,8 @@ def _are_plain(given: Mapping[str, Any], plain: Mapping[str, object]) -> bool:
     return all(given.get(name, value) == value for name, value in plain.items())
 
 
-def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
+def _check_links(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that the filesystem of each link is installed, and uses its options."""
     chain = list(options_by_link)
     for protocol, options in options_by_link.items():
         try:
@@ -195,10 +200,13 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
             kind = kind_of_protocol(protocol)
             remedy = how_to_install(kind.extra) if kind is not None and kind.extra else str(exc)
             raise Unsupported(f"{shown!r} needs a package for {protocol!r} that is not installed: {remedy}") from exc
-        open_options.check(shown, protocol, cls, options, chain)
+        own = OWN_OPTIONS if protocol in REFERENCES and protocol == chain[0] else frozenset[str]()
+        open_options.check(shown, protocol, cls, options, chain, own)
+
+
+def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> tuple[AbstractFileSystem, str]:
+    _check_links(url, shown, options_by_link)
     try:
-        if chain[0] in REFERENCES:
-            return _references(url, options_by_link), url.partition("::")[0].partition("://")[2]
         # All options by link: of those at the top fsspec drops some, "mode" among them, without a word.
         fs, path = fsspec.core.url_to_fs(url, **_given(options_by_link))
     except ImportError as exc:
@@ -206,45 +214,64 @@ def _filesystem_of(url: str, shown: str, options_by_link: Mapping[str, Mapping[s
     except ShardStoreError:
         raise
     except Exception as exc:  # noqa: BLE001 - none is lost, but for the chain of one that shows a secret
-        raise _cannot_be_opened(shown, chain, options_by_link, exc) from shown_cause(exc)
+        raise _cannot_be_opened(shown, list(options_by_link), options_by_link, exc) from shown_cause(exc)
     # fsspec gives the path below a bare "dir::" twice: as the directory, and as the path in it.
     return fs, "" if url.startswith("dir::") else str(path)
-
-
-def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFileSystem:
-    """Return the filesystem of a link from the arguments that fsspec makes of the chain behind it: ``fo``, ``target_protocol`` and so on.
-
-    References are opened as those of a URL are. Raises whatever the filesystem raises.
-    """
-    from shardstore.storage.references.opening import for_inner_links, reference_filesystem  # seldom needed
-
-    given = for_inner_links(options)
-    return reference_filesystem(given) if protocol in REFERENCES else get_filesystem_class(protocol)(**given)
 
 
 def _given(options_by_link: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     given = {protocol: dict(options) for protocol, options in options_by_link.items()}
     for protocol in REFERENCES & given.keys():
-        from shardstore.storage.references.opening import for_inner_link  # seldom needed
-
         given[protocol] = for_inner_link(given[protocol])
     return given
 
 
-def _references(url: str, options_by_link: Mapping[str, Mapping[str, Any]]) -> AbstractFileSystem:
-    """Return the filesystem of a URL of references: those of its options, or of the chain behind it."""
-    from shardstore.storage.references.opening import reference_filesystem  # seldom needed
+# -- sets of references ------------------------------------------------------------------------------------------------
 
-    (protocol, options), *below = options_by_link.items()
-    given = dict(options)
+
+def _open_references(url: str, shown: str, protocols: list[str], options: Mapping[str, Any]) -> Storage:
+    """Return the storage of a set: that of its options, or of the chain behind it. Options under the name of a protocol that is not in the
+    chain are for what the references lead to.
+    """
+    chain = [protocol or "file" for protocol in protocols]
+    of_targets = {name: given for name, given in options.items() if name not in chain and isinstance(given, Mapping) and _is_protocol(name)}
+    others = {name: given for name, given in options.items() if name not in of_targets}
+    options_by_link = open_options.by_link(shown, chain, others)
+    _check_links(url, shown, options_by_link)
+    (protocol, given), *below = options_by_link.items()
+    first, _, rest = url.partition("::")
     if below:
-        given |= {"fo": url.partition("::")[2], "target_options": {name: dict(of_link) for name, of_link in below}}
+        given = {**given, "fo": rest, "target_options": dict(below)}
     if "fo" not in given:
         raise InvalidInput(
-            f"{redacted(url)!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
+            f"{shown!r} names no set of references: put its address behind it, as in {protocol}::s3://bucket/refs.json, or give it "
             "as the storage option fo"
         )
-    return reference_filesystem(given)
+    return _set_of_references(given, of_targets, first.partition("://")[2], url if below else None)
+
+
+def _set_of_references(given: Mapping[str, Any], of_targets: Mapping[str, Mapping[str, Any]], path: str, url: str | None) -> Storage:
+    return open_set(given["fo"], given, of_targets, path, url, open_storage, chained_filesystem)
+
+
+def chained_target(protocol: str, options: Mapping[str, Any], path: str) -> object:
+    """Return the target that a link is, from the arguments that fsspec makes of the chain behind it: ``fo``, ``target_protocol`` and so on.
+
+    Raises whatever the filesystem raises.
+    """
+    if protocol in REFERENCES and "fo" in options:
+        open_options.check(f"{protocol}://{path}", protocol, get_filesystem_class(protocol), options, [protocol], OWN_OPTIONS)
+        return _set_of_references(options, {}, path, None)
+    return chained_filesystem(protocol, options), path
+
+
+def chained_filesystem(protocol: str, options: Mapping[str, Any]) -> AbstractFileSystem:
+    """Return the filesystem of a link from the arguments that fsspec makes of the chain behind it.
+
+    Raises whatever the filesystem raises.
+    """
+    given = for_inner_links(options)
+    return get_filesystem_class(protocol)(**(for_inner_link(given) if protocol in REFERENCES else given))
 
 
 def _cannot_be_opened(shown: str, chain: list[str], options: Mapping[str, Mapping[str, Any]], exc: Exception) -> ShardStoreError:
@@ -278,8 +305,6 @@ def _open_filesystem(fs: AbstractFileSystem, path: str, local: LocalOpener, url:
             "chunks twice. Give the filesystem below it"
         )
     if is_any(fs, REFERENCES):
-        from shardstore.storage.references.opening import check_made_by_user  # seldom needed
-
         check_made_by_user(fs)
     fs, path = without_dirs(fs, path)
     kind = kind_of_filesystem(fs)

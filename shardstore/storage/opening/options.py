@@ -71,14 +71,24 @@ def refuse(url: str, options: Mapping[str, Any]) -> None:
         raise InvalidInput(f"{_named(unknown)} {'means' if len(unknown) == 1 else 'mean'} nothing to {url!r}")
 
 
-def check(url: str, protocol: str, cls: type[AbstractFileSystem], options: Mapping[str, Any], chain: Sequence[str]) -> None:
-    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn if that is only likely."""
+def check(
+    url: str,
+    protocol: str,
+    cls: type[AbstractFileSystem],
+    options: Mapping[str, Any],
+    chain: Sequence[str],
+    own: frozenset[str] = frozenset(),
+) -> None:
+    """Refuse options of one link that its filesystem ignores, or whose value cannot be right; warn if that is only likely. ``own`` are
+    options that this package has for it.
+    """
     kind = kind_of_protocol(protocol)
     if kind is not None and kind.has_endpoint:
         _check_endpoint(url, options)
     if kind is not None and kind.check_options is not None:
         kind.check_options(url, options)
     named, takes_any = _parameters(cls)
+    named |= own
     if kind is not None:
         named |= kind.passed_on
     unknown = sorted(set(options) - named - _OF_FSSPEC)

@@ -1,4 +1,4 @@
-"""Plan the requests for a set of wanted byte ranges of one object."""
+"""Merge the wanted byte ranges of one object into few requests."""
 
 from __future__ import annotations
 

@@ -1,27 +1,25 @@
-"""Sets of references as filesystems, by the arguments that fsspec gives them."""
+"""Sets of references that fsspec's own filesystem reads: behind another link of a chain, as in ``simplecache::reference::…``, or made by
+the user.
+
+fsspec silently leaves generated keys out, unless ``simple_templates=False`` is given.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+import fsspec
 from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput, Unsupported
+from shardstore.format.references.json import is_generated
 from shardstore.storage.generic.links import REFERENCES, links_of
-from shardstore.storage.references.expansion import is_generated
-from shardstore.storage.references.json import CHOICE, JSONReferences, ReferenceSet, document_of
-from shardstore.storage.references.parquet import ParquetReferences, is_parquet_set
 
-
-def reference_filesystem(given: Mapping[str, Any]) -> AbstractFileSystem:
-    """Return the filesystem of a set of references, in Parquet or JSON, from the arguments of ``ReferenceFileSystem``.
-
-    Raises as the class of either does, and whatever the filesystem below raises.
-    """
-    return (ParquetReferences if is_parquet_set(**{"fo": None, **given}) else JSONReferences)(**given)
+CHOICE = "simple_templates"
 
 
 def for_inner_link(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,16 +52,24 @@ def check_made_by_user(fs: AbstractFileSystem) -> None:
         InvalidInput: generated keys were left out of ``fs``, or of a set that it reads through.
     """
     for link in links_of(fs):
-        if not isinstance(link, ReferenceFileSystem) or isinstance(link, ReferenceSet) or isinstance(link.references, LazyReferenceMapper):
+        if not isinstance(link, ReferenceFileSystem) or isinstance(link.references, LazyReferenceMapper):
             continue
         given = dict(link.storage_options)
         if CHOICE in given or len(link.storage_args) > 1:
             continue
         if link.storage_args:
             given["fo"] = link.storage_args[0]
-        where = [given.get(name) for name in ("target_protocol", "target_options", "ref_storage_args")]
-        if is_generated(document_of(given["fo"], *where)):
+        if is_generated(_document_of(given)):
             raise InvalidInput(
                 "the filesystem of references was made with simple_templates=True, fsspec's default, which leaves generated keys (gen) "
                 "out: make it with simple_templates=False, or give the URL (reference::…)"
             )
+
+
+def _document_of(given: Mapping[str, Any]) -> Any:
+    fo = given["fo"]
+    if not isinstance(fo, str):
+        return fo
+    options = given.get("ref_storage_args") or given.get("target_options") or {}
+    with fsspec.open(fo, "rb", **{**options, "protocol": given.get("target_protocol")}) as file:
+        return json.loads(file.read())

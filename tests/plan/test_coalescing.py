@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardstore.model.coalescing import ReadLimits, coalesce
 from shardstore.model.ranges import ByteRange
-from shardstore.plan.reads import ReadLimits, coalesce
 
 ranges = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)).map(lambda t: ByteRange(t[0], t[0] + t[1])), max_size=25)
 limits = st.builds(ReadLimits, st.integers(0, 40), st.integers(1, 200))

@@ -1,0 +1,99 @@
+"""The protocols between a set of references, the places it leads to, and the storage that shows both.
+
+``json_set`` and ``parquet_set`` are the sets; ``opening.references`` makes the targets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from shardstore.errors import ShardStoreError
+from shardstore.format.references.table import Reference
+from shardstore.storage.base import Storage
+
+
+class PinnedReference(NamedTuple):
+    """A reference, with the token of the version of the object that it was made of, if that is known."""
+
+    reference: Reference
+    token: str | None
+
+
+Entry = bytes | PinnedReference
+"""A value that is in the set itself, or a reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One object that a reference leads to."""
+
+    storage: Storage
+    key: str
+    gap_bytes: int
+    """Ranges at most this far apart share a request."""
+
+
+class Targets(Protocol):
+    """The storages that the references of one set lead to; each is opened when it is first needed."""
+
+    def target(self, url: str | None) -> Target:
+        """Return the object that the URL of a reference means; an error does not name it.
+
+        Raises:
+            InvalidInput: the URL means nothing, or the set may not lead there.
+            ShardStoreError: the storage cannot be opened.
+        """
+        ...
+
+    def settle(self, *, is_directory: bool) -> None:
+        """Say whether the set is a directory, as sets in Parquet are: then its relative URLs are relative to that."""
+        ...
+
+    def allow(self, urls: Sequence[str]) -> None:
+        """Let the set lead to where these URLs lead too, if they are those of servers."""
+        ...
+
+
+class ReferenceSet(Protocol):
+    """The references of one set, by key. It may read more of itself when it is asked."""
+
+    async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
+        """Return what the set has for each key; ``None``: nothing; an error, if the part that could have it cannot be read."""
+        ...
+
+    def items(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """Yield what the set has for keys that start with ``prefix``."""
+        ...
+
+    async def children(self, prefix: str) -> tuple[list[tuple[str, Entry]], list[str]]:
+        """Return what is directly below ``prefix``, which is empty or ends with ``/``, and the prefixes of deeper levels."""
+        ...
+
+    def urls(self) -> AsyncIterator[str | None]:
+        """Yield the URLs of all references; some may come more than once."""
+        ...
+
+
+class SetPlace:
+    """The place of a set: the object, or the directory, ``name`` in the storage that ``open_`` opens. ``url`` is for people."""
+
+    def __init__(self, open_: Callable[[], Storage], name: str, url: str) -> None:
+        self._open = open_
+        self.name = name
+        self.url = url
+        self._opened = open_()
+        self._pid = os.getpid()
+
+    @property
+    def storage(self) -> Storage:
+        """The storage, opened in this process: connections do not survive a fork."""
+        if self._pid != os.getpid():
+            self._opened, self._pid = self._open(), os.getpid()
+        return self._opened
+
+    def key(self, name: str) -> str:
+        """Return the key of something in the directory."""
+        return f"{self.name}/{name}" if self.name else name

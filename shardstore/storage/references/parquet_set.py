@@ -1,0 +1,331 @@
+"""A set of references in Parquet: its metadata are read first, and a file of references when a chunk in it is asked for.
+
+The chunks of an array are numbered in C order of its grid, which its document says, in Zarr v2 or v3. Files that were read lately are kept
+in columns, up to a bound in bytes. A file that is missing has no chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from shardstore.errors import Corruption, ShardStoreError, StorageError, Unsupported
+from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
+from shardstore.format.references.parquet import METADATA_NAME, MISSING, ReferenceRows, decode_rows, record_name
+from shardstore.format.references.table import Reference, value_of
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Absent, Failed, Found, Read, document_read
+from shardstore.storage.fallbacks import direct_children
+from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
+
+CACHE_BYTES = 64 << 20
+"""The bound of the files of references that are kept, decoded."""
+
+_FILES_AT_ONCE = 8
+_ROW_NBYTES = 20
+_INLINE_NBYTES = 120  # of an entry in a dictionary, and of its bytes besides what they hold
+_DECODED_HERE_NBYTES = 256 << 10  # more takes so long that others on the loop would wait
+
+_CHUNK_PREFIX = re.compile(r"(?:c[/.]?)?[0-9/.]*", re.ASCII)
+
+_NO_ROWS = ReferenceRows((), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """The grid of chunks of an array, and how their keys are written."""
+
+    path: str
+    grid: tuple[int, ...]
+    encoding: ChunkKeyEncoding
+
+    @property
+    def above(self) -> str:
+        """What comes before its chunks' names in their keys."""
+        return f"{self.path}/" if self.path else ""
+
+    @property
+    def count(self) -> int:
+        return prod(self.grid)
+
+    def number_of(self, name: str) -> int | None:
+        """Return the number of a chunk by its key without ``above``, or ``None`` if it is none."""
+        coords = self.encoding.decode(name, len(self.grid))
+        if coords is None or any(c >= n for c, n in zip(coords, self.grid, strict=True)):
+            return None
+        number = 0
+        for c, n in zip(coords, self.grid, strict=True):
+            number = number * n + c
+        return number
+
+    def keys_of(self, numbers: Sequence[int]) -> list[str]:
+        """Return the keys of chunks by their numbers."""
+        if not self.grid:
+            return [self.above + self.encoding.encode(())] * len(numbers)
+        axes = [axis.tolist() for axis in np.unravel_index(np.array(numbers, dtype=np.int64), self.grid)]
+        return [self.above + name for name in self.encoding.encode_all(axes)]
+
+    def numbers_below(self, prefix: str) -> range:
+        """Return the numbers of the chunks whose keys can start with ``prefix``; there may be others among them."""
+        if not prefix.startswith(self.above):
+            return range(self.count if self.above.startswith(prefix) else 0)
+        rest = prefix[len(self.above) :]
+        if _CHUNK_PREFIX.fullmatch(rest) is None:
+            return range(0)
+        leading = self.encoding.leading_coords(rest, len(self.grid))
+        if any(c >= n for c, n in zip(leading, self.grid, strict=False)):
+            return range(0)
+        first, width = 0, self.count
+        for c, n in zip(leading, self.grid, strict=False):
+            width //= n
+            first += c * width
+        return range(first, first + width)
+
+
+class ParquetSet:
+    """The references of the set at ``place``, whose metadata are ``documents``, of ``record_size`` chunks a file."""
+
+    def __init__(
+        self, place: SetPlace, documents: Mapping[str, Any], record_size: int, targets: Targets, *, pins: bool, cache_bytes: int
+    ) -> None:
+        self._place = place
+        self._documents = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
+        self._sorted_documents = sorted(self._documents)
+        self._record_size = record_size
+        self._targets = targets
+        self._pins = pins
+        self._cache = _Cache(cache_bytes)
+        self._arrays = _arrays_in(place, self._documents)
+        self._bound = asyncio.Semaphore(_FILES_AT_ONCE)
+        self._reading: dict[tuple[str, int], asyncio.Future[ReferenceRows]] = {}
+        self._pid = os.getpid()
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    async def _rows(self, array: _Array, record: int) -> ReferenceRows:
+        """Return the rows of one file; several that ask for it at once share one request."""
+        if self._pid != os.getpid():  # forked: what was under way belongs to the parent's loop
+            self._reading, self._bound, self._pid = {}, asyncio.Semaphore(_FILES_AT_ONCE), os.getpid()
+        name = (array.path, record)
+        if (rows := self._cache.get(name)) is not None:
+            return rows
+        reading = self._reading.get(name)
+        if reading is None:
+            reading = self._reading[name] = asyncio.ensure_future(self._read(array, record))
+            reading.add_done_callback(lambda done: self._done(name, done))
+        return await asyncio.shield(reading)
+
+    def _done(self, name: tuple[str, int], reading: asyncio.Future[ReferenceRows]) -> None:
+        self._reading.pop(name, None)
+        if not reading.cancelled() and reading.exception() is None:
+            self._cache.put(name, reading.result())
+
+    async def _read(self, array: _Array, record: int) -> ReferenceRows:
+        file = self._place.key(array.above + record_name(record))
+        async with self._bound:
+            (outcome,) = await self._place.storage.read([Read(file, (EVERYTHING,))])
+            if isinstance(outcome, Absent):
+                return _NO_ROWS
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if not isinstance(outcome, Found):
+                raise StorageError(f"{self._shown(array, record)} was replaced while it was being read: try again")
+            data = outcome.buffers[0]
+            most = min(self._record_size, array.count - record * self._record_size)
+            try:
+                if len(data) < _DECODED_HERE_NBYTES:
+                    rows = decode_rows(data, most)
+                else:
+                    rows = await asyncio.to_thread(decode_rows, data, most)
+            except (Corruption, Unsupported) as exc:
+                raise type(exc)(f"{self._shown(array, record)}: {exc}") from exc
+        if self._pins and rows.generations:
+            self._targets.allow(list(rows.generations))
+        return rows
+
+    def _shown(self, array: _Array, record: int) -> str:
+        return f"{self._place.url}/{array.above}{record_name(record)}"
+
+    def _entry(self, rows: ReferenceRows, row: int) -> Entry | None:
+        data = rows.inline.get(row)
+        if data is not None:
+            return data
+        target = int(rows.target[row]) if row < len(rows) else MISSING
+        if target == MISSING:
+            return None
+        url, offset, nbytes = rows.targets[target], int(rows.offset[row]), int(rows.nbytes[row])
+        reference = Reference(url, offset, nbytes if offset or nbytes else None)
+        return PinnedReference(reference, rows.generations.get(url) if self._pins else None)
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    def _place_of(self, key: str) -> tuple[_Array, int] | None:
+        """Return the array and the number of the chunk that has this key."""
+        above = key
+        while above:
+            above = above.rpartition("/")[0]
+            array = self._arrays.get(above)
+            if array is not None and (number := array.number_of(key[len(array.above) :])) is not None:
+                return array, number
+        return None
+
+    async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
+        entries: list[Entry | ShardStoreError | None] = [None] * len(keys)
+        of_file: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for i, key in enumerate(keys):
+            if (text := self._documents.get(key)) is not None:
+                entries[i] = value_of(text, key)
+            elif (place := self._place_of(key)) is not None:
+                record, row = divmod(place[1], self._record_size)
+                of_file.setdefault((place[0].path, record), []).append((i, row))
+
+        async def look(path: str, record: int, wanted: Sequence[tuple[int, int]]) -> None:
+            try:
+                rows = await self._rows(self._arrays[path], record)
+            except ShardStoreError as exc:
+                for i, _ in wanted:
+                    entries[i] = exc
+                return
+            for i, row in wanted:
+                entries[i] = self._entry(rows, row)
+
+        await asyncio.gather(*(look(path, record, wanted) for (path, record), wanted in of_file.items()))
+        return entries
+
+    async def items(self, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        for key in self._documents_below(prefix):
+            yield key, value_of(self._documents[key], key)
+        for array in self._arrays.values():
+            async for key, entry in self._chunks(array, prefix):
+                yield key, entry
+
+    def _documents_below(self, prefix: str) -> Iterator[str]:
+        for i in range(bisect_left(self._sorted_documents, prefix), len(self._sorted_documents)):
+            if not self._sorted_documents[i].startswith(prefix):
+                break
+            yield self._sorted_documents[i]
+
+    async def _chunks(self, array: _Array, prefix: str) -> AsyncIterator[tuple[str, Entry]]:
+        """Yield the chunks of an array whose keys start with ``prefix``, file by file, in the order of keys in each."""
+        numbers = array.numbers_below(prefix)
+        if not numbers:
+            return
+        for record in range(numbers.start // self._record_size, (numbers.stop - 1) // self._record_size + 1):
+            rows = await self._rows(array, record)
+            first = record * self._record_size
+            there = np.flatnonzero(rows.target != MISSING).tolist()
+            some = sorted({row for row in (*there, *rows.inline) if first + row in numbers})
+            keys = array.keys_of([first + row for row in some]) if some else []
+            for key, row in sorted(zip(keys, some, strict=True)):
+                if key.startswith(prefix) and key not in self._documents and (entry := self._entry(rows, row)) is not None:
+                    yield key, entry
+
+    async def children(self, prefix: str) -> tuple[list[tuple[str, Entry]], list[str]]:
+        names, prefixes = direct_children(self._documents_below(prefix), prefix)
+        found: list[tuple[str, Entry]] = [(key, value_of(self._documents[key], key)) for key in names]
+        deeper = dict.fromkeys(prefixes)
+        for array in self._arrays.values():
+            if not prefix.startswith(array.above):  # the directories of its documents are those of its chunks
+                continue
+            async for key, entry in self._chunks(array, prefix):
+                name, slash, _ = key[len(prefix) :].partition("/")
+                if slash:
+                    deeper[f"{prefix}{name}/"] = None
+                else:
+                    found.append((key, entry))
+        return sorted(found, key=lambda item: item[0]), sorted(deeper)
+
+    async def urls(self) -> AsyncIterator[str | None]:
+        for array in self._arrays.values():
+            for record in range(-(-array.count // self._record_size)):
+                for url in (await self._rows(array, record)).targets:
+                    yield url
+
+
+class _Cache:
+    """The rows of the files that were used lately."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[tuple[str, int], tuple[ReferenceRows, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, name: tuple[str, int]) -> ReferenceRows | None:
+        found = self._kept.get(name)
+        if found is None:
+            return None
+        self._kept.move_to_end(name)
+        return found[0]
+
+    def put(self, name: tuple[str, int], rows: ReferenceRows) -> None:
+        nbytes = _ROW_NBYTES * len(rows) + sum(_INLINE_NBYTES + len(data) for data in rows.inline.values()) + _INLINE_NBYTES
+        nbytes += sum(_INLINE_NBYTES + len(url) for url in (*rows.targets, *rows.generations))
+        self._kept[name] = rows, nbytes
+        self.nbytes += nbytes
+        while self.nbytes > self._most_bytes and len(self._kept) > 1:  # the last one is in use
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self.nbytes -= dropped
+
+
+async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cache_bytes: int) -> ParquetSet | None:
+    """Read the metadata of a set; ``None``: there is none in Parquet.
+
+    Raises:
+        Corruption: the metadata contradict their specification.
+        StorageError: they cannot be read.
+    """
+    (outcome,) = await place.storage.read([document_read(place.key(METADATA_NAME))])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    if not isinstance(outcome, Found):
+        return None
+    shown = f"{place.url}/{METADATA_NAME}"
+    try:
+        document = json.loads(bytes(outcome.buffers[0]))
+        documents, record_size = dict(document["metadata"]), int(document["record_size"])
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise Corruption(f"{shown} is not the metadata of a set of references: {exc!r:.500}") from exc
+    if record_size < 1:
+        raise Corruption(f"{shown} is not the metadata of a set of references: record_size is {record_size}")
+    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes)
+
+
+def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Array]:
+    """Return the arrays of a set by path. Where an array has a document of each version, that of Zarr v2 counts: the files are by it."""
+    found: dict[str, _Array] = {}
+    for key, text in documents.items():
+        path, _, name = key.rpartition("/")
+        if name not in (".zarray", "zarr.json") or (name == "zarr.json" and f"{path}/.zarray".lstrip("/") in documents):
+            continue
+        try:
+            document = json.loads(text)
+            if name == ".zarray":
+                shape, chunks = document["shape"], document["chunks"]
+                encoding = ChunkKeyEncoding("v2", "/" if document.get("dimension_separator") == "/" else ".")
+            elif document["node_type"] == "array":
+                shape, chunks = document["shape"], document["chunk_grid"]["configuration"]["chunk_shape"]
+                known = parse_chunk_key_encoding(document["chunk_key_encoding"])
+                if known is None:
+                    raise ValueError("its chunk_key_encoding is not known")
+                encoding = known
+            else:
+                continue
+            grid = tuple(-(-int(n) // int(c)) for n, c in zip(shape, chunks, strict=True))
+            if any(n < 0 for n in grid):
+                raise ValueError(f"its grid is {grid}")
+        except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+            raise Corruption(
+                f"{place.url}/{key}, in the metadata of a set of references, is not the document of an array: {exc!r:.500}"
+            ) from exc
+        found[path] = _Array(path, grid, encoding)
+    return found

@@ -33,9 +33,9 @@ from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
 from shardstore.maintenance.walk import Walk
+from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.plan.reads import UPKEEP_LIMITS, coalesce_all
 from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.local.versions import is_unsettled
@@ -326,7 +326,7 @@ class StoreReader:
             urls.append(url)
             if token is not None and self.is_pinned:
                 self._source.pins[key] = PinnedObject(key, token, nbytes)
-                if self._source.is_own:
+                if self._source.is_own and not self._source.suffix_of(self._source.stored_key(key), token):
                     generations[url] = token
         return urls, generations
 

@@ -140,8 +140,8 @@ def _put_json(
         with compressed(digested, place.name) as text:
             write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
         section = encode_pins(origin, digested.digest, source.pins.values()) if source.is_own and source.pins else None
-        run_sync(_replace(place, file, digested.nbytes, before, section))
-    return digested.nbytes
+        run_sync(_replace(place, file, digested.digest.nbytes, before, section))
+    return digested.digest.nbytes
 
 
 async def _set_there(place: SetPlace, *, overwrite: bool) -> bytes | None:

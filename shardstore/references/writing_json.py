@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import IO, Protocol
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -50,12 +49,10 @@ class DigestedFile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
-        self.nbytes = 0
-        self._crc32c = 0
+        self.digest = SetDigest(0, 0)
 
     def write(self, data: bytes) -> int:
-        self._crc32c = google_crc32c.extend(self._crc32c, data)
-        self.nbytes += len(data)
+        self.digest = self.digest.extended(data)
         return self.file.write(data)
 
     def flush(self) -> None:
@@ -63,10 +60,6 @@ class DigestedFile:
 
     def close(self) -> None:
         self.flush()
-
-    @property
-    def digest(self) -> SetDigest:
-        return SetDigest(self.nbytes, f"{self._crc32c:08x}")
 
 
 @contextmanager

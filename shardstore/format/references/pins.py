@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import google_crc32c
+
 from shardstore.errors import Corruption
 
 PINS_SUFFIX = ".pins"
@@ -37,7 +39,11 @@ class SetDigest:
     """Size and checksum of a set in JSON, as it is stored."""
 
     nbytes: int
-    crc32c: str
+    crc32c: int
+
+    def extended(self, data: bytes | memoryview) -> SetDigest:
+        """Return the digest of what this is one of, with ``data`` behind it."""
+        return SetDigest(self.nbytes + len(data), google_crc32c.extend(self.crc32c, bytes(data)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def encode_pins(origin: PinnedStore, digest: SetDigest | None, objects: Iterable
         "store": origin.store,
         "base": origin.base,
         "arguments": dict(origin.arguments),
-        "set": None if digest is None else {"nbytes": digest.nbytes, "crc32c": digest.crc32c},
+        "set": None if digest is None else {"nbytes": digest.nbytes, "crc32c": f"{digest.crc32c:08x}"},
     }
     lines = (json.dumps({"key": key, "generation": generation, "nbytes": nbytes}) for key, generation, nbytes in objects)
     return "\n".join([json.dumps(head), *lines, ""]).encode()
@@ -96,7 +102,7 @@ def decode_pins(data: bytes | memoryview) -> list[PinSection]:
 def _section(head: dict[str, Any]) -> PinSection:
     if head["references"] != _VERSION:
         raise Corruption(f"pins of version {head['references']!r} are not known: {_VERSION} is")
-    digest = None if head["set"] is None else SetDigest(int(head["set"]["nbytes"]), str(head["set"]["crc32c"]))
+    digest = None if head["set"] is None else SetDigest(int(head["set"]["nbytes"]), int(head["set"]["crc32c"], 16))
     return PinSection(PinnedStore(str(head["store"]), str(head["base"]), dict(head["arguments"])), digest, {})
 
 

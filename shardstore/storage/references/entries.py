@@ -72,6 +72,10 @@ class ReferenceSet(Protocol):
         """Return what is directly below ``prefix``, which is empty or ends with ``/``, and the prefixes of deeper levels."""
         ...
 
+    async def documents(self) -> list[str]:
+        """Return the keys of metadata documents, of either version of Zarr."""
+        ...
+
     def urls(self) -> AsyncIterator[str | None]:
         """Yield the URLs of all references; some may come more than once."""
         ...

@@ -23,6 +23,7 @@ from shardstore.errors import Corruption, ShardStoreError, StorageError, Unsuppo
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.references.parquet import METADATA_NAME, MISSING, ReferenceRows, decode_rows, record_name
 from shardstore.format.references.table import Reference, value_of
+from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, Failed, Found, Read, document_read
 from shardstore.storage.fallbacks import direct_children
@@ -244,6 +245,9 @@ class ParquetSet:
                 else:
                     found.append((key, entry))
         return sorted(found, key=lambda item: item[0]), sorted(deeper)
+
+    async def documents(self) -> list[str]:
+        return [key for key in self._sorted_documents if is_document(key)]
 
     async def urls(self) -> AsyncIterator[str | None]:
         for array in self._arrays.values():

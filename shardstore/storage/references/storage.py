@@ -268,6 +268,11 @@ class ReferenceStorage(ReadsOnly):
             infos += await self._infos([(key[cut_off:], entry) for key, entry in entries[start : start + _LOOKS_AT_ONCE]])
         return DirListing(tuple(infos), tuple(name[cut_off:] for name in prefixes))
 
+    async def document_keys(self) -> Sequence[str]:
+        """Return the keys of metadata documents, of either version of Zarr."""
+        keys = await (await self.references()).documents()
+        return [key[len(self._base) :] for key in keys if key.startswith(self._base)]
+
     async def urls(self) -> AsyncIterator[str | None]:
         """Yield the URLs of all references; some may come more than once."""
         async for url in (await self.references()).urls():

@@ -168,6 +168,14 @@ def test_a_text_that_is_no_json_is_told_early() -> None:
     assert len(parser._text) < 8 << 20
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a"', '{"a":', '{"a": "1",', '{"a": "1"', '{"a": "1"}}', '{"refs": {', '{"refs": {"a": "1",', "[]", "1"]
+)
+def test_a_text_that_ends_too_early_or_goes_on(text: str) -> None:
+    for nchars in (1, 3, 100):
+        assert streamed(text, nchars, 1) is Corruption
+
+
 def test_a_stream_of_a_value_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_json, "MOST_VALUE", 1 << 23)
     with pytest.raises(Corruption, match="value of more than"):

@@ -277,7 +277,8 @@ def _combined(sign: str, left: Value, right: Value) -> Value:
     if sign == "%" and isinstance(left, str):
         raise NotInSubset("it formats a text")
     if sign == "+" and isinstance(left, str) and isinstance(right, str):
-        return bounded(left + right)
+        check_length(len(left) + len(right))
+        return left + right
     if sign == "*" and isinstance(left, str) is not isinstance(right, str):
         text, count = (left, right) if isinstance(left, str) else (right, left)
         assert isinstance(count, int)
@@ -288,10 +289,15 @@ def _combined(sign: str, left: Value, right: Value) -> Value:
     raise Unusable(f"TypeError: {sign} has the operands {left!r:.100} and {right!r:.100}")
 
 
+def check_length(nchars: int) -> None:
+    """Raise ``Unusable`` if a text of so many characters is too long."""
+    if nchars > MOST_TEXT:
+        raise Unusable(f"it is filled in with more than {MOST_TEXT} characters")
+
+
 def bounded(text: str) -> str:
     """Return the text. Raises ``Unusable`` if it is too long."""
-    if len(text) > MOST_TEXT:
-        raise Unusable(f"it is filled in with more than {MOST_TEXT} characters")
+    check_length(len(text))
     return text
 
 

@@ -177,6 +177,8 @@ class ReferenceParser:
                 continue
             self._wanted = PIECE_CHARACTERS
             self._drop_read()
+        if self._level == "end":
+            self._check_end()
 
     def finish(self) -> ReferenceTable:
         """Return the references. Raises as ``Document.finish`` does."""
@@ -185,10 +187,13 @@ class ReferenceParser:
             return self.document.finish()
         while self._level != "end":
             self._advance(final=True)
-        if (rest := _SPACE.match(self._text, self._position)) is not None and rest.end() != len(self._text):
-            raise _no_json("something comes behind the end")
-        self._text = ""
+        self._check_end()
         return self.document.finish()
+
+    def _check_end(self) -> None:
+        if self._behind_space(self._position) != len(self._text):
+            raise _no_json("something comes behind the end")
+        self._text, self._position = "", 0
 
     def _whole(self) -> Any:
         try:
@@ -270,7 +275,7 @@ class ReferenceParser:
         """Read the entries that are complete, up to the end of their object or the beginning of the references."""
         text, entries = self._text, dict[str, Any]()
         stop = min(len(text), start + max(self._wanted, PIECE_CHARACTERS))
-        while start < stop:
+        while not entries or start < stop:
             try:
                 key, value, end = self._entry(start)
             except _CutOff:

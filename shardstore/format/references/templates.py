@@ -20,6 +20,7 @@ from typing import Any
 
 from shardstore.errors import Corruption, Unsupported
 from shardstore.format.references.expressions import (
+    MOST_TEXT,
     OTHER_MARKS,
     PLAIN_NAME,
     Function,
@@ -28,7 +29,7 @@ from shardstore.format.references.expressions import (
     NotInSubset,
     Unusable,
     Value,
-    bounded,
+    check_length,
     evaluate,
     parse_text,
 )
@@ -84,9 +85,13 @@ class Text:
 
     def _filled(self, known: Mapping[str, Value | Function]) -> str:
         filled = [self.literals[0]]
+        nchars = len(self.literals[0])
         for node, literal in zip(self.nodes, self.literals[1:], strict=True):
-            filled += [str(evaluate(node, known)), literal]
-        return bounded("".join(filled))
+            value = str(evaluate(node, known))
+            filled += [value, literal]
+            nchars += len(value) + len(literal)
+            check_length(nchars)
+        return "".join(filled)
 
     def _leave_to_jinja(self, why: str, only_plain: bool) -> None:
         if only_plain:
@@ -140,6 +145,7 @@ class Templates:
             if not isinstance(text, str):
                 raise Corruption(f"the template {name!r} is {text!r:.100}, not text")
             self._known[name] = _Function(name, text) if "{{" in text else text
+        self._longest = max((len(text) for text in self._known.values() if isinstance(text, str)), default=0)
 
     def text(self, text: str, what: str) -> Text:
         """Return a text that uses the templates, compiled. ``what`` says in errors where it stands."""
@@ -147,10 +153,10 @@ class Templates:
 
     def rendered(self, text: str, what: str) -> str:
         """Return a text without variables of its own, filled in. Raises as ``Text`` and ``Text.render`` do."""
-        if not any(mark in text for mark in OTHER_MARKS):
+        if len(text) + self._longest * text.count("{{") <= MOST_TEXT and not any(mark in text for mark in OTHER_MARKS):
             plain = PLAIN_NAME.sub(self._constant, text)  # ten times as fast
             if "{{" not in plain:
-                return bounded(plain)
+                return plain
         return self.text(text, what).render({})
 
     def _constant(self, matched: re.Match[str]) -> str:

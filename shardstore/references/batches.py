@@ -75,8 +75,8 @@ class ReferenceSource:
     arrays: list[ReferencedArray]
     base_url: str = ""
     """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken as they are."""
-    is_own: bool = True
-    """True if these URLs lead to the objects that were looked at."""
+    is_pinned: bool = False
+    """True if the set is to say which versions of objects it was made of: these URLs lead to the objects that are looked at."""
     pins: dict[str, PinnedObject] = field(default_factory=dict)
     """By key, the objects as they were when they were referred to; filled as batches are taken."""
     left_out: dict[str, str] = field(default_factory=dict)

@@ -46,7 +46,7 @@ def open_source(
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=on_error, reuse=reuse)
-    found.is_own = choices.base_url is None  # of what lies elsewhere nobody has seen a version
+    found.is_pinned = pins and choices.base_url is None  # of what lies elsewhere nobody has seen a version
     if choices.urls == "versioned":
         found.suffix_of = _suffixes(storage)
     return found

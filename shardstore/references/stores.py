@@ -326,7 +326,7 @@ class StoreReader:
             urls.append(url)
             if token is not None and self.is_pinned:
                 self._source.pins[key] = PinnedObject(key, token, nbytes)
-                if self._source.is_own and not self._source.suffix_of(self._source.stored_key(key), token):
+                if self._source.is_pinned and not self._source.suffix_of(self._source.stored_key(key), token):
                     generations[url] = token
         return urls, generations
 
@@ -444,7 +444,7 @@ def store_source(
         StorageError: a request failed.
     """
     engine = Engine(storage)
-    source = ReferenceSource(storage.url, {}, [], base_url=base)
+    source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned)
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []

@@ -99,7 +99,7 @@ def put(
         missing=tally.missing,
         targets=len(source.pins),
         nbytes=nbytes,
-        is_pinned=bool(source.is_own and source.pins),
+        is_pinned=source.is_pinned,
         left_out=dict(source.left_out),
         index_requests=source.index_requests,
         how_to_open=how_to_open(
@@ -139,7 +139,7 @@ def _put_json(
         digested = DigestedFile(file)
         with compressed(digested, place.name) as text:
             write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
-        section = encode_pins(origin, digested.digest, source.pins.values()) if source.is_own and source.pins else None
+        section = encode_pins(origin, digested.digest, sorted(source.pins.values())) if source.is_pinned else None
         run_sync(_replace(place, file, digested.digest.nbytes, before, section))
     return digested.digest.nbytes
 
@@ -180,7 +180,7 @@ def _put_parquet(
         writer.write(number, array, array.path, fills[array.path])
     metadata = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
     data = dumps({"metadata": metadata, "record_size": form.record_size})
-    pins = encode_pins(origin, None, source.pins.values()) if source.is_own and source.pins else None
+    pins = encode_pins(origin, None, sorted(source.pins.values())) if source.is_pinned else None
     run_sync(_finish(place, data, pins, before - writer.keys))
     return writer.nbytes + len(data)
 

@@ -60,6 +60,9 @@ class Targets(Protocol):
 class ReferenceSet(Protocol):
     """The references of one set, by key. It may read more of itself when it is asked."""
 
+    version: str
+    """A text that differs if the set has been replaced."""
+
     async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
         """Return what the set has for each key; ``None``: nothing; an error, if the part that could have it cannot be read."""
         ...

@@ -26,7 +26,8 @@ _DECODED_NBYTES = 1 << 20
 class JSONSet:
     """The references of a set in memory, and the versions of the objects that they were made of, by URL."""
 
-    def __init__(self, table: ReferenceTable, tokens: Mapping[str, str]) -> None:
+    def __init__(self, table: ReferenceTable, tokens: Mapping[str, str], version: str = "") -> None:
+        self.version = version
         self._table = table
         self._tokens = tokens
 
@@ -108,7 +109,8 @@ async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins
     except (Corruption, Unsupported) as exc:
         raise type(exc)(f"{place.url}: {exc}") from exc
     _warn_if(parser.document.leaves_out)
-    return JSONSet(table, tokens)
+    pinned = [outcome.generation.token for outcome in beside if isinstance(outcome, Found)]
+    return JSONSet(table, tokens, f"{digest.crc32c:08x}-{digest.nbytes:x} {pinned}")
 
 
 async def _pieces(place: SetPlace, first: ReadOutcome) -> AsyncIterator[memoryview]:

@@ -97,8 +97,17 @@ class ParquetSet:
     """The references of the set at ``place``, whose metadata are ``documents``, of ``record_size`` chunks a file."""
 
     def __init__(
-        self, place: SetPlace, documents: Mapping[str, Any], record_size: int, targets: Targets, *, pins: bool, cache_bytes: int
+        self,
+        place: SetPlace,
+        documents: Mapping[str, Any],
+        record_size: int,
+        targets: Targets,
+        *,
+        pins: bool,
+        cache_bytes: int,
+        version: str = "",
     ) -> None:
+        self.version = version
         self._place = place
         self._documents = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
         self._sorted_documents = sorted(self._documents)
@@ -301,7 +310,8 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
         raise Corruption(f"{shown} is not the metadata of a set of references: {exc!r:.500}") from exc
     if record_size < 1:
         raise Corruption(f"{shown} is not the metadata of a set of references: record_size is {record_size}")
-    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes)
+    version = outcome.generation.token
+    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes, version=version)
 
 
 def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Array]:

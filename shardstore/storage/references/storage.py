@@ -117,7 +117,8 @@ class ReferenceStorage(ReadsOnly):
     @property
     def identity(self) -> str:
         """A text that tells this place from others, which ``url`` does not. Not to be shown."""
-        place = f"{self.origin.identity}/{self._base}"
+        version = "" if self._set is None else self._set.version
+        place = f"{self.origin.identity}/{self._base} {version}"
         return f"static {place}" if self.static else place
 
     @property

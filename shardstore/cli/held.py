@@ -42,7 +42,7 @@ class HeldOptions:
             from shardstore.references.checking import pins  # only for those who give a set
 
             same = Address.parse(target).protocol == Address.parse(url).protocol
-            found += pins(target, target_options=options if same else None)
+            found += pins(target, store=url, target_options=options if same else None)
         return found
 
 

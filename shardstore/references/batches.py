@@ -75,10 +75,10 @@ class ReferenceSource:
     arrays: list[ReferencedArray]
     base_url: str = ""
     """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken as they are."""
-    is_pinned: bool = False
+    is_pinned: bool = True
     """True if the set is to say which versions of objects it was made of: these URLs lead to the objects that are looked at."""
     pins: dict[str, PinnedObject] = field(default_factory=dict)
-    """By key, the objects as they were when they were referred to; filled as batches are taken."""
+    """By key, or by URL if the source is a set, the objects as they were when they were referred to; filled as batches are taken."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By path or key, what is not in the set, and the reason in words."""
     impossible: dict[str, str] = field(default_factory=dict)

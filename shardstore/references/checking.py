@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flag
-from shardstore.errors import NotFound
+from shardstore.errors import InvalidInput, NotFound
 from shardstore.format.references.pins import PinSection
 from shardstore.maintenance.pins import Pin, current_tokens, is_held
 from shardstore.references.batches import content, size_of
+from shardstore.references.choices import base_of
 from shardstore.references.opening import open_source
 from shardstore.references.places import SetPlace, find_set, pins_of
 from shardstore.references.sets import reference_storage, set_source
 from shardstore.references.storing import form_of
-from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.references.storage import ReferenceStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +48,25 @@ class CheckReport:
         return f"<CheckReport of {self.target!r}: {self.objects:,} objects, {len(self.changed):,} changed, {len(self.gone):,} gone>"
 
 
-def pins(target: Any, *, target_options: Mapping[str, Any] | None = None) -> list[Pin]:
+def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | None = None) -> list[Pin]:
     """Return the objects that a set holds offsets into, for ``compact``, ``repair`` and ``pack``, which leave these as they are.
 
+    Of a set that was made of other sets, ``store`` says of which store the objects are meant: by its path or URL.
+
     Raises:
+        InvalidInput: the set was made of other sets, and no store is given.
         NotFound: there is no set, or it does not say what it was made of.
         Corruption: that cannot be read.
         StorageError: a request failed.
     """
-    section = pins_of(find_set(target, target_options))
-    return [Pin(one.key, one.generation) for one in section.objects.values()]
+    place = find_set(target, target_options)
+    section = pins_of(place)
+    base = ""
+    if not section.origin.base:
+        if store is None:
+            raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store=")
+        base = base_of(open_storage(store), "absolute", None, "")
+    return [Pin(key.removeprefix(base), one.generation) for key, one in section.objects.items() if key.startswith(base)]
 
 
 def check(
@@ -82,10 +93,9 @@ def check(
     options = target_options if target_options is not None else storage_options
     place = find_set(target, options)
     section = pins_of(place)
-    storage = store_of(section, storage_options)
     changed: list[str] = []
     gone: list[str] = []
-    now = run_sync(current_tokens(storage, [*section.objects]))
+    now = _tokens_now(place, section, storage_options, options)
     for key, one in section.objects.items():
         token = now.get(key)
         if token is None:
@@ -157,6 +167,19 @@ def describe(target: Any, *, target_options: Mapping[str, Any] | None = None) ->
     )
 
 
-def store_of(section: PinSection, options: Mapping[str, Any] | None) -> Storage:
-    """Return the store of a set, with the keys of final Zarr v3."""
-    return Engine(open_storage(section.origin.store, dict(options or {}) or None)).storage
+def _tokens_now(
+    place: SetPlace, section: PinSection, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any] | None
+) -> dict[str, str]:
+    """Return the tokens of those objects that exist: by one listing of the store, or one by one, if the set was made of other sets."""
+    if section.origin.base:
+        storage = Engine(open_storage(section.origin.store, dict(storage_options or {}) or None)).storage
+        return run_sync(current_tokens(storage, [*section.objects]))
+    return run_sync(_tokens_of_urls(reference_storage(place.url, options), [*section.objects]))
+
+
+async def _tokens_of_urls(references: ReferenceStorage, urls: list[str]) -> dict[str, str]:
+    targets = {url: references.targets.target(url) for url in urls}
+    infos = await asyncio.gather(*(target.storage.stat(target.key) for target in targets.values()))
+    return {
+        url: info.generation.token for url, info in zip(targets, infos, strict=True) if info is not None and info.generation is not None
+    }

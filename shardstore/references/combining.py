@@ -16,6 +16,7 @@ from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.pins import PinnedObject
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
 from shardstore.references.choices import Choices, Flavour
@@ -110,14 +111,16 @@ def combine(
         raise InvalidInput("combine takes two sets or more")
     options = options_for(given[0], target, storage_options, target_options)
     place = open_set(target, options, is_directory=format == "parquet")
-    sources = []
+    sources: list[ReferenceSource] = []
+    shared: dict[str, PinnedObject] = {}
     for one in given:
         references = reference_storage(one, storage_options)
         check_apart(references, place)
-        sources.append(set_source(references, lambda path: True))
+        sources.append(set_source(references, lambda path: True, shared))
     form: Form = JSONForm(flavour=flavour or "auto") if format == "json" else ParquetForm(flavour=flavour or "v2")
     choices = Choices(mixed_protocols=mixed_protocols)
     whole = combined(sources, dim)
+    whole.pins = shared
     return put(whole, place, form, choices, overwrite=overwrite, progress=progress, has_options=bool(storage_options))
 
 

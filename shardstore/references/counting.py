@@ -21,6 +21,8 @@ class Tally:
     mixed_protocols: bool = False
     references: int = 0
     inlined: int = 0
+    urls: set[int] = field(default_factory=set)
+    """Hashes of all URLs: there may be millions."""
     protocols: dict[str, str] = field(default_factory=dict)
     """By protocol, one of its URLs."""
 
@@ -43,6 +45,7 @@ class Tally:
 
     def _note(self, url: str) -> None:
         """Note the protocol of a URL. Raises ``InvalidInput`` if there is another one already: fsspec finds only one for a whole set."""
+        self.urls.add(hash(url))
         protocol = url.partition("://")[0] if "://" in url else ""
         protocol = _SAME.get(protocol, protocol)
         if protocol in self.protocols:

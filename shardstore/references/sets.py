@@ -19,6 +19,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_plain
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import MISSING, ReferenceRows
+from shardstore.format.references.pins import PinnedObject
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import plan_v2_array
@@ -39,7 +40,13 @@ class SetArray:
     chunks_per_shard = None
 
     def __init__(
-        self, references: ReferenceStorage, path: str, node: NodeDocuments, encoding: ChunkKeyEncoding, grid: tuple[int, ...]
+        self,
+        references: ReferenceStorage,
+        path: str,
+        node: NodeDocuments,
+        encoding: ChunkKeyEncoding,
+        grid: tuple[int, ...],
+        pins: dict[str, PinnedObject],
     ) -> None:
         self.path = path
         self.node = node
@@ -49,6 +56,7 @@ class SetArray:
         self._place = path
         """The path in the set, which stays when the array gets another one."""
         self._encoding = encoding
+        self._pins = pins
 
     def shard_url(self, coords: Sequence[str]) -> str:
         raise NotImplementedError
@@ -84,6 +92,7 @@ class SetArray:
                     raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
                 if entry.token is not None:
                     generations[url] = entry.token
+                    self._pins[url] = PinnedObject(url, entry.token, 0)
                 if nbytes == 0:
                     inline[len(kept)] = b""
                 rows.append((numbers.setdefault(url, len(numbers)) if nbytes != 0 else MISSING, offset, nbytes or 0))
@@ -122,15 +131,15 @@ def is_set(source: object) -> bool:
     return isinstance(source, str) and source.startswith(("reference::", "reference://"))
 
 
-def set_source(references: ReferenceStorage, choose: Callable[[str], bool]) -> ReferenceSource:
-    """Return a set as a source; ``choose`` says which arrays are taken.
+def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins: dict[str, PinnedObject] | None = None) -> ReferenceSource:
+    """Return a set as a source; ``choose`` says which arrays are taken. Its ``pins`` are by URL; they may be shared with others.
 
     Raises:
         NotFound: it has no arrays and no groups.
         Corruption: it cannot be read.
         StorageError: a request failed.
     """
-    source = ReferenceSource(references.url, {}, [])
+    source = ReferenceSource(references.url, {}, [], pins={} if pins is None else pins)
     nodes = run_sync(_nodes(references))
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy in {references.url}")
@@ -142,7 +151,7 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool]) -> R
         elif (grid := _grid_of(path, node)) is None:
             source.impossible[path] = "its metadata do not say where its chunks are"
         else:
-            source.arrays.append(SetArray(references, path, node, *grid))
+            source.arrays.append(SetArray(references, path, node, *grid, source.pins))
     source.arrays.sort(key=lambda array: array.path)
     return source
 

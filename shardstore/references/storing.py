@@ -77,6 +77,8 @@ def put(
     """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
     tally = Tally(source.arrays, progress, choices.mixed_protocols)
     arguments = {"format": "json" if isinstance(form, JSONForm) else "parquet", **_given(form), **_given(choices)}
+    if not source.base_url:
+        arguments["sets"] = source.url
     origin = PinnedStore(source.url, source.base_url, arguments)
     if isinstance(form, JSONForm):
         shown = described(source, form.flavour, only_v2_keys=False)
@@ -97,15 +99,20 @@ def put(
         references=tally.references,
         inlined=tally.inlined,
         missing=tally.missing,
-        targets=len(source.pins),
+        targets=len(tally.urls),
         nbytes=nbytes,
-        is_pinned=source.is_pinned,
+        is_pinned=_is_pinned(source),
         left_out=dict(source.left_out),
         index_requests=source.index_requests,
         how_to_open=how_to_open(
             place.shown, "json" if isinstance(form, JSONForm) else "parquet", shown.flavour, protocol, has_options=has_options
         ),
     )
+
+
+def _is_pinned(source: ReferenceSource) -> bool:
+    """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it."""
+    return source.is_pinned and bool(source.base_url or source.pins)
 
 
 def _given(options: Form | Choices) -> dict[str, Any]:
@@ -123,6 +130,8 @@ def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
     kind = kinds.get(arguments.get("format"))
     if kind is None:
         raise Corruption("the pins of the set do not say how it was written: write the set again")
+    if "sets" in arguments:
+        raise InvalidInput("the set was made of other sets: make it of them again")
     of_form, of_choices = ({f.name: arguments[f.name] for f in fields(one) if f.name in arguments} for one in (kind, Choices))
     return kind(**of_form), Choices(**of_choices)
 
@@ -139,7 +148,7 @@ def _put_json(
         digested = DigestedFile(file)
         with compressed(digested, place.name) as text:
             write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
-        section = encode_pins(origin, digested.digest, sorted(source.pins.values())) if source.is_pinned else None
+        section = encode_pins(origin, digested.digest, sorted(source.pins.values())) if _is_pinned(source) else None
         run_sync(_replace(place, file, digested.digest.nbytes, before, section))
     return digested.digest.nbytes
 
@@ -180,7 +189,7 @@ def _put_parquet(
         writer.write(number, array, array.path, fills[array.path])
     metadata = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
     data = dumps({"metadata": metadata, "record_size": form.record_size})
-    pins = encode_pins(origin, None, sorted(source.pins.values())) if source.is_pinned else None
+    pins = encode_pins(origin, None, sorted(source.pins.values())) if _is_pinned(source) else None
     run_sync(_finish(place, data, pins, before - writer.keys))
     return writer.nbytes + len(data)
 

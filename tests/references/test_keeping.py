@@ -248,3 +248,26 @@ def test_describe(tmp_path: Path) -> None:
     assert (found.format, dict(found.arrays), found.objects) == ("parquet", {"x": (4, 4)}, 2)
     references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", pins=False)
     assert references.describe(tmp_path / "set.json").store is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_made_of_sets_stay_pinned(form: Any, tmp_path: Path) -> None:
+    arrays, sets = [], []
+    for name in ("p", "q"):
+        arrays.append(store_at(tmp_path / f"{name}.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8), name))
+        references.write_parquet(tmp_path / f"{name}.zarr", tmp_path / f"{name}.refs")
+        sets.append(tmp_path / f"{name}.refs")
+    references.combine(sets, tmp_path / "both", format=form)
+    assert references.check(tmp_path / "both").objects == 4
+    with pytest.raises(InvalidInput, match="store="):
+        references.pins(tmp_path / "both")
+    held = references.pins(tmp_path / "both", store=tmp_path / "q.zarr")
+    assert [pin.key for pin in held] == ["q/c/0/0", "q/c/0/1"]
+    assert held == references.pins(tmp_path / "q.refs")
+    arrays[1][0, 0] = 99
+    assert references.check(tmp_path / "both").changed == (f"file://{tmp_path}/q.zarr/q/c/0/0",)
+    ours(tmp_path / "both", "p")
+    with pytest.raises(Conflict, match="q/c/0/0"):
+        ours(tmp_path / "both", "q")
+    with pytest.raises(InvalidInput, match="make it of them again"):
+        references.update(tmp_path / "both")

@@ -58,7 +58,9 @@ class ReferenceReport:
 def how_to_open(target: str, form: Format, flavour: str, remote_protocol: str, *, has_options: bool) -> str:
     """Return the lines that open a set. ``remote_protocol`` is that of the objects; with ``has_options`` their storage needs some."""
     given = {"fo": target, "remote_protocol": remote_protocol}
-    options = ", ".join(f'"{name}": "{value}"' for name, value in given.items()) + ', "remote_options": {…}' * has_options
+    options = ", ".join(f'"{name}": "{value}"' for name, value in given.items())
+    if remote_protocol not in _SYNCHRONOUS:  # zarr makes the one filesystem asynchronous, and fsspec wants the other to be so too
+        options += ', "remote_options": {"asynchronous": True' + ", …" * has_options + "}"
     keywords = ", ".join(f'{name}="{value}"' for name, value in given.items()) + ", remote_options={…}" * has_options
     zarr_format = 2 if flavour == "v2" else 3
     flat = ", use_consolidated=False" if flavour == "dual" else ""
@@ -79,4 +81,5 @@ def how_to_open(target: str, form: Format, flavour: str, remote_protocol: str, *
     return "\n".join(lines)
 
 
+_SYNCHRONOUS = ("file", "memory")
 _GDAL = {"file": "", "s3": "/vsis3/", "gs": "/vsigs/", "https": "/vsicurl/https://", "http": "/vsicurl/http://"}

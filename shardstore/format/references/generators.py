@@ -28,10 +28,12 @@ from shardstore.format.references.templates import Templates, Text, constant_par
 
 MOST_GENERATED = 10_000_000
 """The most generated keys of a set; they take about 1 GB."""
-MOST_CHARACTERS = 2**30
+MOST_CHARACTERS = 2**29
 """The most characters of all generated keys and URLs of a set."""
 
-_BATCH = 1 << 16
+_FIRST_BATCH = 1 << 8
+_MOST_BATCH = 1 << 16
+_BATCH_CHARACTERS = 1 << 22
 _MOST_INDEX = 2**62
 
 Values = range | list[Value]
@@ -61,9 +63,13 @@ def generate(generators: Sequence[Any], templates: Templates, most: int = MOST_G
         raise Unsupported(f"the set of references generates {count} keys; more than {most} are not held in memory")
     characters = 0
     for one in compiled:
-        for start in range(0, one.count, _BATCH):
-            made = one.batch(start, min(start + _BATCH, one.count))
-            characters += sum(map(len, made.keys)) + (sum(map(len, made.urls)) if one.has_many_urls else 0)
+        start, batch = 0, _FIRST_BATCH
+        while start < one.count:
+            made = one.batch(start, min(start + batch, one.count))
+            start += batch
+            new = sum(map(len, made.keys)) + (sum(map(len, made.urls)) if one.has_many_urls else 0)
+            batch = min(2 * batch, _MOST_BATCH) if new < _BATCH_CHARACTERS else max(1, batch // 2)
+            characters += new
             if characters > MOST_CHARACTERS:
                 raise Unsupported(f"the set of references generates keys and URLs of more than {MOST_CHARACTERS} characters")
             yield made

@@ -160,13 +160,19 @@ class ReferenceParser:
         self._expansion = expansion
         self._flat = flat
         self._text = ""
+        self._pending: list[str] = []  # text behind that
+        self._pending_nchars = 0
         self._position = 0
         self._wanted = PIECE_CHARACTERS
         self._level: Literal["start", "top", "refs", "end"] = "start"
         self._is_first = True  # in its object: no comma comes before it
 
     def feed(self, text: str) -> None:
-        self._text += text
+        self._pending.append(text)
+        self._pending_nchars += len(text)
+        if len(self._text) - self._position + self._pending_nchars < self._wanted and self._level != "end":
+            return
+        self._join()
         while len(self._text) - self._position >= self._wanted and self._level != "end":
             before = self._position
             self._advance(final=False)
@@ -182,6 +188,7 @@ class ReferenceParser:
 
     def finish(self) -> ReferenceTable:
         """Return the references. Raises as ``Document.finish`` does."""
+        self._join()
         if self._level == "start":
             self.document = document_of(self._whole(), self._expansion)
             return self.document.finish()
@@ -194,6 +201,10 @@ class ReferenceParser:
         if self._behind_space(self._position) != len(self._text):
             raise _no_json("something comes behind the end")
         self._text, self._position = "", 0
+
+    def _join(self) -> None:
+        self._text = "".join([self._text, *self._pending])
+        self._pending, self._pending_nchars = [], 0
 
     def _whole(self) -> Any:
         try:

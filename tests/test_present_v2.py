@@ -354,7 +354,7 @@ def test_a_selection_is_read_in_one_round_and_an_assignment_is_one_commit_a_shar
     trace.reset()
     array[...] = values
     writes = [event for event in trace.events if event.op in ("write", "compose")]
-    assert [event.key for event in writes] == ["x/c/0/0"]
+    assert [event.key for event in writes] == ["x/c.0.0"]
     again = zarr.open_array(shardstore.open(trace, present="v2"), path="x", mode="r", zarr_format=2)
     trace.reset()
     np.testing.assert_array_equal(again[...], values)

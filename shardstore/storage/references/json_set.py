@@ -158,7 +158,7 @@ def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, t
             "the set again, or open it without by storage_options={'reference': {'pins': False}}"
         )
     base = section.origin.base
-    targets.allow([base])
+    targets.allow([base] if base else list(section.objects))
     return {base + key: pinned.generation for key, pinned in section.objects.items()}
 
 

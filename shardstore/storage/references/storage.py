@@ -117,9 +117,13 @@ class ReferenceStorage(ReadsOnly):
     @property
     def identity(self) -> str:
         """A text that tells this place from others, which ``url`` does not. Not to be shown."""
-        version = "" if self._set is None else self._set.version
-        place = f"{self.origin.identity}/{self._base} {version}"
+        place = f"{self.origin.identity}/{self._base}"
         return f"static {place}" if self.static else place
+
+    @property
+    def content(self) -> str:
+        """A text that tells the set that was read from others that were at its place before; empty before it is read."""
+        return "" if self._set is None else self._set.version
 
     @property
     def kind(self) -> str:

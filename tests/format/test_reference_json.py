@@ -12,28 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption, ShardStoreError
-from shardstore.format.references import json as reference_json
 from shardstore.format.references.json import Expansion, NeedsFlat, ReferenceParser, document_of
 from shardstore.format.references.table import Reference, ReferenceTable, TableBuilder
 
 
 def streamed(text: str, nchars: int, piece: int = 64) -> dict[str, Any] | type[ShardStoreError]:
     """The references, or the kind of error, of a text that comes in pieces of ``nchars``."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(reference_json, "PIECE_CHARACTERS", piece)
-    try:
-        for flat in (False, True):
-            parser = ReferenceParser(Expansion(), flat=flat)
-            try:
-                for start in range(0, len(text), nchars):
-                    parser.feed(text[start : start + nchars])
-                return dict(parser.finish().items())
-            except NeedsFlat:
-                continue
-            except ShardStoreError as exc:
-                return type(exc)
-    finally:
-        patch.undo()
+    for flat in (False, True):
+        parser = ReferenceParser(Expansion(), flat=flat, piece_nchars=piece)
+        try:
+            return dict(read([text[start : start + nchars] for start in range(0, len(text), nchars)], parser).items())
+        except NeedsFlat:
+            continue
+        except ShardStoreError as exc:
+            return type(exc)
     raise AssertionError
 
 
@@ -176,7 +168,6 @@ def test_a_text_that_ends_too_early_or_goes_on(text: str) -> None:
         assert streamed(text, nchars, 1) is Corruption
 
 
-def test_a_stream_of_a_value_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_json, "MOST_VALUE", 1 << 23)
+def test_a_stream_of_a_value_without_end_is_refused() -> None:
     with pytest.raises(Corruption, match="value of more than"):
-        read(['{"a": "', *["x" * (1 << 20)] * 100])
+        read(['{"a": "', *["x" * (1 << 20)] * 100], ReferenceParser(Expansion(), most_nchars=1 << 23))

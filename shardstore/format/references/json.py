@@ -26,7 +26,6 @@ from shardstore.format.references.templates import Templates
 
 PIECE_CHARACTERS = 1 << 20
 MOST_VALUE = 1 << 28
-"""The bound of what is held of one entry that does not end."""
 
 _MEMBERS = ("version", "templates", "gen", "refs")
 _ENDS = (re.compile(r'\]\s*(,)\s*"'), re.compile(r'["}\]]\s*(,)\s*"'))
@@ -151,11 +150,17 @@ def document_of(parsed: Any, expansion: Expansion) -> Document:
 class ReferenceParser:
     """A set that comes as text, piece by piece. With ``flat``, a key ``refs`` is an entry like others.
 
+    Some ``piece_nchars`` characters are parsed at once, and no more than ``most_nchars`` are held of an entry that does not end.
+
     Raises:
         Corruption: the text is no JSON object. Faults in entries show when it is finished.
     """
 
-    def __init__(self, expansion: Expansion, *, flat: bool = False) -> None:
+    def __init__(
+        self, expansion: Expansion, *, flat: bool = False, piece_nchars: int = PIECE_CHARACTERS, most_nchars: int = MOST_VALUE
+    ) -> None:
+        self._piece_nchars = piece_nchars
+        self._most_nchars = most_nchars
         self.document = Document(expansion)
         self._expansion = expansion
         self._flat = flat
@@ -163,7 +168,7 @@ class ReferenceParser:
         self._pending: list[str] = []  # text behind that
         self._pending_nchars = 0
         self._position = 0
-        self._wanted = PIECE_CHARACTERS
+        self._wanted = self._piece_nchars
         self._level: Literal["start", "top", "refs", "end"] = "start"
         self._is_first = True  # in its object: no comma comes before it
 
@@ -178,10 +183,10 @@ class ReferenceParser:
             self._advance(final=False)
             if self._position == before:
                 self._wanted *= 2  # a long value
-                if self._wanted > MOST_VALUE:
-                    raise Corruption(f"it has a value of more than {MOST_VALUE // 2} characters")
+                if self._wanted > self._most_nchars:
+                    raise Corruption(f"it has a value of more than {self._most_nchars // 2} characters")
                 continue
-            self._wanted = PIECE_CHARACTERS
+            self._wanted = self._piece_nchars
             self._drop_read()
         if self._level == "end":
             self._check_end()
@@ -247,7 +252,7 @@ class ReferenceParser:
         return matched.end()
 
     def _read_entries(self, start: int, final: bool) -> None:
-        end = self._last_end(start, min(len(self._text), start + max(self._wanted, PIECE_CHARACTERS)))
+        end = self._last_end(start, min(len(self._text), start + max(self._wanted, self._piece_nchars)))
         if end is not None:
             try:
                 entries = json.loads(f"{{{self._text[start:end]}}}")
@@ -285,7 +290,7 @@ class ReferenceParser:
     def _read_one_by_one(self, start: int, final: bool) -> None:
         """Read the entries that are complete, up to the end of their object or the beginning of the references."""
         text, entries = self._text, dict[str, Any]()
-        stop = min(len(text), start + max(self._wanted, PIECE_CHARACTERS))
+        stop = min(len(text), start + max(self._wanted, self._piece_nchars))
         while not entries or start < stop:
             try:
                 key, value, end = self._entry(start)

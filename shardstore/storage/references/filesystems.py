@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import fsspec
-from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import InvalidInput, Unsupported
@@ -51,6 +50,8 @@ def check_made_by_user(fs: AbstractFileSystem) -> None:
     Raises:
         InvalidInput: generated keys were left out of ``fs``, or of a set that it reads through.
     """
+    from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileSystem  # it loads a JSON library
+
     for link in links_of(fs):
         if not isinstance(link, ReferenceFileSystem) or isinstance(link.references, LazyReferenceMapper):
             continue

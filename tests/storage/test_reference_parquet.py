@@ -1,0 +1,309 @@
+"""Sets of references in Parquet: read file by file, within a bound, whoever wrote them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from fsspec.implementations.reference import LazyReferenceMapper
+from numpy.typing import NDArray
+
+import shardstore
+from shardstore.errors import Conflict, Corruption, InvalidInput
+from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Failed, Found, Read
+from shardstore.storage.memory import MemoryStorage
+from shardstore.storage.opening.open import open_storage
+from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
+from tests.storage.http_servers import WebServer
+from tests.storage.reference_sets import open_references, open_set
+
+RECORD = 16
+V2 = {"zarr_format": 2, "dtype": "|u1", "compressor": None, "filters": None, "order": "C", "fill_value": 255}
+
+
+def v2(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return {**V2, "shape": shape, "chunks": chunks, **more}
+
+
+def v3(shape: tuple[int, ...], chunks: tuple[int, ...], encoding: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_key_encoding": encoding,
+        "codecs": [{"name": "bytes"}],
+        "fill_value": 255,
+    }
+
+
+def rows_of(url: str, first: int, count: int, *, missing: tuple[int, ...] = (), tokens: Mapping[str, str] | None = None) -> ReferenceRows:
+    """Rows whose chunks are of 4 bytes, one behind the other."""
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    target = np.where(np.isin(numbers, missing), MISSING, 0).astype(np.int32)
+    return ReferenceRows([url], target, numbers * 4, np.full(count, 4), {}, tokens or {})
+
+
+def metadata(documents: Mapping[str, Any], record_size: int = RECORD) -> bytes:
+    return json.dumps({"metadata": documents, "record_size": record_size}).encode()
+
+
+@pytest.fixture
+def memory() -> SyncStorage:
+    return SyncStorage(MemoryStorage(f"/refs-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.close()
+
+
+def chunk(number: int) -> bytes:
+    return bytes((4 * number + i) % 251 for i in range(4))
+
+
+DATA = b"".join(map(chunk, range(1000)))
+
+
+# -- requests and memory -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_chunk_takes_three_requests(server: WebServer) -> None:
+    server.objects |= {"/s/data": DATA, "/s/refs/.zmetadata": metadata({"x/.zarray": v2((40, 40), (2, 2))})}
+    for record in range(25):
+        server.objects[f"/s/refs/x/refs.{record}.parq"] = encode_rows(rows_of(f"{server.url}/s/data", record * RECORD, RECORD))
+    s = SyncStorage(open_storage(f"reference::{server.url}/s/refs"))
+    assert s.get("x/1.2") == chunk(22)
+    asked = [f"{one.method} {one.path} {one.range or ''}".rstrip() for one in server.asked]
+    assert asked == ["GET /s/refs/.zmetadata", "GET /s/refs/x/refs.1.parq", "GET /s/data bytes=88-91"]
+    server.asked.clear()
+    assert s.get("x/1.3") == chunk(23)
+    assert s.stat("x/1.4") is not None
+    assert server.methods() == ["GET bytes=92-95"]
+    assert s.children() == ([], ["x/"])
+    assert s.get("x/20.0") is None
+    assert s.get("x/01.3") is None
+    assert server.methods() == []
+    many = s.read_many(*(Read(f"x/{i}.{j}", (EVERYTHING,)) for i in range(20) for j in range(20)))
+    assert [values(found)[0] for found in many if isinstance(found, Found)] == [chunk(n) for n in range(400)]
+    methods = server.methods()
+    assert (methods.count("GET"), len(methods)) == (24, 25)  # the other files, and one range of all chunks
+    assert set(s.keys("x/3.")) == {f"x/3.{j}" for j in range(20)}
+
+
+def test_a_listing_by_prefix_reads_the_files_it_needs(server: WebServer) -> None:
+    server.objects["/s/refs/.zmetadata"] = metadata({"x/.zarray": v2((64, 16), (1, 1)), "x/.zattrs": {}, "y/.zarray": v2((4,), (1,))})
+    for record in range(64):
+        server.objects[f"/s/refs/x/refs.{record}.parq"] = encode_rows(rows_of("s3://b/x", record * 16, 16, missing=(17,)))
+    s = SyncStorage(open_storage(f"reference::{server.url}/s/refs"))
+    server.asked.clear()
+    assert set(s.keys("x/1.")) == {f"x/1.{j}" for j in range(16)} - {"x/1.1"}
+    assert [asked.path for asked in server.asked] == ["/s/refs/x/refs.1.parq"]
+    server.asked.clear()
+    assert s.keys("x/.z") == ["x/.zarray", "x/.zattrs"]
+    assert s.children() == ([], ["x/", "y/"])
+    assert server.asked == []
+    assert len(s.children("x/")[0]) == 64 * 16 + 1
+
+
+def test_files_are_kept_within_a_bound(server: WebServer) -> None:
+    server.objects |= {"/s/data": DATA, "/s/refs/.zmetadata": metadata({"x/.zarray": v2((160,), (1,))})}
+    for record in range(10):
+        server.objects[f"/s/refs/x/refs.{record}.parq"] = encode_rows(rows_of(f"{server.url}/s/data", record * 16, 16))
+    storage: Any = open_storage(f"reference::{server.url}/s/refs", {"cache_bytes": 2500})
+    s = SyncStorage(storage)
+    for _ in range(2):
+        for number in range(0, 160, 8):
+            assert s.get(f"x/{number}") == chunk(number)
+    files = [asked.path for asked in server.asked if asked.path.endswith(".parq")]
+    assert len(files) == 20
+    cache = storage._set._cache
+    assert 1 < len(cache._kept) < 10
+    assert 0 < cache.nbytes <= 2500
+    assert cache.nbytes == sum(nbytes for _, nbytes in cache._kept.values())
+
+
+def test_readers_of_one_file_share_its_request(server: WebServer) -> None:
+    server.objects |= {"/s/data": DATA, "/s/refs/.zmetadata": metadata({"x/.zarray": v2((16,), (1,))})}
+    server.objects["/s/refs/x/refs.0.parq"] = encode_rows(rows_of(f"{server.url}/s/data", 0, 16))
+    storage = open_storage(f"reference::{server.url}/s/refs")
+
+    async def read_all() -> None:
+        await asyncio.gather(*(storage.read([Read(f"x/{i}", (EVERYTHING,))]) for i in range(16)))
+
+    on_io_loop(read_all())
+    assert [asked.path for asked in server.asked].count("/s/refs/x/refs.0.parq") == 1
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_root_arrays_and_every_way_to_write_keys(memory: SyncStorage) -> None:
+    memory.put("data", DATA)
+    url = f"{memory.storage.url}/data"
+    v2_keys, default = {"name": "v2", "configuration": {"separator": "."}}, {"name": "default"}
+    documents: dict[str, Any] = {
+        ".zgroup": {"zarr_format": 2},
+        "g/h/a/.zarray": v2((4, 6), (2, 2)),
+        "slash/.zarray": v2((4, 6), (2, 2), dimension_separator="/"),
+        "dual/.zarray": v2((4, 6), (2, 2)),
+        "dual/zarr.json": v3((4, 6), (2, 2), v2_keys),
+        "third/zarr.json": v3((4, 6), (2, 2), default),
+        "text/.zarray": json.dumps(v2((), ())),
+        "empty/.zarray": v2((0, 3), (1, 1)),
+        "group/zarr.json": {"zarr_format": 3, "node_type": "group"},
+    }
+    memory.put("refs/.zmetadata", metadata(documents, 4))
+    for path in ("g/h/a", "slash", "dual", "third"):
+        memory.put(f"refs/{path}/refs.1.parq", encode_rows(rows_of(url, 4, 4)))  # the first file is missing
+    rows = ReferenceRows([url], np.array([0, MISSING], np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64), {})
+    memory.put("refs/text/refs.0.parq", encode_rows(rows))
+    s = open_set(f"{memory.storage.url}/refs")
+    chunks = {"g/h/a": ("1.1", "1.2"), "slash": ("1/1", "1/2"), "dual": ("1.1", "1.2"), "third": ("c/1/1", "c/1/2")}
+    for path, (first, second) in chunks.items():
+        assert (s.get(f"{path}/{first}"), s.get(f"{path}/{second}")) == (chunk(4), chunk(5)), path
+        assert s.get(f"{path}/{first.replace('1', '0')}") is None
+        assert set(s.keys(f"{path}/")) - set(documents) == {f"{path}/{first}", f"{path}/{second}"}
+    assert s.get("text/0") == DATA
+    assert s.keys("empty/") == ["empty/.zarray"]
+    assert s.children("slash/") == (["slash/.zarray"], ["slash/1/"])
+    assert s.children("slash/1/") == (["slash/1/1", "slash/1/2"], [])
+    assert s.children("third/") == (["third/zarr.json"], ["third/c/"])
+    assert s.children("g/") == ([], ["g/h/"])
+    assert json.loads(s.get("dual/zarr.json") or b"")["zarr_format"] == 3
+    assert set(s.keys()) == set(documents) | {f"{path}/{name}" for path, names in chunks.items() for name in names} | {"text/0"}
+    root = {".zarray": v2((4, 6), (2, 2)), "sub/.zarray": v2((4, 6), (2, 2))}
+    memory.put("root/.zmetadata", metadata(root, 4))
+    memory.put("root/refs.1.parq", encode_rows(rows_of(url, 4, 4)))
+    s = open_set(f"{memory.storage.url}/root/")
+    assert (s.get("1.1"), s.get("sub/1.1"), s.children()) == (chunk(4), None, ([".zarray", "1.1", "1.2"], ["sub/"]))
+
+
+def test_values_in_the_set(memory: SyncStorage) -> None:
+    inline = {0: b"", 1: b"base64:YQ==", 2: b"\xff\x00"}
+    rows = ReferenceRows([], np.full(16, MISSING, np.int32), np.zeros(16, np.int64), np.zeros(16, np.int64), inline)
+    memory.put("refs/.zmetadata", metadata({"x/.zarray": v2((10,), (1,))}))
+    memory.put("refs/x/refs.0.parq", encode_rows(rows))
+    s = open_set(f"{memory.storage.url}/refs")
+    assert [s.get(f"x/{i}") for i in range(4)] == [b"", b"base64:YQ==", b"\xff\x00", None]
+    assert s.keys("x/0") == ["x/0"]
+
+
+def test_relative_urls_are_relative_to_the_set(memory: SyncStorage) -> None:
+    memory.put("data", DATA)
+    memory.put("refs/.zmetadata", metadata({"x/.zarray": v2((16,), (1,))}))
+    memory.put("refs/x/refs.0.parq", encode_rows(rows_of("../data", 0, 16)))
+    assert open_set(f"{memory.storage.url}/refs").get("x/3") == chunk(3)
+
+
+def test_pins_are_in_each_file(memory: SyncStorage) -> None:
+    memory.put("data", DATA)
+    url = f"{memory.storage.url}/data"
+    info = memory.stat("data")
+    assert info is not None
+    assert info.generation is not None
+    memory.put("refs/.zmetadata", metadata({"x/.zarray": v2((32,), (1,))}))
+    memory.put("refs/x/refs.0.parq", encode_rows(rows_of(url, 0, 16, tokens={url: info.generation.token})))
+    memory.put("refs/x/refs.1.parq", encode_rows(rows_of(url, 16, 16)))
+    s = open_set(f"{memory.storage.url}/refs")
+    assert (s.get("x/1"), s.get("x/17")) == (chunk(1), chunk(17))
+    memory.put("data", DATA[::-1])
+    pinned, free = s.read_many(Read("x/1", (EVERYTHING,)), Read("x/17", (EVERYTHING,)))
+    assert isinstance(free, Found)
+    assert isinstance(pinned, Failed)
+    assert isinstance(pinned.error, Conflict)
+    assert open_set(f"{memory.storage.url}/refs", pins=False).get("x/1") == DATA[::-1][4:8]
+
+
+def test_a_file_that_means_harm_fails_alone(memory: SyncStorage, server: WebServer) -> None:
+    memory.put("data", DATA)
+    url = f"{memory.storage.url}/data"
+    memory.put("refs/.zmetadata", metadata({"x/.zarray": v2((64,), (1,))}))
+    memory.put("refs/x/refs.0.parq", encode_rows(rows_of(url, 0, 16)))
+    memory.put("refs/x/refs.1.parq", b"PAR1")
+    memory.put("refs/x/refs.2.parq", encode_rows(rows_of(url, 0, 16))[:-100])
+    rows = rows_of(url, 0, 16)
+    rows.offset[3], rows.nbytes[4] = -4, 2**62
+    memory.put("refs/x/refs.3.parq", encode_rows(rows))
+    s = open_set(f"{memory.storage.url}/refs")
+    outcomes = s.read_many(*(Read(f"x/{i}", (EVERYTHING,)) for i in (1, 17, 33, 49)))
+    assert isinstance(outcomes[0], Found)
+    for record, outcome in enumerate(outcomes[1:], 1):
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, Corruption)
+        assert f"/refs/x/refs.{record}.parq" in str(outcome.error)
+    server.objects["/s/.zmetadata"] = memory.get("refs/.zmetadata") or b""
+    for tokens in ({}, {"file:///etc/passwd": "1"}):
+        server.objects["/s/x/refs.0.parq"] = encode_rows(rows_of("file:///etc/passwd", 0, 16, tokens=tokens))
+        with pytest.raises(InvalidInput, match="allow_protocols"):
+            SyncStorage(open_storage(f"reference::{server.url}/s")).get("x/0")
+
+
+# -- sets of other programs ----------------------------------------------------------------------------------------------
+
+
+def values_of(fo: Path, path: str, **options: Any) -> NDArray[Any]:
+    store = shardstore.open("reference://", storage_options={"fo": str(fo), **options})
+    return np.asarray(zarr.open_array(store, path=path, mode="r")[...])
+
+
+OLD_ENGINE = pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+
+
+@OLD_ENGINE
+@pytest.mark.parametrize("engine", ["fastparquet", "pyarrow"])
+def test_a_set_of_fsspec(engine: str, tmp_path: Path) -> None:
+    if engine == "fastparquet":
+        pytest.importorskip("fastparquet")
+    raw = np.arange(9 * 10, dtype="<u2").reshape(9, 10)
+    (tmp_path / "data").write_bytes(b"head" + raw.tobytes())
+    out = LazyReferenceMapper.create(str(tmp_path / "refs"), record_size=3, engine=engine)
+    out[".zgroup"] = b'{"zarr_format": 2}'
+    for path in ("x", "deep/er/x"):
+        document = {**V2, "dtype": "<u2", "shape": [9, 10], "chunks": [1, 10], "fill_value": 0}
+        out[f"{path}/.zarray"] = json.dumps(document).encode()
+        for i in range(9):
+            if i != 4:
+                out[f"{path}/{i}.0"] = [f"file://{tmp_path}/data", 4 + 20 * i, 20]
+    out.flush()
+    expected = raw.copy()
+    expected[4] = 0
+    for path in ("x", "deep/er/x"):
+        np.testing.assert_array_equal(values_of(tmp_path / "refs", path), expected)
+
+
+@OLD_ENGINE
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
+def test_sets_of_kerchunk(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    hdf = pytest.importorskip("kerchunk.hdf")
+    df = pytest.importorskip("kerchunk.df")
+    data = np.random.default_rng(1).integers(0, 50, (40, 60)).astype("<i4")
+    with h5py.File(tmp_path / "a b.h5", "w") as file:
+        file.create_dataset("x", data=data, chunks=(7, 11), compression="gzip", shuffle=True)
+        file.create_dataset("g/y", data=data[0], chunks=(9,))
+    refs = hdf.SingleHdf5ToZarr(str(tmp_path / "a b.h5"), inline_threshold=0).translate()
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    pytest.importorskip("fastparquet")
+    df.refs_to_dataframe(refs, str(tmp_path / "refs.parquet"), record_size=10)
+    for name in ("refs.json", "refs.parquet"):
+        shown = open_references(tmp_path / name)
+        assert set(SyncStorage(shown).keys("g/y/")) >= {f"g/y/{i}" for i in range(7)}
+        np.testing.assert_array_equal(values_of(tmp_path / name, "x"), data)
+        np.testing.assert_array_equal(values_of(tmp_path / name, "g/y"), data[0])
+        shardstore.pack(
+            "reference://", tmp_path / f"{name}.zarr", storage_options={"fo": str(tmp_path / name)}, chunks_per_shard=(2, 2), include="x"
+        )
+        np.testing.assert_array_equal(zarr.open_array(str(tmp_path / f"{name}.zarr"), path="x", mode="r")[...], data)

@@ -7,7 +7,8 @@ Begin with ``writing.py``.
 
 from __future__ import annotations
 
+from shardstore.references.icechunk import write_icechunk
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 from shardstore.references.writing import write_json, write_parquet
 
-__all__ = ["ReferenceProgress", "ReferenceReport", "write_json", "write_parquet"]
+__all__ = ["ReferenceProgress", "ReferenceReport", "write_icechunk", "write_json", "write_parquet"]

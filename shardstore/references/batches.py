@@ -13,6 +13,15 @@ import numpy.typing as npt
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import ReferenceRows
 from shardstore.format.references.pins import PinnedObject
+from shardstore.storage.base import Storage
+
+
+class ReferredObject(NamedTuple):
+    """An object as it was when it was referred to: its key in the source's store, the token of its version if it is known, and its size."""
+
+    key: str
+    token: str | None
+    nbytes: int
 
 
 class ReferenceBatch(NamedTuple):
@@ -22,6 +31,8 @@ class ReferenceBatch(NamedTuple):
     """The numbers of the chunks in C order of the array's grid of chunks, ``(n,)``, in any order."""
     rows: ReferenceRows
     """Their references; none of them is missing."""
+    objects: Sequence[ReferredObject] = ()
+    """The objects at ``rows.targets``; empty if they are not in the source's store."""
 
 
 class ReferencedArray(Protocol):
@@ -83,6 +94,8 @@ class ReferenceSource:
     """By path, arrays that cannot be referred to, and the reason in words."""
     url_of: Callable[[str], str] = str
     """Returns the URL of the object at a key of the store."""
+    storage: Storage | None = None
+    """The storage that has these keys, if the source is a store."""
 
 
 def size_of(array: ReferencedArray) -> int:

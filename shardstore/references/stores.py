@@ -35,7 +35,7 @@ from shardstore.maintenance.walk import Walk
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.plan.reads import UPKEEP_LIMITS, coalesce_all
-from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
+from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, strides
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
@@ -167,12 +167,12 @@ class StoredArray:
         inline = {i: b"" for i, number in enumerate(numbers) if not found.nbytes[number]}
         small = [i for i, number in enumerate(numbers) if 0 < found.nbytes[number] <= self._choice.inline_nbytes]
         inline |= zip(small, run_sync(self._store.contents([found.keys[numbers[i]] for i in small])), strict=True)
-        known = {found.keys[number]: (found.tokens[number], found.nbytes[number]) for number in numbers}
-        urls, generations = self._store.referred(known)
+        objects = [ReferredObject(found.keys[number], found.tokens[number], found.nbytes[number]) for number in numbers]
+        urls, generations = self._store.referred(objects)
         target = np.arange(len(numbers), dtype=np.int32)
         target[list(inline)] = MISSING
         zeros = np.zeros(len(numbers), dtype=np.int64)
-        return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations))
+        return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations), objects)
 
     def _of_shards(self, numbers: Sequence[int]) -> Iterator[ReferenceBatch]:
         """Yield the references into each shard, with the chunks that go into the set."""
@@ -181,10 +181,11 @@ class StoredArray:
             if found is None:
                 continue
             shard, inline = found
-            urls, generations = self._store.referred({shard.key: (shard.generation.token, shard.nbytes)})
+            objects = [ReferredObject(shard.key, shard.generation.token, shard.nbytes)]
+            urls, generations = self._store.referred(objects)
             target = np.zeros(len(shard.chunks), dtype=np.int32)
             target[list(inline)] = MISSING
-            yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations))
+            yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations), objects)
 
     # -- indices -----------------------------------------------------------------------------------------------------------
 
@@ -280,11 +281,11 @@ class StoreReader:
     def url_of(self, key: str) -> str:
         return self._source.url_of(key)
 
-    def referred(self, objects: dict[str, tuple[str | None, int]]) -> tuple[list[str], dict[str, str]]:
-        """Return the URLs of objects, given by key with token and size, and the tokens by URL; note them as pins."""
+    def referred(self, objects: Sequence[ReferredObject]) -> tuple[list[str], dict[str, str]]:
+        """Return the URLs of objects, and the tokens by URL; note them as pins."""
         urls: list[str] = []
         generations: dict[str, str] = {}
-        for key, (token, nbytes) in objects.items():
+        for key, token, nbytes in objects:
             url = self._source.url_of(key)
             urls.append(url)
             if token is not None and self._pinned:
@@ -388,7 +389,7 @@ def store_source(
         StorageError: a request failed.
     """
     engine = Engine(storage)
-    source = ReferenceSource(storage.url, {}, [], base=base)
+    source = ReferenceSource(storage.url, {}, [], base=base, storage=engine.storage)
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned)
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []

@@ -7,7 +7,7 @@ are only read to be written into the set itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -20,7 +20,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Conflict, Corruption, NotFound
-from shardstore.format.draft2022.keys import data_key
+from shardstore.format.draft2022.keys import array_document_key, data_key
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
 from shardstore.format.presentation import levels_of
@@ -39,6 +39,7 @@ from shardstore.references.batches import ReferenceBatch, ReferenceSource, Refer
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
+from shardstore.stored.draft2022.documents import scalar_key, scalar_keys
 
 T = TypeVar("T")
 Numbers = npt.NDArray[np.int64]
@@ -438,13 +439,31 @@ def store_source(
             shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
             source.arrays.append(StoredArray(reader, objects.get(path) or _Objects(known), stored, shown, choice))
     source.arrays.sort(key=lambda array: array.path)
-    source.url_of = partial(_url, base, run_sync(_is_draft(engine)))
+    if run_sync(_is_draft(engine)):
+        scalars = [array.path for array in source.arrays if not array.chunk_grid]
+        source.url_of = partial(_draft_url, base, run_sync(_scalar_places(storage, scalars)))
+    else:
+        source.url_of = partial(_url, base)
     return source
 
 
-def _url(base: str, in_draft: bool, key: str) -> str:
+def _url(base: str, key: str) -> str:
+    return base + key
+
+
+def _draft_url(base: str, scalars: Mapping[str, str], key: str) -> str:
     """Return the URL of the object at a canonical key."""
-    return base + ((data_key(key) or key) if in_draft else key)
+    return base + (scalars.get(key) or data_key(key) or key)
+
+
+async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, str]:
+    """Return the stored keys of the chunks of 0-d arrays in a hierarchy of the draft, by canonical key."""
+    places: dict[str, str] = {}
+    for path, outcome in zip(paths, await storage.read([document_read(array_document_key(path)) for path in paths]), strict=True):
+        if isinstance(outcome, Found) and (keys := scalar_keys(path, outcome)) is not None:
+            first, second = keys
+            places[scalar_key(path)] = first if await storage.stat(first) is not None else second
+    return places
 
 
 async def _is_draft(engine: Engine) -> bool:

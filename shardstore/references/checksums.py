@@ -84,7 +84,7 @@ class Checksums:
         """
         if not self._is_needed:
             return [None] * len(objects)
-        found = [_etag(one.token) for one in objects] if self._by_etag else self._times(objects)
+        found: list[Checksum] = [_etag(one.token) for one in objects] if self._by_etag else self._times(objects)
         for one, checksum in zip(objects, found, strict=True):
             if checksum is None:
                 self.are_complete = False
@@ -102,7 +102,8 @@ class Checksums:
             for i, info in zip(moved, self._infos([objects[i].key for i in moved], again=True), strict=True):
                 infos[i] = info
                 if not self._shows(info, objects[i]):
-                    raise Conflict(f"the object {objects[i].key!r} of {self._storage.url} was replaced while it was referred to: start again")
+                    key, url = objects[i].key, self._storage.url
+                    raise Conflict(f"the object {key!r} of {url} was replaced while it was referred to: start again")
         return [_rounded_up(_nanoseconds(info)) for info in infos]
 
     def _infos(self, keys: Sequence[str], *, again: bool) -> list[Mapping[str, Any]]:
@@ -146,8 +147,8 @@ async def _stats(storage: Storage, objects: Sequence[ReferredObject]) -> list[Ob
 
 async def _each(fs: Any, paths: Sequence[str]) -> list[Mapping[str, Any]]:
     if hasattr(fs, "_info"):
-        return await asyncio.gather(*(fs._info(path) for path in paths))
-    return await asyncio.gather(*(asyncio.to_thread(fs.info, path) for path in paths))
+        return list(await asyncio.gather(*(fs._info(path) for path in paths)))
+    return list(await asyncio.gather(*(asyncio.to_thread(fs.info, path) for path in paths)))
 
 
 def _nanoseconds(info: Mapping[str, Any]) -> int | None:

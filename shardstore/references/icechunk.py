@@ -12,18 +12,16 @@ A reference outside of the repository's virtual chunk containers is only *return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import check_flags
-from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
@@ -31,6 +29,7 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
+from shardstore.references.blocks import Block, block_of, positions
 from shardstore.references.checksums import Checksum, ChecksumChoice, Checksums
 from shardstore.references.choices import Described, Paths, base_of, chosen, described
 from shardstore.references.counting import Tally
@@ -43,14 +42,11 @@ from shardstore.storage.redaction import redacted
 if TYPE_CHECKING:  # an extra
     import icechunk
 
-Numbers = npt.NDArray[np.int64]
-
 _KEYS = ChunkKeyEncoding()
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 _PROTOCOLS = ("file", "s3", "gs", "gcs", "http", "https")
 _REFERENCES_AT_ONCE = 32768
 _BLOCK_REFERENCES = 64  # a call for fewer costs more than to give them one by one, together with others: 15 µs
-_CHUNKS_AT_ONCE = 64
 
 
 def write_icechunk(
@@ -117,19 +113,19 @@ def write_icechunk(
     tally = Tally(found.arrays, progress, mixed_protocols=True)
     had_changes = session.has_uncommitted_changes
     snapshot = None
+    target = _Target(library, session, checksums, tally, found)
     try:
         with _translated(library, session):
-            target = _Target(library, session, checksums, tally, found)
             target.write_documents(shown, _checked_path(path), overwrite=overwrite)
             for number, array in enumerate(found.arrays):
-                target.write_array(number, array, join(path, array.path) if path else array.path)
+                target.write_array(number, array, join(path, array.path) if array.path else path)
             if is_ours:
                 snapshot = session.commit(message or f"References to the chunks of {redacted(found.url)}")
     except BaseException as exc:
-        if had_changes:
-            exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
-        else:
+        if not had_changes:
             session.discard_changes()
+        elif target.has_begun:
+            exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
         raise
     return ReferenceReport(
         source=found.url,
@@ -192,8 +188,8 @@ def _opened(
     base = base_of(storage, "absolute", base_url, "")
     if (protocol := base.partition("://")[0]) not in _PROTOCOLS:
         raise InvalidInput(
-            f"icechunk does not read objects at {redacted(base)}: it knows {', '.join(_PROTOCOLS)}, and not {protocol}. base_url names another "
-            "way to them"
+            f"icechunk does not read objects at {redacted(base)}: it knows {', '.join(_PROTOCOLS)}, and not {protocol}. base_url names "
+            "another way to them"
         )
     found = store_source(storage, base, lambda path: chosen(paths, inline_nbytes, path), pinned=False, on_error=on_error)
     if others := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
@@ -242,7 +238,15 @@ class _Target:
     """Bytes of documents and of chunks that were copied."""
     keys: set[str] = field(default_factory=set)
     """The objects that are referred to."""
+    has_begun: bool = False
+    """True once the session was changed."""
     _waiting: list[Any] = field(default_factory=list)
+    """References that are not given to icechunk yet, as ``VirtualChunkSpec``."""
+
+    @property
+    def _takes_blocks(self) -> bool:
+        """Return whether this is icechunk 2."""
+        return hasattr(self.library.IcechunkStore, "set_virtual_refs_arr")
 
     def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
         """Write the documents of all nodes below ``path``, and those of the groups above it that are missing.
@@ -250,7 +254,7 @@ class _Target:
         Raises:
             InvalidInput: there are nodes already, and they are not to be replaced.
         """
-        documents = {join(path, node) if node and path else path or node: found[METADATA_NAME] for node, found in shown.documents.items()}
+        documents = {join(path, node) if node else path: found[METADATA_NAME] for node, found in shown.documents.items()}
         for group in groups_above(path):
             documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
         run_sync(self._write_documents(documents, frozenset(groups_above(path)), overwrite=overwrite))
@@ -264,9 +268,10 @@ class _Target:
             if there is None:
                 written[path] = document
             elif there.get("node_type") == document["node_type"] == "group":
-                if path not in above and (ours := document.get("attributes")) and ours != there.get("attributes"):
-                    replaced.append(path)
+                ours, theirs = document.get("attributes"), there.get("attributes")
+                if path not in above and ours and ours != theirs:
                     written[path] = document
+                    replaced += [path] if theirs else []
             elif path in above:
                 raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold others: choose another path")
             else:
@@ -275,8 +280,10 @@ class _Target:
         if replaced and not overwrite:
             named = ", ".join(map(repr, sorted(replaced)[:5]))
             raise InvalidInput(
-                f"the repository has {len(replaced)} nodes at the same paths, such as {named}: overwrite=True replaces them. Nothing was written"
+                f"the repository has {len(replaced)} nodes at the same paths, such as {named}: overwrite=True replaces them. Nothing was "
+                "written"
             )
+        self.has_begun = True
         for path in replaced:
             if written[path]["node_type"] == "array" or (await self._document(path) or {}).get("node_type") == "array":
                 await store.delete_dir(path)
@@ -284,12 +291,12 @@ class _Target:
             document = written[path]
             if document["node_type"] == "array":
                 document = document | {"chunk_key_encoding": _KEY_ENCODING}
-            await self._put(join(path, METADATA_NAME) if path else METADATA_NAME, dumps(document))
+            await self._put(join(path, METADATA_NAME), dumps(document))
 
     async def _document(self, path: str) -> JsonObject | None:
         from zarr.core.buffer import default_buffer_prototype  # comes with icechunk, and is slow to import
 
-        data = await self.session.store.get(join(path, METADATA_NAME) if path else METADATA_NAME, default_buffer_prototype())
+        data = await self.session.store.get(join(path, METADATA_NAME), default_buffer_prototype())
         return None if data is None else loads_object(data.to_bytes())
 
     async def _put(self, key: str, data: bytes) -> None:
@@ -310,23 +317,23 @@ class _Target:
             self.tally.count(len(rows) - (len(rows.inline) - len(inline)), len(inline))
         self._flush(path)
         if empty:
-            key = _KEYS.encode(_coords(array.chunk_grid, np.array(empty[:1]))[0])
+            key = _KEYS.encode(tuple(positions(array.chunk_grid, np.array(empty[:1]))[0]))
             self.source.left_out[join(path, key)] = (
-                f"{len(empty)} chunks of array {array.path!r} have no bytes, which icechunk does not store and no codec can decode: they are "
-                "read as fill values. This is the first"
+                f"{len(empty)} chunks of array {array.path!r} have no bytes, which icechunk does not store and no codec can decode: they "
+                "are read as fill values. This is the first"
             )
 
     def _stored(self, batch: ReferenceBatch, empty: list[int]) -> dict[int, bytes]:
         """Return the bytes to store by number of the chunk; note in ``empty`` those chunks that cannot be stored."""
         inline = {int(batch.chunks[row]): data for row, data in batch.rows.inline.items()}
-        if hasattr(self.session.store, "set_virtual_refs_arr"):  # icechunk 2, which refuses chunks of no bytes
+        if self._takes_blocks:  # and refuses chunks of no bytes
             empty += [chunk for chunk, data in inline.items() if not data]
             inline = {chunk: data for chunk, data in inline.items() if data}
         return inline
 
     async def _put_chunks(self, path: str, grid: tuple[int, ...], inline: Mapping[int, bytes]) -> None:
-        for coords, data in zip(_coords(grid, np.array(list(inline), dtype=np.int64)), inline.values(), strict=True):
-            await self._put(join(path, _KEYS.encode(coords)) if path else _KEYS.encode(coords), data)
+        for coords, data in zip(positions(grid, np.array(list(inline), dtype=np.int64)), inline.values(), strict=True):
+            await self._put(join(path, _KEYS.encode(tuple(coords))), data)
 
     def _refer(self, grid: tuple[int, ...], path: str, batch: ReferenceBatch, kept: Any) -> None:
         rows = batch.rows
@@ -341,10 +348,13 @@ class _Target:
             sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
             lengths = np.where(whole, sizes[target], lengths)
         checksums = self.checksums.of(objects)
-        if len(chunks) >= _BLOCK_REFERENCES and self._refer_to_block(grid, path, rows.targets, checksums, chunks, target, offsets, lengths):
-            return
+        if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
+            block = block_of(grid, rows.targets, chunks, target, offsets, lengths)
+            if block is not None:
+                self._refer_to_block(path, block, checksums[0])
+                return
         new = self.library.VirtualChunkSpec
-        columns = (_coords(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
+        columns = (positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
         urls = rows.targets
         etags = [one if isinstance(one, str) else None for one in checksums]
         times = [None if isinstance(one, str) else one for one in checksums]
@@ -352,36 +362,12 @@ class _Target:
         if len(self._waiting) >= _REFERENCES_AT_ONCE:
             self._flush(path)
 
-    def _refer_to_block(
-        self,
-        grid: tuple[int, ...],
-        path: str,
-        urls: Sequence[str],
-        checksums: Sequence[Checksum],
-        chunks: Numbers,
-        target: npt.NDArray[np.int32],
-        offsets: Numbers,
-        lengths: Numbers,
-    ) -> bool:
-        """Refer to chunks that fill most of a block, with one checksum; return ``False``, and do nothing, if they are others."""
-        set_block = getattr(self.session.store, "set_virtual_refs_arr", None)
-        if set_block is None or not grid or any(one != checksums[0] for one in checksums[1:]):
-            return False
-        axes = np.unravel_index(chunks, grid)
-        first = tuple(int(axis.min()) for axis in axes)
-        shape = tuple(int(axis.max()) - start + 1 for axis, start in zip(axes, first, strict=True))
-        if prod(shape) > 2 * len(chunks):
-            return False
-        at = np.ravel_multi_index([axis - start for axis, start in zip(axes, first, strict=True)], shape)
-        locations: npt.NDArray[np.object_] = np.full(prod(shape), "", dtype=object)
-        locations[at] = urls[0] if len(urls) == 1 else np.array(urls, dtype=object)[target]
-        columns = np.zeros((2, prod(shape)), dtype=np.uint64)
-        columns[0, at], columns[1, at] = offsets, lengths
-        refused = set_block(path, shape, locations.tolist(), columns[0], columns[1], arr_offset=first, checksum=checksums[0])
+    def _refer_to_block(self, path: str, block: Block, checksum: Checksum) -> None:
+        refused = self.session.store.set_virtual_refs_arr(
+            path, block.shape, block.locations, block.offsets, block.lengths, arr_offset=block.first, checksum=checksum
+        )
         if refused:
-            place = np.ravel_multi_index([c - start for c, start in zip(refused[0], first, strict=True)], shape)
-            raise self._outside(str(locations[place]))
-        return True
+            raise self._outside(block.location_at(refused[0]))
 
     def _flush(self, path: str) -> None:
         """Give icechunk the references that have been collected."""
@@ -394,11 +380,3 @@ class _Target:
             f"icechunk refuses a reference to {url}: it is in no virtual chunk container of the repository's config. Nothing was written. "
             f"These lines add one:\n{container_lines(url, self.source.base)}"
         )
-
-
-def _coords(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
-    """Return the positions of chunks in the grid."""
-    if not grid:
-        return [[] for _ in chunks]
-    found: list[list[int]] = np.stack(np.unravel_index(chunks, grid), axis=-1).tolist() if len(chunks) else []
-    return found

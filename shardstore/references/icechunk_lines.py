@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 _KEPT = "/:!$&'()*+,;=@[]~"
-_LOCAL = re.compile(r"ObjectStorage\(backend=LocalFileSystemObjectStoreBackend\(path=(?P<one>.*)\)\)|.*type: local filesystem\npath: (?P<two>[^\n]*)", re.DOTALL)
+_LOCAL = (  # as icechunk 1 and icechunk 2 show a storage of local files
+    re.compile(r"ObjectStorage\(backend=LocalFileSystemObjectStoreBackend\(path=(.*)\)\)", re.DOTALL),
+    re.compile(r".*type: local filesystem\npath: ([^\n]*)", re.DOTALL),
+)
 
 
 def location_of(text: str) -> str:
@@ -56,9 +58,10 @@ def opening_lines(library: Any, repository: Any, session: Any, base: str, branch
     prefixes = prefixes_of(session.config, base)
     is_repository = isinstance(repository, library.Repository)
     lines = ["import icechunk", "import zarr"]
-    found = _LOCAL.fullmatch(repr(repository.storage).strip()) if is_repository else None
+    shown = repr(repository.storage).strip() if is_repository else ""
+    found = next((match for pattern in _LOCAL if (match := pattern.fullmatch(shown))), None)
     if found is not None:
-        lines.append(f"storage = icechunk.local_filesystem_storage({found['one'] or found['two']!r})")
+        lines.append(f"storage = icechunk.local_filesystem_storage({found[1]!r})")
     else:
         lines.append("# storage: the one that the repository was opened with")
     if not is_repository:

@@ -80,8 +80,8 @@ def write_icechunk(
         checksum: how icechunk finds out that an object has been replaced, and refuses to read it. ``"etag"``, on S3 only: each change of
             bytes is seen. ``"last_modified"``: icechunk keeps times in whole seconds, so a change within the second in which the object
             was written is not seen. ``"auto"``: the former on S3, the latter elsewhere, and none where there is neither. ``None``: replaced
-            objects are read as if they were the old ones, which gives wrong values. Over HTTP all depends on whether the server
-            honours ``If-Unmodified-Since``.
+            objects are read as if they were the old ones, which gives wrong values. Over HTTP and on GCS, times protect only if the server
+            honours ``If-Unmodified-Since``. Over HTTP the time of each object costs one more request, on buckets one more listing.
         message: of the commit.
         commit: ``False`` is for a session.
         paths: by pattern of paths, the first that matches: ``None`` leaves an array out, ``"shards"`` refers to whole shards, ``"chunks"``

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gcsfs
 import icechunk
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,8 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.testing.faults import Fail, Fault, FaultStorage
 from tests import view
 from tests.golden import FIXTURES, GoldenCase, golden_cases, handmade_cases
+from tests.harness.gcs_emulator import gcs_emulator
+from tests.storage.http_servers import WebServer
 
 pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")]
 
@@ -577,3 +581,44 @@ def test_icechunk_is_imported_when_it_is_needed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "icechunk", None)
     with pytest.raises(Unsupported, match="pip install 'icechunk"):
         write_icechunk("x", None)  # type: ignore[arg-type]  # it is not looked at
+
+
+# -- other kinds of storage --------------------------------------------------------------------------------------------
+
+
+def test_objects_on_gcs_are_read_and_have_times() -> None:
+    """The emulator does not look at If-Unmodified-Since: what icechunk makes of the times is not tested here."""
+    with gcs_emulator(with_xml=True) as endpoint:
+        options = {"token": "anon", "endpoint_url": endpoint, "project": "test"}
+        bucket = f"bucket-{uuid.uuid4().hex}"
+        gcsfs.GCSFileSystem(**options).call("POST", "b", project="test", json={"name": bucket})
+        values = make(f"gs://{bucket}/root", options, size=4)
+        store = icechunk.gcs_store({"base_url": endpoint, "skip_signature": "true", "allow_http": "true"})
+        config = icechunk.RepositoryConfig.default()
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(f"gs://{bucket}/", store))
+        credentials = icechunk.containers_credentials({f"gs://{bucket}/": icechunk.gcs_credentials(anonymous=True)})
+        target = icechunk.Repository.create(icechunk.in_memory_storage(), config, authorize_virtual_chunk_access=credentials)
+        report = write_icechunk(f"gs://{bucket}/root", target, storage_options=options)
+        assert report.is_pinned
+        check_values(store_of(target), values)
+
+
+@pytest.mark.skipif(not IS_2, reason="icechunk 1 matches no URL that has a port with a container")
+@pytest.mark.parametrize("etag", ["strong", "weak", "none"])
+def test_objects_behind_http_are_read_on_condition_of_their_date(tmp_path: Path, etag: str) -> None:
+    values = make(tmp_path, size=4)
+    server = WebServer()
+    try:
+        server.behaviour.pages = True
+        server.behaviour.etag = etag
+        server.objects = {f"/a #/{file.relative_to(tmp_path)}": file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+        config = icechunk.RepositoryConfig.default()
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(f"{server.url}/", icechunk.http_store({"allow_http": "true"})))
+        credentials = icechunk.containers_credentials({f"{server.url}/": icechunk.credentials.HttpAccess})
+        target = icechunk.Repository.create(icechunk.in_memory_storage(), config, authorize_virtual_chunk_access=credentials)
+        assert write_icechunk(f"{server.url}/a%20%23", target).is_pinned
+        server.asked.clear()
+        check_values(store_of(target), values)
+        assert {one.headers.get("if-unmodified-since") for one in server.asked} == {"Tue, 02 Jan 2024 03:04:05 GMT"}
+    finally:
+        server.close()

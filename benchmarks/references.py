@@ -356,8 +356,8 @@ def page(found: dict[str, Result], bars: list[Bar], side: int, rounds: int, wher
     lines = [
         "# References, measured",
         "",
-        f"{side**3:,} references to chunks of {side} × {side} × {side} in shards of 16 × 16 × 16, medians of {rounds} rounds, each contender",
-        f"in a process of its own. `make bench-references` writes this page. {where}.",
+        f"{side**3:,} references to chunks of {side} × {side} × {side} in shards of 16 × 16 × 16, medians of {rounds} rounds, each",
+        f"contender in a process of its own. `make bench-references` writes this page. {where}.",
         "",
         "Versions: " + ", ".join(f"{name} {version}" for name, version in packages.items()) + ".",
         "",

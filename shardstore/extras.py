@@ -15,6 +15,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "obstore": ("obstore>=0.12",),
     "cli": ("rich>=13.7", "typer>=0.15"),
     "parquet": ("pyarrow>=16",),
+    "icechunk": ("icechunk>=1.1",),
     "references": ("jinja2>=3.1",),
     "plot": ("matplotlib>=3.8",),
 }

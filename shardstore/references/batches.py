@@ -13,6 +13,15 @@ import numpy.typing as npt
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import ReferenceRows
 from shardstore.format.references.pins import PinnedObject
+from shardstore.storage.base import Storage
+
+
+class ReferredObject(NamedTuple):
+    """An object as it was when it was referred to: its key in the source's store, the token of its version if it is known, and its size."""
+
+    key: str
+    token: str | None
+    nbytes: int
 
 
 class ReferenceBatch(NamedTuple):
@@ -22,6 +31,8 @@ class ReferenceBatch(NamedTuple):
     """The numbers of the chunks in C order of the array's grid of chunks, ``(n,)``, in any order."""
     rows: ReferenceRows
     """Their references; none of them is missing."""
+    objects: Sequence[ReferredObject] = ()
+    """The objects at ``rows.targets``; empty if they are not in the source's store."""
 
 
 class ReferencedArray(Protocol):
@@ -85,6 +96,8 @@ class ReferenceSource:
     """By path, arrays that cannot be referred to, and the reason in words."""
     index_requests: int = 0
     """The number of indices that were read so far."""
+    storage: Storage | None = None
+    """The storage that has these keys, if the source is a store."""
     stored_key: Callable[[str], str] = str
     """Returns the key of an object as it is stored, from its key in the store."""
     suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
@@ -109,7 +122,7 @@ def strides(chunk_grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
 def content(batches: Iterable[ReferenceBatch]) -> dict[int, bytes | tuple[str, int, int]]:
     """Return references by the numbers of their chunks: bytes, or URL, offset and length."""
     found: dict[int, bytes | tuple[str, int, int]] = {}
-    for chunks, rows in batches:
+    for chunks, rows, _ in batches:
         for row, chunk in enumerate(chunks.tolist()):
             if row in rows.inline:
                 found[chunk] = rows.inline[row]

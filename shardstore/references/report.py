@@ -40,7 +40,7 @@ class ReferenceReport:
     targets: int
     """The number of objects that the set refers to."""
     nbytes: int
-    """Bytes of the set."""
+    """Bytes of the set; in a repository of icechunk those of documents and of chunks that were copied into it."""
     is_pinned: bool
     """True if the set says which version of each object it was made of."""
     left_out: Mapping[str, str]
@@ -49,6 +49,8 @@ class ReferenceReport:
     """The number of shards whose indices were read."""
     how_to_open: str
     """Lines of Python that open the set, for zarr 3, zarr 2, xarray and GDAL."""
+    snapshot: str | None = None
+    """The id of the commit, if it was committed to a repository of icechunk."""
 
     def __repr__(self) -> str:
         counts = f"{self.arrays} arrays, {self.references:,} references to {self.targets:,} objects, {self.inlined:,} inlined"

@@ -20,7 +20,7 @@ from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
 from shardstore.engine.metadata.hierarchy import Node
 from shardstore.errors import Conflict, Corruption, NotFound
-from shardstore.format.draft2022.keys import data_key, scalar_data_keys
+from shardstore.format.draft2022.keys import array_document_key, data_key
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
 from shardstore.format.presentation import levels_of
@@ -28,7 +28,6 @@ from shardstore.format.references.documents import DocumentFlavour, NodeDocument
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.references.pins import PinnedObject
 from shardstore.format.shard_index import IndexFormat
-from shardstore.format.storage_transformers import scalar_key_name
 from shardstore.format.store_keys import join
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
@@ -36,10 +35,11 @@ from shardstore.maintenance.walk import Walk
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
+from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, strides
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
+from shardstore.stored.draft2022.documents import scalar_key, scalar_keys
 
 T = TypeVar("T")
 Numbers = npt.NDArray[np.int64]
@@ -169,12 +169,12 @@ class StoredArray:
         small = [i for i, number in enumerate(numbers) if 0 < found.nbytes[number] <= self._choice.inline_nbytes]
         inline |= zip(small, run_sync(self._store.contents([found.keys[numbers[i]] for i in small])), strict=True)
         self._find_tokens(numbers)
-        known = {found.keys[number]: (found.tokens[number], found.nbytes[number]) for number in numbers}
-        urls, generations = self._store.referred(known)
+        objects = [ReferredObject(found.keys[number], found.tokens[number], found.nbytes[number]) for number in numbers]
+        urls, generations = self._store.referred(objects)
         target = np.arange(len(numbers), dtype=np.int32)
         target[list(inline)] = MISSING
         zeros = np.zeros(len(numbers), dtype=np.int64)
-        return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations))
+        return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations), objects)
 
     def _find_tokens(self, numbers: Sequence[int]) -> None:
         """Ask for the versions of objects of which the listing did not show any."""
@@ -195,10 +195,11 @@ class StoredArray:
             if (found := read.get(number)) is None:
                 continue
             shard, inline = found
-            urls, generations = self._store.referred({shard.key: (shard.generation.token, shard.nbytes)})
+            objects = [ReferredObject(shard.key, shard.generation.token, shard.nbytes)]
+            urls, generations = self._store.referred(objects)
             target = np.zeros(len(shard.chunks), dtype=np.int32)
             target[list(inline)] = MISSING
-            yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations))
+            yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations), objects)
 
     def _known(self, number: int) -> ReferenceBatch | None:
         """Return the references into a shard that has not changed since an older set was written."""
@@ -209,7 +210,7 @@ class StoredArray:
         assert self._store.reuse is not None
         batch = self._store.reuse.references(self.path, self.chunk_grid, key, token, corners @ self._strides)
         if batch is not None:
-            self._store.referred({key: (token, nbytes)})
+            self._store.referred([ReferredObject(key, token, nbytes)])
         return batch
 
     # -- indices -----------------------------------------------------------------------------------------------------------
@@ -317,11 +318,11 @@ class StoreReader:
     def url_of(self, key: str) -> str:
         return self._source.url_of(key)
 
-    def referred(self, objects: dict[str, tuple[str | None, int]]) -> tuple[list[str], dict[str, str]]:
-        """Return the URLs of objects, given by key with token and size, and the tokens by URL; note them as pins."""
+    def referred(self, objects: Sequence[ReferredObject]) -> tuple[list[str], dict[str, str]]:
+        """Return the URLs of objects, and the tokens by URL; note them as pins."""
         urls: list[str] = []
         generations: dict[str, str] = {}
-        for key, (token, nbytes) in objects.items():
+        for key, token, nbytes in objects:
             url = self._source.url_of(key, token)
             urls.append(url)
             if token is not None and self.is_pinned:
@@ -444,7 +445,7 @@ def store_source(
         StorageError: a request failed.
     """
     engine = Engine(storage)
-    source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned)
+    source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned, storage=engine.storage)
     reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
     documents: dict[str, JsonObject] = {}
     unreadable: list[str] = []
@@ -494,22 +495,20 @@ def store_source(
             source.arrays.append(StoredArray(reader, objects.get(path) or _Objects(known), stored, shown, choice))
     source.arrays.sort(key=lambda array: array.path)
     if run_sync(_is_draft(engine)):
-        scalars = [plan for plan in plans.values() if not plan.shape and plan.path in objects]
-        stored_keys = run_sync(_scalar_keys(storage, {plan.path: documents[plan.path] for plan in scalars}))
-        source.stored_key = lambda key: stored_keys.get(key) or data_key(key) or key
+        scalars = [array.path for array in source.arrays if not array.chunk_grid]
+        places = run_sync(_scalar_places(storage, scalars))
+        source.stored_key = lambda key: places.get(key) or data_key(key) or key
     return source
 
 
-async def _scalar_keys(storage: Storage, documents: dict[str, JsonObject]) -> dict[str, str]:
-    """Return the stored keys of the chunks of 0-d arrays in a hierarchy of the 2022 draft, by canonical key."""
-    found: dict[str, str] = {}
-    for path, document in documents.items():
-        first = scalar_key_name(document)
-        keys = sorted(scalar_data_keys(path), key=lambda key, first=first: not key.endswith(f"/{first}"))  # type: ignore[misc]
-        for key in reversed(keys):
-            if await storage.stat(key) is not None:
-                found[join(path, "c")] = key
-    return found
+async def _scalar_places(storage: Storage, paths: Sequence[str]) -> dict[str, str]:
+    """Return the stored keys of the chunks of 0-d arrays in a hierarchy of the draft, by canonical key."""
+    places: dict[str, str] = {}
+    for path, outcome in zip(paths, await storage.read([document_read(array_document_key(path)) for path in paths]), strict=True):
+        if isinstance(outcome, Found) and (keys := scalar_keys(path, outcome)) is not None:
+            first, second = keys
+            places[scalar_key(path)] = first if await storage.stat(first) is not None else second
+    return places
 
 
 async def _is_draft(engine: Engine) -> bool:

@@ -140,7 +140,7 @@ class _Lines:
         self._write(f"{json.dumps(key)}: {json.dumps(text)}")
 
     def batch(self, array: ReferencedArray, encoding: ChunkKeyEncoding, batch: ReferenceBatch) -> None:
-        chunks, rows = batch
+        chunks, rows = batch.chunks, batch.rows
         targets = [self._target(url) for url in rows.targets]
         for start in range(0, len(chunks), _ENTRIES_AT_ONCE):
             part = slice(start, start + _ENTRIES_AT_ONCE)
@@ -216,7 +216,8 @@ def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: s
         return None
     first: tuple[int, int] | None = None
     seen = 0
-    for chunks, rows in array.batches(0, size_of(array)):
+    for batch in array.batches(0, size_of(array)):
+        chunks, rows = batch.chunks, batch.rows
         if rows.inline or len(rows.targets) != 1 or len(chunks) != prod(counts):
             return None
         offset, nbytes = int(rows.offset[0]), int(rows.nbytes[0])

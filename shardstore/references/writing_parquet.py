@@ -121,7 +121,7 @@ class _Window:
 
     def scatter(self, batch: ReferenceBatch, stop: int, tally: Tally) -> None:
         """Take those references of a batch that lie in the window and were not there before."""
-        chunks, rows = batch
+        chunks, rows = batch.chunks, batch.rows
         inside = (chunks >= self.filled) & (chunks < stop)
         kept = slice(None) if inside.all() else np.flatnonzero(inside)
         numbers = np.array([*(self._number(url, rows) for url in rows.targets), MISSING], dtype=np.int32)  # the last is that of MISSING

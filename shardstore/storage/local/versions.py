@@ -44,7 +44,8 @@ Numbers = tuple[int, ...]
 """Device, inode, size, mtime and ctime of a file, and the rest of what its name is made of."""
 
 _STATUS_NUMBERS = 5
-_CTIME = 4  # the place of ctime among them
+_MTIME = 3  # the places of times among them
+_CTIME = 4
 
 # NTFS and SMB keep times in units of 100 ns, which leaves 10,000 of them in the millisecond that is drawn from.
 _KEPT_NS = 100
@@ -165,6 +166,12 @@ def is_unsettled(token: str) -> bool:
 def _is_unsettled_at(asked: Generation, numbers: Numbers) -> bool:
     """Return whether ``asked`` is an ``Unsettled`` version with these five numbers; by its token alone, which may have been pickled."""
     return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")
+
+
+def modified_ns(token: str) -> int | None:
+    """Return the modification time, in nanoseconds since the epoch, of the version of a file with this token; ``None`` if it is none."""
+    numbers = token.removeprefix(_UNSETTLED).split("-")
+    return int(numbers[_MTIME], 16) if len(numbers) >= _STATUS_NUMBERS else None
 
 
 def wait_to_settle(asked: Generation, status: os.stat_result | None) -> None:

@@ -1,0 +1,57 @@
+"""Blocks of chunks: references to most chunks of a part of the grid, as columns in C order of that part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The references of all chunks from ``first`` on, ``shape`` of them; of a missing one the location is empty."""
+
+    first: tuple[int, ...]
+    shape: tuple[int, ...]
+    locations: list[str]
+    offsets: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+    def location_at(self, coords: Sequence[int]) -> str:
+        """Return the location of the chunk at a position of the grid."""
+        return self.locations[int(np.ravel_multi_index([c - f for c, f in zip(coords, self.first, strict=True)], self.shape))]
+
+
+def block_of(
+    grid: tuple[int, ...], urls: Sequence[str], chunks: Numbers, target: npt.NDArray[np.int32], offsets: Numbers, lengths: Numbers
+) -> Block | None:
+    """Return the smallest block that has these chunks; ``None`` if they fill less than half of it, or the grid has no dimensions.
+
+    ``chunks`` are numbers in C order of the grid, ``(n,)`` as their URLs' numbers, offsets and lengths; there is at least one.
+    """
+    if not grid:
+        return None
+    axes = np.unravel_index(chunks, grid)
+    first = tuple(int(axis.min()) for axis in axes)
+    shape = tuple(int(axis.max()) - start + 1 for axis, start in zip(axes, first, strict=True))
+    if (size := prod(shape)) > 2 * len(chunks):
+        return None
+    at = np.ravel_multi_index([axis - start for axis, start in zip(axes, first, strict=True)], shape)
+    locations: npt.NDArray[np.object_] = np.full(size, "", dtype=object)
+    locations[at] = urls[0] if len(urls) == 1 else np.array(urls, dtype=object)[target]
+    columns = np.zeros((2, size), dtype=np.uint64)
+    columns[0, at], columns[1, at] = offsets, lengths
+    return Block(first, shape, locations.tolist(), columns[0], columns[1])
+
+
+def positions(grid: tuple[int, ...], chunks: Numbers) -> list[list[int]]:
+    """Return the positions of chunks in the grid."""
+    if not grid:
+        return [[] for _ in chunks]
+    found: list[list[int]] = np.stack(np.unravel_index(chunks, grid), axis=-1).tolist() if len(chunks) else []
+    return found

@@ -1,0 +1,169 @@
+"""The checksums by which icechunk tells whether an object is still the one that was referred to: its ETag, or when it was last modified.
+
+icechunk sends them along as conditions of its reads. It keeps times in whole seconds, and accepts every object that is not newer, so a
+time is rounded up here: a file that is replaced within the same second is not seen to be another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, get_args
+
+from shardstore._sync import run_sync
+from shardstore.errors import Conflict, InvalidInput, StorageError
+from shardstore.references.batches import ReferenceSource, ReferredObject
+from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
+from shardstore.storage.inferred_versions import version_of
+from shardstore.storage.local.versions import modified_ns
+from shardstore.storage.s3.client import canonical_etag
+from shardstore.storage.wrappers import innermost
+
+ChecksumChoice = Literal["auto", "etag", "last_modified"] | None
+Checksum = str | datetime | None
+
+_TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
+
+
+class Checksums:
+    """Makes the checksums of the objects of a source. ``url_of`` returns the URL of a key by which the storage's filesystem knows it;
+    without it nothing is known about the objects that icechunk will see.
+
+    Raises:
+        InvalidInput: ``choice`` is none, or cannot be made of these objects.
+    """
+
+    def __init__(self, source: ReferenceSource, choice: ChecksumChoice, url_of: Callable[[str], str] | None) -> None:
+        if choice is not None and choice not in get_args(get_args(ChecksumChoice)[0]):
+            raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
+        assert source.storage is not None
+        self._storage = source.storage
+        self._kind = source.storage.kind
+        self._is_asked_for = choice in ("etag", "last_modified")
+        if choice == "etag" and self._kind != "s3":
+            raise InvalidInput(
+                f"checksum='etag' cannot be used for {source.url}: icechunk compares ETags rightly on S3 only. checksum='last_modified' "
+                "records times"
+            )
+        if self._is_asked_for and url_of is None:
+            raise InvalidInput(f"checksum={choice!r} cannot be used with base_url: nobody has seen which objects are there")
+        self._url_of = url_of
+        self._by_etag = self._kind == "s3" and choice in ("auto", "etag")
+        self._is_needed = choice is not None and url_of is not None
+        self._listed: dict[str, Mapping[str, Any]] | None = None
+        self.are_complete = self._is_needed
+        """True if every object so far has got a checksum."""
+
+    def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
+        """Return the objects with size and version, as far as they are needed and a listing has not shown them.
+
+        Raises:
+            Conflict: an object is gone.
+            StorageError: a request failed.
+        """
+        unknown = [one for one in objects if one.nbytes == UNKNOWN_NBYTES or (one.token is None and self._is_needed)]
+        if not unknown:
+            return list(objects)
+        seen: dict[str, ReferredObject] = {}
+        for one, info in zip(unknown, run_sync(_stats(self._storage, unknown)), strict=True):
+            if info is None:
+                raise Conflict(f"the object {one.key!r} of {self._storage.url} went away while it was referred to: start again")
+            seen[one.key] = ReferredObject(one.key, None if info.generation is None else info.generation.token, info.nbytes)
+        return [seen.get(one.key, one) for one in objects]
+
+    def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
+        """Return the checksum of each object, which ``completed`` has returned; ``None`` of one that has none.
+
+        Raises:
+            InvalidInput: an object has no such checksum, and it was asked for by name.
+            Conflict: an object was replaced after it was referred to.
+            StorageError: a request failed.
+        """
+        if not self._is_needed:
+            return [None] * len(objects)
+        found: list[Checksum] = [_etag(one.token) for one in objects] if self._by_etag else self._times(objects)
+        for one, checksum in zip(objects, found, strict=True):
+            if checksum is None:
+                self.are_complete = False
+                if self._is_asked_for:
+                    what = "an ETag that can be compared" if self._by_etag else "a time of modification"
+                    raise InvalidInput(f"the object {one.key!r} of {self._storage.url} does not have {what}: choose another checksum")
+        return found
+
+    def _times(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
+        if self._kind == "local":
+            return [None if one.token is None else _rounded_up(modified_ns(one.token)) for one in objects]
+        infos = self._infos([one.key for one in objects], again=False)
+        moved = [i for i, (one, info) in enumerate(zip(objects, infos, strict=True)) if not self._shows(info, one)]
+        if moved:
+            for i, info in zip(moved, self._infos([objects[i].key for i in moved], again=True), strict=True):
+                infos[i] = info
+                if not self._shows(info, objects[i]):
+                    key, url = objects[i].key, self._storage.url
+                    raise Conflict(f"the object {key!r} of {url} was replaced while it was referred to: start again")
+        return [_rounded_up(_nanoseconds(info)) for info in infos]
+
+    def _infos(self, keys: Sequence[str], *, again: bool) -> list[Mapping[str, Any]]:
+        """Return what the filesystem says of objects: from one listing of all, if it has one that is worth that, else one by one."""
+        inner: Any = innermost(self._storage)
+        fs = getattr(inner, "client", inner).fs if self._kind in ("s3", "gcs") else inner.fs
+        assert self._url_of is not None
+        paths = [fs._strip_protocol(self._url_of(key)) for key in keys]
+        try:
+            if again or self._kind == "http":
+                fs.invalidate_cache()
+                return run_sync(_each(fs, paths))
+            if self._listed is None:
+                fs.invalidate_cache()
+                self._listed = fs.find(fs._strip_protocol(self._storage.url), detail=True)
+            return [self._listed.get(path, {}) for path in paths]
+        except OSError as exc:
+            raise StorageError(f"the times of objects in {self._storage.url} could not be looked up: {exc}") from exc
+
+    def _shows(self, info: Mapping[str, Any], one: ReferredObject) -> bool:
+        """Return whether this is about the version that was referred to."""
+        match self._kind:
+            case "s3":
+                return canonical_etag(str(info.get("ETag", ""))) == one.token
+            case "gcs":
+                return str(info.get("generation")) == one.token
+            case "http":
+                return one.token is not None and one.token in (info.get("ETag"), f"modified={info.get('Last-Modified')}-{one.nbytes}")
+        found = version_of(info, one.nbytes)
+        return found is not None and found.token == one.token
+
+
+def _etag(token: str | None) -> str | None:
+    """Return the ETag, without quotes, which versions of icechunk treat alike; ``None`` if it is a weak one, which never matches."""
+    return None if token is None or not token.startswith('"') else token.strip('"')
+
+
+async def _stats(storage: Storage, objects: Sequence[ReferredObject]) -> list[ObjectInfo | None]:
+    return await asyncio.gather(*(storage.stat(one.key) for one in objects))
+
+
+async def _each(fs: Any, paths: Sequence[str]) -> list[Mapping[str, Any]]:
+    if hasattr(fs, "_info"):
+        return list(await asyncio.gather(*(fs._info(path) for path in paths)))
+    return list(await asyncio.gather(*(asyncio.to_thread(fs.info, path) for path in paths)))
+
+
+def _nanoseconds(info: Mapping[str, Any]) -> int | None:
+    """Return when an object was last modified, in nanoseconds since the epoch."""
+    value = next((info[name] for name in _TIME_NAMES if info.get(name) not in (None, "")), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
+        except ValueError:
+            return None
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return None if not isinstance(value, int | float) else int(value * 10**9)
+
+
+def _rounded_up(nanoseconds: int | None) -> datetime | None:
+    """Return the first whole second at or after a time."""
+    return None if nanoseconds is None else datetime.fromtimestamp(math.ceil(nanoseconds / 10**9), UTC)

@@ -1,0 +1,384 @@
+"""``write_icechunk``: refer to all chunks of a hierarchy in a repository of icechunk, by virtual references.
+
+::
+
+    documents of v3, chunk keys in the default encoding    as icechunk has no other
+    a chunk                                                a virtual reference: URL, offset, length, checksum of the whole object
+    a chunk that goes into the set                         an ordinary chunk of the repository
+
+icechunk 2 takes the references of a block of chunks as columns, of one checksum; all others are given to it one by one, many in a call.
+A reference outside of the repository's virtual chunk containers is only *returned* by icechunk, and is an error here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardstore._sync import run_sync
+from shardstore.engine.options import check_flags
+from shardstore.errors import Conflict, InvalidInput, NotFound, StorageError, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, dumps, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME
+from shardstore.format.references.parquet import MISSING
+from shardstore.format.store_keys import check_key, groups_above, join
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
+from shardstore.references.blocks import Block, block_of, positions
+from shardstore.references.checksums import Checksum, ChecksumChoice, Checksums
+from shardstore.references.choices import Choices, Described, Paths, base_of, chosen, described
+from shardstore.references.counting import Tally
+from shardstore.references.icechunk_lines import container_lines, location_of, opening_lines
+from shardstore.references.report import ReferenceProgress, ReferenceReport
+from shardstore.references.stores import OnError, store_source
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.redaction import redacted
+
+if TYPE_CHECKING:  # an extra
+    import icechunk
+
+_KEYS = ChunkKeyEncoding()
+_KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
+_PROTOCOLS = ("file", "s3", "gs", "gcs", "http", "https")
+_REFERENCES_AT_ONCE = 32768
+_BLOCK_REFERENCES = 64  # a call for fewer costs more than to give them one by one, together with others: 15 µs
+
+
+def write_icechunk(
+    source: Any,
+    repository: icechunk.Repository | icechunk.Session,
+    *,
+    branch: str = "main",
+    path: str = "",
+    checksum: ChecksumChoice = "auto",
+    message: str | None = None,
+    commit: bool = True,
+    paths: Paths | None = None,
+    base_url: str | None = None,
+    inline_nbytes: int = 0,
+    overwrite: bool = False,
+    on_error: OnError = "raise",
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Callable[[ReferenceProgress], None] | None = None,
+) -> ReferenceReport:
+    """Write virtual references to all chunks of a hierarchy into a repository of icechunk: of shards, to the inner chunks.
+
+    The repository's config needs a virtual chunk container that the objects are in. The references are committed all together, or not
+    at all. Chunks of no bytes, which no codec can decode, are left out where icechunk does not store them.
+
+    Args:
+        source: what ``shardstore.open`` takes: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; on local files, S3, GCS or
+            HTTP, which icechunk can read.
+        repository: an open ``icechunk.Repository``; or a writable ``icechunk.Session``, which is left for the caller to commit.
+        branch: the branch that is committed to; of a session, its own.
+        path: the group in the repository that the hierarchy becomes; ``""`` is the root. Groups above it are made.
+        checksum: how icechunk finds out that an object has been replaced, and refuses to read it. ``"etag"``, on S3 only: each change of
+            bytes is seen. ``"last_modified"``: icechunk keeps times in whole seconds, so a change within the second in which the object
+            was written is not seen. ``"auto"``: the former on S3, the latter elsewhere, and none where there is neither. ``None``: replaced
+            objects are read as if they were the old ones, which gives wrong values. Over HTTP and on GCS, times protect only if the server
+            honours ``If-Unmodified-Since``. Over HTTP the time of each object costs one more request, on buckets one more listing.
+        message: of the commit.
+        commit: ``False`` is for a session.
+        paths: by pattern of paths, the first that matches: ``None`` leaves an array out, ``"shards"`` refers to whole shards, ``"chunks"``
+            is the default; or a mapping of ``inline_nbytes`` for these arrays only.
+        base_url: in front of the keys of objects, instead of the store's own URL; percent-encoded, as in all URLs. There are no checksums
+            then.
+        inline_nbytes: chunks of up to so many bytes are copied into the repository.
+        overwrite: replace arrays that are there at the same paths, and nodes of the other kind with all that is below them, and the
+            attributes of groups. Other nodes stay.
+        on_error: ``"skip"`` leaves damaged shards out, and reports them.
+        storage_options: of the source's filesystem: credentials, endpoint, retries. icechunk needs its own, in the container.
+        progress: called now and then with a ``ReferenceProgress``.
+
+    Raises:
+        InvalidInput: an argument cannot be right, an object is in no virtual chunk container, arrays cannot be described so, or there are
+            nodes at the same paths already.
+        Unsupported: icechunk is not installed.
+        Corruption: a shard or a metadata document is damaged.
+        NotFound: there is no hierarchy at the source, or no such branch.
+        Conflict: a shard kept changing, or somebody else committed to the branch first.
+        StorageError: a request failed, or icechunk did. After all of these nothing is committed; a session is as it was before, or if it
+            had changes already, holds a part of the new ones.
+    """
+    check_flags(commit=commit, overwrite=overwrite)
+    library = _library()
+    session, is_ours = _session(library, repository, branch, commit=commit)
+    found, checksums = _opened(source, checksum, paths, base_url, inline_nbytes, on_error=on_error, options=storage_options)
+    shown = described(found, "v3", only_v2_keys=False)
+    tally = Tally(found.arrays, progress, mixed_protocols=True)
+    had_changes = session.has_uncommitted_changes
+    snapshot = None
+    target = _Target(library, session, checksums, tally, found)
+    try:
+        with _translated(library, session):
+            target.write_documents(shown, _checked_path(path), overwrite=overwrite)
+            for number, array in enumerate(found.arrays):
+                target.write_array(number, array, join(path, array.path) if array.path else path)
+            if is_ours:
+                snapshot = session.commit(message or f"References to the chunks of {redacted(found.url)}")
+    except BaseException as exc:
+        if not had_changes:
+            session.discard_changes()
+        elif target.has_begun:
+            exc.add_note("The session may hold a part of the references, beside its earlier changes: do not commit it")
+        raise
+    return ReferenceReport(
+        source=found.url,
+        target=_shown(library, repository),
+        format="icechunk",
+        flavour="v3",
+        why="icechunk knows no other",
+        arrays=len(found.arrays),
+        references=tally.references,
+        inlined=tally.inlined,
+        missing=tally.missing,
+        targets=len(target.keys),
+        nbytes=target.nbytes,
+        is_pinned=checksums.are_complete,
+        left_out=dict(found.left_out),
+        index_requests=found.index_requests,
+        how_to_open=opening_lines(library, repository, session, found.base_url, session.branch or branch, path),
+        snapshot=snapshot,
+    )
+
+
+# -- opening -------------------------------------------------------------------------------------------------------------
+
+
+def _library() -> Any:
+    try:
+        import icechunk
+    except ModuleNotFoundError as exc:
+        raise Unsupported(f"repositories of icechunk need icechunk: {how_to_install('icechunk')}") from exc
+    return icechunk
+
+
+def _session(library: Any, repository: Any, branch: str, *, commit: bool) -> tuple[Any, bool]:
+    """Return a writable session, and whether it is to be committed here."""
+    if isinstance(repository, library.Session):
+        if repository.read_only:
+            raise InvalidInput("the session is read-only: give repository.writable_session(branch), or the repository")
+        return repository, False
+    if not isinstance(repository, library.Repository):
+        raise InvalidInput(f"repository is an icechunk.Repository or icechunk.Session, not a {type(repository).__name__}")
+    if not commit:
+        raise InvalidInput("commit=False is for a session, which you commit yourself: give repository.writable_session(branch)")
+    if branch not in (branches := sorted(repository.list_branches())):
+        raise NotFound(f"the repository has no branch {branch!r}: it has {', '.join(map(repr, branches))}")
+    return repository.writable_session(branch), True
+
+
+def _opened(
+    source: Any,
+    checksum: ChecksumChoice,
+    paths: Paths | None,
+    base_url: str | None,
+    inline_nbytes: int,
+    *,
+    on_error: OnError,
+    options: Mapping[str, Any] | None,
+) -> tuple[ReferenceSource, Checksums]:
+    if on_error not in ("raise", "skip"):
+        raise InvalidInput(f"on_error {on_error!r} is neither 'raise' nor 'skip'")
+    choices = Choices(paths, inline_nbytes=inline_nbytes)
+    storage = open_storage(source, dict(options or {}) or None)
+    base = base_of(storage, "absolute", base_url, "")
+    if (protocol := base.partition("://")[0]) not in _PROTOCOLS:
+        raise InvalidInput(
+            f"icechunk does not read objects at {redacted(base)}: it knows {', '.join(_PROTOCOLS)}, and not {protocol}. base_url names "
+            "another way to them"
+        )
+    found = store_source(storage, base, lambda path: chosen(choices, path), pinned=False, on_error=on_error)
+    if others := {array.path: array.flavour for array in found.arrays if array.flavour not in (None, "v3")}:
+        path, flavour = next(iter(others.items()))
+        raise InvalidInput(f"flavour {flavour!r} for array {path!r}: icechunk knows documents of v3 only")
+    plain = found.stored_key
+    is_encoded = base_url is not None or protocol in ("http", "https")
+    found.base_url = base if is_encoded else location_of(base)
+    found.stored_key = lambda key: location_of(plain(key))
+    return found, Checksums(found, checksum, None if base_url is not None else lambda key: base + plain(key))
+
+
+def _checked_path(path: str) -> str:
+    return check_key(path) if path != "" else path
+
+
+@contextmanager
+def _translated(library: Any, session: Any) -> Iterator[None]:
+    """Raise errors of icechunk as ours."""
+    try:
+        yield
+    except library.ConflictError as exc:
+        raise Conflict(f"somebody else committed to branch {session.branch!r} first: nothing was committed. Start again") from exc
+    except library.IcechunkError as exc:
+        raise StorageError(f"icechunk: {exc}") from exc
+
+
+def _shown(library: Any, repository: Any) -> str:
+    """Return what the repository is stored in, in one line."""
+    return "a session of icechunk" if isinstance(repository, library.Session) else " ".join(str(repository.storage).split())
+
+
+# -- writing -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Target:
+    """The nodes and chunks of one session."""
+
+    library: Any
+    session: Any
+    checksums: Checksums
+    tally: Tally
+    source: ReferenceSource
+    nbytes: int = 0
+    """Bytes of documents and of chunks that were copied."""
+    keys: set[str] = field(default_factory=set)
+    """The objects that are referred to."""
+    has_begun: bool = False
+    """True once the session was changed."""
+    _waiting: list[Any] = field(default_factory=list)
+    """References that are not given to icechunk yet, as ``VirtualChunkSpec``."""
+
+    @property
+    def _takes_blocks(self) -> bool:
+        """Return whether this is icechunk 2."""
+        return hasattr(self.library.IcechunkStore, "set_virtual_refs_arr")
+
+    def write_documents(self, shown: Described, path: str, *, overwrite: bool) -> None:
+        """Write the documents of all nodes below ``path``, and those of the groups above it that are missing.
+
+        Raises:
+            InvalidInput: there are nodes already, and they are not to be replaced.
+        """
+        documents = {join(path, node) if node else path: found[METADATA_NAME] for node, found in shown.documents.items()}
+        for group in groups_above(path):
+            documents.setdefault(group, {"zarr_format": 3, "node_type": "group", "attributes": {}})
+        run_sync(self._write_documents(documents, frozenset(groups_above(path)), overwrite=overwrite))
+
+    async def _write_documents(self, documents: Mapping[str, JsonObject], above: frozenset[str], *, overwrite: bool) -> None:
+        store = self.session.store
+        replaced: list[str] = []
+        written: dict[str, JsonObject] = {}
+        for path, document in documents.items():
+            there = await self._document(path)
+            if there is None:
+                written[path] = document
+            elif there.get("node_type") == document["node_type"] == "group":
+                ours, theirs = document.get("attributes"), there.get("attributes")
+                if path not in above and ours and ours != theirs:
+                    written[path] = document
+                    replaced += [path] if theirs else []
+            elif path in above:
+                raise InvalidInput(f"there is an array at {path!r} in the repository, which cannot hold others: choose another path")
+            else:
+                replaced.append(path)
+                written[path] = document
+        if replaced and not overwrite:
+            named = ", ".join(map(repr, sorted(replaced)[:5]))
+            raise InvalidInput(
+                f"the repository has {len(replaced)} nodes at the same paths, such as {named}: overwrite=True replaces them. Nothing was "
+                "written"
+            )
+        self.has_begun = True
+        for path in replaced:
+            if written[path]["node_type"] == "array" or (await self._document(path) or {}).get("node_type") == "array":
+                await store.delete_dir(path)
+        for path in sorted(written, key=lambda path: (path.count("/") + bool(path), path)):
+            document = written[path]
+            if document["node_type"] == "array":
+                document = document | {"chunk_key_encoding": _KEY_ENCODING}
+            await self._put(join(path, METADATA_NAME), dumps(document))
+
+    async def _document(self, path: str) -> JsonObject | None:
+        from zarr.core.buffer import default_buffer_prototype  # comes with icechunk, and is slow to import
+
+        data = await self.session.store.get(join(path, METADATA_NAME), default_buffer_prototype())
+        return None if data is None else loads_object(data.to_bytes())
+
+    async def _put(self, key: str, data: bytes) -> None:
+        from zarr.core.buffer import default_buffer_prototype
+
+        await self.session.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
+        self.nbytes += len(data)
+
+    def write_array(self, number: int, array: ReferencedArray, path: str) -> None:
+        """Write the references of one array, whose document is at ``path``."""
+        empty: list[int] = []
+        for batch in self.tally.counted(number, array.batches(0, size_of(array))):
+            rows = batch.rows
+            inline = self._stored(batch, empty)
+            run_sync(self._put_chunks(path, array.chunk_grid, inline))
+            kept = np.flatnonzero(rows.target != MISSING) if rows.inline else slice(None)
+            self._refer(array.chunk_grid, path, batch, kept)
+            self.tally.count(len(rows) - (len(rows.inline) - len(inline)), len(inline))
+        self._flush(path)
+        if empty:
+            key = _KEYS.encode(tuple(positions(array.chunk_grid, np.array(empty[:1]))[0]))
+            self.source.left_out[join(path, key)] = (
+                f"{len(empty)} chunks of array {array.path!r} have no bytes, which icechunk does not store and no codec can decode: they "
+                "are read as fill values. This is the first"
+            )
+
+    def _stored(self, batch: ReferenceBatch, empty: list[int]) -> dict[int, bytes]:
+        """Return the bytes to store by number of the chunk; note in ``empty`` those chunks that cannot be stored."""
+        inline = {int(batch.chunks[row]): data for row, data in batch.rows.inline.items()}
+        if self._takes_blocks:  # and refuses chunks of no bytes
+            empty += [chunk for chunk, data in inline.items() if not data]
+            inline = {chunk: data for chunk, data in inline.items() if data}
+        return inline
+
+    async def _put_chunks(self, path: str, grid: tuple[int, ...], inline: Mapping[int, bytes]) -> None:
+        for coords, data in zip(positions(grid, np.array(list(inline), dtype=np.int64)), inline.values(), strict=True):
+            await self._put(join(path, _KEYS.encode(tuple(coords))), data)
+
+    def _refer(self, grid: tuple[int, ...], path: str, batch: ReferenceBatch, kept: Any) -> None:
+        rows = batch.rows
+        chunks, target = batch.chunks[kept], rows.target[kept]
+        if not len(chunks):
+            return
+        objects = self.checksums.completed(batch.objects)
+        self.keys.update(one.key for one in objects)
+        offsets, lengths = rows.offset[kept], rows.nbytes[kept]
+        whole = (offsets == 0) & (lengths == 0)
+        if whole.any():
+            sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
+            lengths = np.where(whole, sizes[target], lengths)
+        checksums = self.checksums.of(objects)
+        if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
+            block = block_of(grid, rows.targets, chunks, target, offsets, lengths)
+            if block is not None:
+                self._refer_to_block(path, block, checksums[0])
+                return
+        new = self.library.VirtualChunkSpec
+        columns = (positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
+        urls = rows.targets
+        etags = [one if isinstance(one, str) else None for one in checksums]
+        times = [None if isinstance(one, str) else one for one in checksums]
+        self._waiting += [new(c, urls[t], o, n, etags[t], times[t]) for c, t, o, n in zip(*columns, strict=True)]
+        if len(self._waiting) >= _REFERENCES_AT_ONCE:
+            self._flush(path)
+
+    def _refer_to_block(self, path: str, block: Block, checksum: Checksum) -> None:
+        refused = self.session.store.set_virtual_refs_arr(
+            path, block.shape, block.locations, block.offsets, block.lengths, arr_offset=block.first, checksum=checksum
+        )
+        if refused:
+            raise self._outside(block.location_at(refused[0]))
+
+    def _flush(self, path: str) -> None:
+        """Give icechunk the references that have been collected."""
+        some, self._waiting = self._waiting, []
+        if some and (refused := self.session.store.set_virtual_refs(path, some)):
+            raise self._outside(next(one.location for one in some if tuple(one.index) == tuple(refused[0])))
+
+    def _outside(self, url: str) -> InvalidInput:
+        return InvalidInput(
+            f"icechunk refuses a reference to {url}: it is in no virtual chunk container of the repository's config. Nothing was written. "
+            f"These lines add one:\n{container_lines(url, self.source.base_url)}"
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shardstore.references.checking import CheckReport, SetDescription, check, describe, pins
 from shardstore.references.combining import combine
-from shardstore.references.icechunk import write_icechunk
+from shardstore.references.icechunk.writing import write_icechunk
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 from shardstore.references.updating import update
 from shardstore.references.writing import write_json, write_parquet

@@ -16,10 +16,9 @@ from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, encode_p
 from shardstore.format.store_keys import join
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
-from shardstore.references.counting import Tally
 from shardstore.references.fill_chunks import fill_chunk
 from shardstore.references.places import SetPlace, read_object, write_bytes, write_file
-from shardstore.references.report import ReferenceProgress, ReferenceReport, how_to_open
+from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
 

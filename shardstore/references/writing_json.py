@@ -37,7 +37,7 @@ from shardstore.format.references.pins import SetDigest
 from shardstore.format.store_keys import join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
 from shardstore.references.choices import Described
-from shardstore.references.counting import Tally
+from shardstore.references.report import Tally
 
 _ENTRIES_AT_ONCE = 50_000
 

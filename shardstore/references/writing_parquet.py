@@ -19,8 +19,8 @@ from shardstore.errors import InvalidInput
 from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows, record_name
 from shardstore.format.store_keys import join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
-from shardstore.references.counting import Tally
 from shardstore.references.places import write_bytes
+from shardstore.references.report import Tally
 from shardstore.storage.base import Storage
 
 Targets = npt.NDArray[np.int32]

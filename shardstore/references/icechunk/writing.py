@@ -29,12 +29,11 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
-from shardstore.references.blocks import Block, block_of, positions
-from shardstore.references.checksums import Checksum, ChecksumChoice, Checksums
 from shardstore.references.choices import Choices, Described, Paths, base_of, chosen, described
-from shardstore.references.counting import Tally
-from shardstore.references.icechunk_lines import container_lines, location_of, opening_lines
-from shardstore.references.report import ReferenceProgress, ReferenceReport
+from shardstore.references.icechunk.blocks import Block, block_of, positions
+from shardstore.references.icechunk.checksums import Checksum, ChecksumChoice, Checksums
+from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
+from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
 from shardstore.references.stores import OnError, store_source
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted

@@ -20,6 +20,7 @@ from shardstore.cli.target import pair_options
 from shardstore.errors import InvalidInput
 from shardstore.references.checking import CheckReport
 from shardstore.references.choices import Flavour
+from shardstore.references.places import JSON_SUFFIXES
 from shardstore.references.report import ReferenceProgress, ReferenceReport
 
 _MOST_SHOWN = 20  # keys
@@ -282,7 +283,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 
 def _format(given: str | None, target: str) -> str:
     if given is None:
-        return "json" if target.endswith((".json", ".json.gz", ".json.zst")) else "parquet"
+        return "json" if target.endswith(JSON_SUFFIXES) else "parquet"
     if given not in ("json", "parquet"):
         raise InvalidInput(f"--format {given} is neither json nor parquet")
     return given

@@ -15,9 +15,10 @@ Zarr v3, "Chunk key encoding".
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +53,16 @@ class ChunkKeyEncoding:
         """Return the keys of many positions, given dimension by dimension (at least one), all with the same number of coordinates."""
         head = f"c{self.separator}" if self.name == "default" else ""
         return [head + self.separator.join(coords) for coords in zip(*(map(str, axis) for axis in axes), strict=True)]
+
+    def encode_each(self, axes: Sequence[npt.NDArray[np.int64]]) -> Iterator[str]:
+        """Yield the keys of many positions, given as ``encode_all`` takes them, in as little time as Python can."""
+        parts: list[Iterable[str]] = []
+        for axis in axes:
+            distinct, numbers = np.unique(axis, return_inverse=True)
+            parts.append(np.array([str(n) for n in distinct.tolist()], dtype=object)[numbers].tolist())
+        if self.name == "default":
+            parts.insert(0, repeat("c"))
+        return map(self.separator.join, zip(*parts, strict=False))
 
     def decode(self, key: str, ndim: int) -> ChunkCoords | None:
         """Return the position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""

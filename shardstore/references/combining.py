@@ -6,6 +6,7 @@ shape and coded alike, and all but the last end with a whole chunk. Arrays witho
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from shardstore.format.references.pins import PinnedObject
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
 from shardstore.references.choices import Choices, Flavour
-from shardstore.references.places import check_apart, open_set, options_for
+from shardstore.references.places import JSON_SUFFIXES, check_apart, open_set, options_for
 from shardstore.references.report import ReferenceReport
 from shardstore.references.sets import reference_storage, set_source
 from shardstore.references.storing import Form, JSONForm, ParquetForm, Progress, put
@@ -77,7 +78,7 @@ def combine(
     target: Any,
     *,
     dim: str | None = None,
-    format: Literal["json", "parquet"] = "parquet",
+    format: Literal["json", "parquet"] | None = None,
     flavour: Flavour | None = None,
     mixed_protocols: bool = False,
     overwrite: bool = False,
@@ -91,7 +92,7 @@ def combine(
         sets: paths or URLs of sets, of whatever program, in their order.
         target: the path or URL of the new set.
         dim: the name of the dimension along which arrays are put one behind the other; arrays without it have to be the same in all sets.
-        format: of the new set.
+        format: of the new set; by default JSON if ``target`` ends in .json, .json.gz or .json.zst, and Parquet otherwise.
         flavour: as for ``write_json`` and ``write_parquet``.
         mixed_protocols: as for ``write_json``.
         overwrite: replace a set that is there.
@@ -104,20 +105,21 @@ def combine(
         ShardStoreError: as ``write_json``.
     """
     check_flags(mixed_protocols=mixed_protocols, overwrite=overwrite)
-    if format not in ("json", "parquet"):
+    if format not in ("json", "parquet", None):
         raise InvalidInput(f"format {format!r} is neither 'json' nor 'parquet'")
+    is_json = format == "json" or (format is None and os.fspath(target).endswith(JSON_SUFFIXES))
     given = list(sets)
     if len(given) < 2:
         raise InvalidInput("combine takes two sets or more")
     options = options_for(given[0], target, storage_options, target_options)
-    place = open_set(target, options, is_directory=format == "parquet")
+    place = open_set(target, options, is_directory=not is_json)
     sources: list[ReferenceSource] = []
     shared: dict[str, PinnedObject] = {}
     for one in given:
         references = reference_storage(one, storage_options)
         check_apart(references, place)
         sources.append(set_source(references, lambda path: True, shared))
-    form: Form = JSONForm(flavour=flavour or "auto") if format == "json" else ParquetForm(flavour=flavour or "v2")
+    form: Form = JSONForm(flavour=flavour or "auto") if is_json else ParquetForm(flavour=flavour or "v2")
     choices = Choices(mixed_protocols=mixed_protocols)
     whole = combined(sources, dim)
     whole.pins = shared

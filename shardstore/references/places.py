@@ -21,7 +21,7 @@ from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
 _PIECE = 4 * 2**20
-_JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
+JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
     if isinstance(target, str):
         target = target.removeprefix("reference::")
     places = [open_set(target, options, is_directory=is_directory) for is_directory in (True, False)]
-    for place in places if not places[0].url.endswith(_JSON_SUFFIXES) else reversed(places):
+    for place in places if not places[0].url.endswith(JSON_SUFFIXES) else reversed(places):
         if run_sync(place.storage.stat(place.main_key)) is not None:
             return place
     raise NotFound(f"there is no set of references at {places[0].shown}: neither a file, nor a directory with {METADATA_NAME}")

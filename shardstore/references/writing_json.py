@@ -18,7 +18,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -141,22 +141,19 @@ class _Lines:
 
     def batch(self, array: ReferencedArray, encoding: ChunkKeyEncoding, batch: ReferenceBatch) -> None:
         chunks, rows = batch.chunks, batch.rows
+        head = json.dumps(join(array.path, "k"))[:-2]
         targets = [self._target(url) for url in rows.targets]
         for start in range(0, len(chunks), _ENTRIES_AT_ONCE):
             part = slice(start, start + _ENTRIES_AT_ONCE)
-            keys = _keys(array, encoding, chunks[part])
-            if len(targets) == 1 and not rows.inline:
-                (target,) = targets
-                numbers = zip(keys, rows.offset[part].tolist(), rows.nbytes[part].tolist(), strict=True)
-                if not rows.nbytes[part].all():
-                    found = [f"{key}{target}{_span(offset, nbytes)}" for key, offset, nbytes in numbers]
-                else:
-                    found = [f"{key}{target}, {offset}, {nbytes}]" for key, offset, nbytes in numbers]
+            keys, offsets, lengths = _keys(array, encoding, chunks[part]), rows.offset[part].tolist(), rows.nbytes[part].tolist()
+            if len(targets) == 1 and not rows.inline and rows.nbytes[part].all():
+                between = f'": {targets[0]}, '
+                found = [f"{head}{key}{between}{o}, {n}]" for key, o, n in zip(keys, offsets, lengths, strict=True)]
             else:
                 found = [
-                    f"{key}{_inline(rows.inline[row])}" if number == MISSING else f"{key}{targets[number]}{_span(offset, nbytes)}"
-                    for row, (key, number, offset, nbytes) in enumerate(
-                        zip(keys, rows.target[part].tolist(), rows.offset[part].tolist(), rows.nbytes[part].tolist(), strict=True), start
+                    f'{head}{key}": ' + (_inline(rows.inline[row]) if target == MISSING else targets[target] + _span(offset, nbytes))
+                    for row, (key, target, offset, nbytes) in enumerate(
+                        zip(keys, rows.target[part].tolist(), offsets, lengths, strict=True), start
                     )
                 ]
             if found:
@@ -178,13 +175,11 @@ class _Lines:
 _ANNOTATION = re.compile(r"\{[{%#]")
 
 
-def _keys(array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64]) -> list[str]:
-    """Return the keys of chunks as they begin their lines."""
-    head = json.dumps(join(array.path, "k"))[:-2]
+def _keys(array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64]) -> Iterable[str]:
+    """Return the keys of chunks, relative to the array."""
     if not array.chunk_grid:
-        return [f'{head}{encoding.encode(())}": '] * len(chunks)
-    axes = np.unravel_index(chunks, array.chunk_grid) if len(chunks) else ()
-    return [f'{head}{key}": ' for key in encoding.encode_all([axis.tolist() for axis in axes])] if axes else []
+        return [encoding.encode(())] * len(chunks)
+    return encoding.encode_each(np.unravel_index(chunks, array.chunk_grid)) if len(chunks) else ()
 
 
 def _span(offset: int, nbytes: int) -> str:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardstore.errors import Corruption, Unsupported
+from shardstore.errors import Corruption, InvalidInput, Unsupported
 from shardstore.extras import how_to_install
 
 if TYPE_CHECKING:  # an extra
@@ -77,15 +77,11 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     """
     pa, pq = _pyarrow()
     missing = rows.target == MISSING
-    paths = pa.DictionaryArray.from_arrays(
-        pa.array(np.where(missing, 0, rows.target), type=pa.int32(), mask=missing), pa.array(list(rows.targets), pa.string())
-    )
-    raw: list[bytes | None] = [None] * len(rows) if rows.inline else []
-    for row, data in rows.inline.items():
-        raw[row] = data
-    numbers = [pa.array(np.where(missing, 0, column), type=pa.int64()) for column in (rows.offset, rows.nbytes)]
-    columns = [paths.dictionary_decode(), *numbers, pa.array(raw, pa.binary()) if raw else pa.nulls(len(rows), pa.binary())]
-    table = pa.Table.from_arrays(columns, schema=_schema())
+    indices = _column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
+    paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), [url.encode() for url in rows.targets])).dictionary_decode()
+    raw = _texts(pa.binary(), [rows.inline.get(row) for row in range(len(rows))]) if rows.inline else pa.nulls(len(rows), pa.binary())
+    numbers = [_column(pa.int64(), np.where(missing, 0, column)) for column in (rows.offset, rows.nbytes)]
+    table = pa.Table.from_arrays([paths, *numbers, raw], schema=_schema())
     file = io.BytesIO()
     writer = pq.ParquetWriter(
         file,
@@ -100,6 +96,40 @@ def encode_rows(rows: ReferenceRows) -> bytes:
         writer.write_table(table, row_group_size=max(1, len(rows)))
         writer.add_key_value_metadata(_key_values(rows.generations))
     return file.getvalue()
+
+
+# Columns are made from buffers, and given back so: much of pyarrow imports pandas, where that is installed, which takes seconds.
+
+
+def _column(kind: Any, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> Any:
+    """Return a column of pyarrow with these values, without those that are ``missing``."""
+    pa, _ = _pyarrow()
+    return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _texts(kind: Any, values: Sequence[bytes | None]) -> Any:
+    """Return a column of text or bytes."""
+    pa, _ = _pyarrow()
+    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
+    if ends[-1] >= 2**31:
+        raise InvalidInput(f"a file of references would hold {ends[-1]} bytes of chunks; 2 GiB are too many: choose a smaller record_size")
+    missing = np.array([value is None for value in values], dtype=np.bool_)
+    data = b"".join(value for value in values if value)
+    return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
+
+
+def _validity(missing: npt.NDArray[np.bool_] | None) -> Any:
+    pa, _ = _pyarrow()
+    return None if missing is None or not missing.any() else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+
+
+def _values(column: Any, kind: Any, dtype: type[np.generic], default: int) -> npt.NDArray[Any]:
+    """Return the values of a column of numbers, and ``default`` for those that are missing."""
+    column = column.cast(kind)
+    if not len(column):
+        return np.empty(0, dtype)
+    values = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), values, dtype(default)) if column.null_count else values
 
 
 def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
@@ -117,8 +147,8 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
         if not pa.types.is_dictionary(path.type):
             path = path.dictionary_encode()
         targets = path.dictionary.cast(pa.string()).to_pylist()
-        target = path.indices.cast(pa.int32()).fill_null(MISSING).to_numpy(zero_copy_only=False)
-        offsets, sizes = (column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) for column in (offset, size))
+        target = _values(path.indices, pa.int32(), np.int32, MISSING)
+        offsets, sizes = (_values(column, pa.int64(), np.int64, 0) for column in (offset, size))
         inline = _inline(raw)
         own = (file.metadata.metadata or {}).get(_OWN)
     except (pa.ArrowException, OSError, KeyError, AttributeError) as exc:

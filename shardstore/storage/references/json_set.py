@@ -19,7 +19,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
-_PIECE_NBYTES = 16 << 20
+_PIECE_NBYTES = 4 << 20
 _DECODED_NBYTES = 1 << 20
 
 

@@ -27,6 +27,7 @@ from shardstore.errors import (
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from shardstore import references
     from shardstore.adapters.fsspec.filesystem import ShardedFileSystem
     from shardstore.adapters.mapping.mapping import ShardedMap
     from shardstore.adapters.options import FurtherOptions, OpenOptions
@@ -67,6 +68,7 @@ __all__ = [
     "get_mapper",
     "open",
     "pack",
+    "references",
     "repair",
     "reshard",
     "unpack",
@@ -94,6 +96,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "references":
+        from importlib import import_module
+
+        return import_module("shardstore.references")
     if name not in _LAZY:
         raise AttributeError(f"module 'shardstore' has no attribute {name!r}")
     return getattr(_module_of(name, _LAZY[name]), name)

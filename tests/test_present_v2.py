@@ -23,6 +23,8 @@ from shardstore.model.ranges import EVERYTHING
 from shardstore.presented.flavours import Presented, presented
 from shardstore.presented.v2 import V2Flavour
 from shardstore.storage.base import Storage
+from shardstore.storage.opening.open import open_storage
+from shardstore.testing.trace import TraceStorage
 from tests.engine.hooked import HookedStorage, fresh_memory
 
 pytestmark = pytest.mark.zarr
@@ -342,3 +344,18 @@ def test_through_xarray_and_the_filesystem(tmp_path: Path) -> None:
     xarray.testing.assert_equal(xarray.open_zarr(store, zarr_format=2).load(), dataset)
     filesystem = shardstore.ShardedFileSystem(target_protocol="file", fo=str(tmp_path), present="v2", chunks_per_shard=(2, 2))
     assert [name for name in filesystem.find("") if name.endswith("t/.zarray")]
+
+
+def test_a_selection_is_read_in_one_round_and_an_assignment_is_one_commit_a_shard(tmp_path: Path) -> None:
+    trace = TraceStorage(open_storage(tmp_path / "a.zarr"))
+    values = np.arange(64 * 64, dtype="<i4").reshape(64, 64)
+    store = shardstore.open(trace, present="v2", chunks_per_shard=(16, 16))
+    array = zarr.create_array(store, name="x", shape=(64, 64), chunks=(4, 4), dtype="<i4", zarr_format=2, filters=None)
+    trace.reset()
+    array[...] = values
+    writes = [event for event in trace.events if event.op in ("write", "compose")]
+    assert [event.key for event in writes] == ["x/c.0.0"]
+    again = zarr.open_array(shardstore.open(trace, present="v2"), path="x", mode="r", zarr_format=2)
+    trace.reset()
+    np.testing.assert_array_equal(again[...], values)
+    assert trace.summary().rounds <= 2

@@ -85,7 +85,7 @@ class Recipe:
         elif not isinstance(self.target, str):
             return None
         # Two roots can look alike without their credentials, queries and the like.
-        place = storage.kind, getattr(storage, "identity", storage.url), options
+        place = storage.kind, getattr(storage, "identity", storage.url), getattr(storage, "content", ""), options
         return repr((*place, self.options, self.fsync, self.locks, self.transport, self.static))
 
 

@@ -23,6 +23,8 @@ class Listed:
     module: str
     function: str
     summary: str
+    is_group: bool = False
+    """True if it has commands of its own, which ``COMMANDS`` of its module lists."""
 
     def load(self) -> Callable[..., None]:
         """Return the function whose signature and docstring are the command's options and help."""
@@ -76,6 +78,12 @@ COMMANDS: Mapping[str, Listed] = {
         "compact",
         "Rewrite the shards whose dead bytes pass a bound, and delete those that hold no chunk. Chunks are kept byte for byte.",
     ),
+    "refs": Listed(
+        "shardstore.cli.refs",
+        "refs",
+        "Write and keep sets of references: every inner chunk, in place, for programs that know no shards.",
+        is_group=True,
+    ),
     "repair": Listed("shardstore.cli.repair", "repair", "Say what would be done about damaged shards, and with --yes do it."),
 }
 
@@ -86,7 +94,8 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that ``args`` begin with, its name, and the remaining arguments."""
         if args and args[0] in COMMANDS:
-            self.commands[args[0]] = _loaded(args[0], COMMANDS[args[0]].load())
+            listed = COMMANDS[args[0]]
+            self.commands[args[0]] = _loaded_group(args[0], listed) if listed.is_group else _loaded(args[0], listed.load())
         return super().resolve_command(ctx, args)
 
 
@@ -98,6 +107,14 @@ def add_commands(app: typer.Typer) -> None:
 
 def _not_loaded() -> None:
     raise AssertionError("a command is loaded before it is invoked")
+
+
+def _loaded_group(name: str, listed: Listed) -> Any:
+    group = typer.Typer(name=name, rich_markup_mode="markdown", add_completion=False)
+    group.callback(invoke_without_command=True)(listed.load())
+    for inner, function in import_module(listed.module).COMMANDS.items():
+        group.command(inner)(with_single_options(function))
+    return get_command(group)
 
 
 def _loaded(name: str, function: Callable[..., None]) -> Any:

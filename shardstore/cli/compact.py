@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
+from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, plural, print_json, size
 from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
 from shardstore.errors import InvalidInput
 from shardstore.maintenance.compact import CompactReport
 from shardstore.maintenance.compact import compact as compact_store
-from shardstore.maintenance.pins import Pin, parse_pins
 
 _ACTIONS = {"looking": "looking at indices", "working": "compacting"}
 
@@ -28,10 +27,7 @@ def compact(
         int | None, typer.Option("--dead-bytes", metavar="N", help="Or shards that hold so many dead bytes.", show_default=False)
     ] = None,
     order: Annotated[str, typer.Option("--order", metavar="C|morton", help="Of the chunks in rewritten shards.")] = "C",
-    pins: Annotated[
-        Path | None,
-        typer.Option("--pins", metavar="FILE", help="Keys of shards that somebody holds offsets into, one a line.", show_default=False),
-    ] = None,
+    held: HeldOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and say what would be done.")] = False,
     work: ReplaceOptions,
     as_json: AsJson = False,
@@ -48,10 +44,9 @@ def compact(
 
         shardstore compact s3://bucket/data.zarr/ct --dead-ratio 0.5
 
-        shardstore compact s3://bucket/data.zarr --pins pinned.txt --part $SLURM_ARRAY_TASK_ID/16
+        shardstore compact s3://bucket/data.zarr --pins-of s3://bucket/data.refs --part $SLURM_ARRAY_TASK_ID/16
     """
     given = storage.parsed()
-    held = [] if pins is None else _pins(pins)
     if order not in ("C", "morton"):
         raise InvalidInput(f"--order {order} is neither C nor morton")
     target = resolve(url, given)
@@ -59,7 +54,7 @@ def compact(
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,
-            pins=held,
+            pins=held.held(url, given),
             dead_ratio=dead_ratio,
             dead_bytes=dead_bytes,
             order="morton" if order == "morton" else "C",
@@ -78,13 +73,6 @@ def compact(
     for path in report.unreadable:
         complain("warning", f"{path or 'the root'} has metadata that cannot be read: what lies below was not looked at")
     end_with(report.failed, report.damaged.count)
-
-
-def _pins(file: Path) -> list[Pin]:
-    try:
-        return parse_pins(file.read_text())
-    except (OSError, UnicodeError) as exc:
-        raise InvalidInput(f"--pins {file} cannot be read: {exc}") from exc
 
 
 def _show(report: CompactReport) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from shardstore.cli.arguments import AsJson, PairOptions
 from shardstore.cli.execution import MaxMemory, PartOption, Retries, Scheduler, Workers, cluster, interruptible, parse_bytes
+from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, count, plural, print_json, shape, show, size
 from shardstore.cli.progress import Step, step_bar
 from shardstore.cli.target import pair_options
@@ -109,7 +110,9 @@ class MoveOptions:
     as_json: AsJson = False
 
 
-def pack_command(*, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, storage: PairOptions) -> None:
+def pack_command(
+    *, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, held: HeldOptions, storage: PairOptions
+) -> None:
     """Pack a Zarr hierarchy into shards, chunk by chunk as they are: nothing is decoded or compressed anew.
 
     SRC may be Zarr v2 or v3, sharded or not, of the 2022 draft, a zip file or a set of references. The result is Zarr v3 with
@@ -125,27 +128,29 @@ def pack_command(*, source: Source, destination: Destination, shards: ShardOptio
 
         shardstore pack --part 3/16 s3://bucket/old.zarr s3://bucket/new.zarr
     """
-    _run(pack, source, destination, moved, storage, **_of_shards(shards))
+    _run(pack, source, destination, moved, held, storage, **_of_shards(shards))
 
 
-def reshard_command(*, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, storage: PairOptions) -> None:
+def reshard_command(
+    *, source: Source, destination: Destination, shards: ShardOptions, moved: MoveOptions, held: HeldOptions, storage: PairOptions
+) -> None:
     """Move chunks from shards into others: inner chunks stay as they are, arrays without shards too.
 
     Examples:
 
         shardstore reshard -s 16,16,1 data.zarr other.zarr
     """
-    _run(reshard, source, destination, moved, storage, **_of_shards(shards))
+    _run(reshard, source, destination, moved, held, storage, **_of_shards(shards))
 
 
-def unpack_command(*, source: Source, destination: Destination, moved: MoveOptions, storage: PairOptions) -> None:
+def unpack_command(*, source: Source, destination: Destination, moved: MoveOptions, held: HeldOptions, storage: PairOptions) -> None:
     """The way back: every chunk becomes an object, as it is.
 
     Examples:
 
         shardstore unpack data.zarr plain.zarr
     """
-    _run(unpack, source, destination, moved, storage)
+    _run(unpack, source, destination, moved, held, storage)
 
 
 def _of_shards(given: ShardOptions) -> dict[str, Any]:
@@ -160,7 +165,13 @@ def _of_shards(given: ShardOptions) -> dict[str, Any]:
 
 
 def _run(
-    function: Callable[..., PackReport], source: str, destination: str, given: MoveOptions, storage: PairOptions, **of_shards: Any
+    function: Callable[..., PackReport],
+    source: str,
+    destination: str,
+    given: MoveOptions,
+    held: HeldOptions,
+    storage: PairOptions,
+    **of_shards: Any,
 ) -> None:
     source_options, target_options = pair_options(source, destination, storage.parsed(), storage.parsed_target())
     arguments: dict[str, Any] = {
@@ -171,6 +182,7 @@ def _run(
         "dry_run": given.dry_run,
         "prices": _prices(given.price),
         "overwrite": given.overwrite,
+        "pins": held.held(destination, target_options),
         "only_failed": given.only_failed,
         "workers": given.workers,
         "retries": given.retries,

@@ -8,6 +8,7 @@ import typer
 
 from shardstore.cli.arguments import AsJson, StorageOptions, Url
 from shardstore.cli.execution import ReplaceOptions, end_with, shard_step
+from shardstore.cli.held import HeldOptions
 from shardstore.cli.output import complain, plural, print_json
 from shardstore.cli.progress import step_bar
 from shardstore.cli.target import Target, resolve
@@ -38,6 +39,7 @@ def repair(
     older_than: Annotated[
         float, typer.Option("--older-than", metavar="HOURS", help="Age of leftover files and unfinished uploads that are removed.")
     ] = 24.0,
+    held: HeldOptions,
     work: ReplaceOptions,
     as_json: AsJson = False,
     storage: StorageOptions,
@@ -67,6 +69,7 @@ def repair(
             yes=yes,
             allow_reverting=allow_reverting,
             quarantine=quarantine,
+            pins=held.held(url, given),
             older_than_hours=older_than,
             storage_options=given or None,
             progress=lambda progress: bar(shard_step(_ACTIONS, progress)),
@@ -84,7 +87,11 @@ def repair(
     elif report.left_count:
         what = plural(report.left_count, "damaged shard")
         complain("warning", f"{what} left: restore from a copy, or say --allow-reverting to go back to an older index")
-    doubtful = report.lost_count + report.reverted_count + report.uncertain_count + report.left_count
+    if report.pinned_count:
+        complain(
+            "warning", f"{plural(report.pinned_count, 'damaged shard')} left, because pinned: sets of references hold offsets into them"
+        )
+    doubtful = report.pinned_count + report.lost_count + report.reverted_count + report.uncertain_count + report.left_count
     end_with(report.failed, len(report.unreadable) + (report.damaged_count if report.is_dry_run else doubtful))
 
 
@@ -108,6 +115,8 @@ def _in_words(finding: Finding) -> str:
     words = f"{finding.key}: {finding.what}; {finding.how}"
     if finding.remedy == "emptied":
         return words
+    if finding.remedy == "pinned":
+        return f"{words}: {plural(finding.kept, 'chunk')} in it"
     if finding.remedy == "left":
         return f"{words}: {plural(finding.kept, 'chunk')} in it; may be old: {_named(finding.reverted, finding.reverted_count)}"
     words += f": {plural(finding.kept, 'chunk')} kept" + (f", {finding.lost_count:,} lost" if finding.lost_count else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import floordiv, lt
 
 from shardstore.engine.engine import Engine
-from shardstore.errors import InvalidInput
+from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.survey.nodes import NodeRecord, SurveyedNodes
 from shardstore.model.chunks import ChunkCoords
@@ -175,6 +175,44 @@ def is_held(tokens: frozenset[str | None], generation: str) -> bool:
     Pins of local files hold after a new mode, owner or hard link too: these change the token but not the bytes.
     """
     return None in tokens or any(may_be_same_bytes(token, generation) for token in tokens if token is not None)
+
+
+async def current_tokens(storage: Storage, keys: Sequence[str]) -> dict[str, str]:
+    """Return the tokens of those objects that exist: by one listing, and one request for each object of which it does not show any."""
+    wanted = set(keys)
+    found: dict[str, str] = {}
+    untold: list[str] = []
+    if keys:
+        first, last = min(keys), max(keys)
+        common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+        async for listed in storage.list(first[:common]):
+            if listed.key in wanted and listed.generation is not None:
+                found[listed.key] = listed.generation.token
+            elif listed.key in wanted:
+                untold.append(listed.key)
+    for start in range(0, len(untold), _REQUESTS_AT_ONCE):
+        for info in await asyncio.gather(*map(storage.stat, untold[start : start + _REQUESTS_AT_ONCE])):
+            if info is not None and info.generation is not None:
+                found[info.key] = info.generation.token
+    return found
+
+
+async def check_none_held(storage: Storage, pins: Iterable[Pin]) -> None:
+    """Check that no pinned version is stored, before all that is there is replaced.
+
+    Raises:
+        Conflict: some are, and they are named.
+        StorageError: a request failed.
+    """
+    held = Pins.of(pins)
+    now = await current_tokens(Engine(storage).storage, [*held.generations])
+    named = [key for key, token in sorted(now.items()) if is_held(held.at(key), token)]
+    if named:
+        shown = ", ".join(map(repr, named[:_NAMED])) + (f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else "")
+        raise Conflict(
+            f"{len(named):,} pinned objects are at {storage.url}, which would be replaced: {shown}. Somebody holds offsets into them: "
+            "write elsewhere, or give up the sets that hold them. Nothing was changed"
+        )
 
 
 def parse_pins(text: str) -> list[Pin]:

@@ -268,7 +268,7 @@ class Refusing(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _refuse  # noqa: N815 - the names that http.server asks for
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as above
+    def log_message(self, format: str, *args: object) -> None:
         """Nobody reads it."""
 
 

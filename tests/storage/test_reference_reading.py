@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import shardstore
 from shardstore.errors import Conflict, Corruption, InvalidInput, ReadOnly, ShardStoreError, StorageError
-from shardstore.format.references.pins import PinnedObject, PinnedStore, encode_pins
+from shardstore.format.references.pins import PinnedObject, PinnedStore, SetDigest, encode_pins
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Failed, Found, Read
@@ -196,7 +196,7 @@ def pinned_set(directory: Path, storage: Any, refs: dict[str, Any], keys: list[s
         objects.append(PinnedObject(key, found.generation.token, found.nbytes))
     path = write_set(directory / name, refs)
     origin = PinnedStore(storage.url, storage.url + "/")
-    (directory / f"{name}.pins").write_bytes(b"".join(encode_pins(origin, objects)))
+    (directory / f"{name}.pins").write_bytes(encode_pins(origin, SetDigest(0, 0).extended(path.read_bytes()), objects))
     return path
 
 

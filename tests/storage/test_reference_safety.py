@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from shardstore.errors import Corruption, InvalidInput
-from shardstore.format.references.pins import PinnedObject, PinnedStore, encode_pins
+from shardstore.format.references.pins import PinnedObject, PinnedStore, SetDigest, encode_pins
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage
 from tests.storage.http_servers import WebServer
@@ -82,7 +82,8 @@ def test_pins_allow_the_servers_that_they_name_and_no_local_files(server: WebSer
     server.objects["/x/refs.json"] = json.dumps({"a": ["s3://bucket/x"], "b": ["file:///etc/passwd"]}).encode()
     for base, key in (("s3://bucket/", "a"), ("file:///etc/", "b"), ("memory://x/", "b")):
         objects = [PinnedObject("x", "1", 1)]
-        server.objects["/x/refs.json.pins"] = b"".join(encode_pins(PinnedStore(base, base), objects))
+        digest = SetDigest(0, 0).extended(server.objects["/x/refs.json"])
+        server.objects["/x/refs.json.pins"] = encode_pins(PinnedStore(base, base), digest, objects)
         storage = open_storage(f"reference::{server.url}/x/refs.json")
         with pytest.raises(InvalidInput, match="allow_protocols"):
             SyncStorage(storage).get("b")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from zarr.abc.codec import CodecPipeline
+from zarr.abc.codec import Codec, CodecPipeline
+from zarr.codecs._v2 import V2Codec
+from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.registry import register_pipeline
 
 from shardstore.adapters.zarr.arrays import is_sharded, replace_methods
@@ -28,12 +30,20 @@ class ShardedCodecPipeline(ChunkPipeline):
     # What it returns need not be of this class, as zarr's types have it.
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: Any, store: Store) -> CodecPipeline:  # type: ignore[override]
-        codecs = getattr(array_metadata, "codecs", None)
+        codecs = _codecs_of(array_metadata)
         place = None if codecs is None else place_of(store)
         if place is None or codecs is None:
             # If that is not implemented, zarr goes on with from_codecs, which is the previous pipeline's too.
             return previous_pipeline().from_array_metadata_and_store(array_metadata=array_metadata, store=store)
         return ShardPipeline(array_metadata, store) if is_sharded(array_metadata) else cls(codecs)
+
+
+def _codecs_of(array_metadata: Any) -> tuple[Codec, ...] | None:
+    """Return the codecs of an array; those of Zarr v2 are one for zarr-python. ``None``: they are unknown."""
+    if isinstance(array_metadata, ArrayV2Metadata):
+        return (V2Codec(filters=array_metadata.filters, compressor=array_metadata.compressor),)
+    codecs: tuple[Codec, ...] | None = getattr(array_metadata, "codecs", None)
+    return codecs
 
 
 register_pipeline(ShardedCodecPipeline)

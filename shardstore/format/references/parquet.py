@@ -80,11 +80,11 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     paths = pa.DictionaryArray.from_arrays(
         pa.array(np.where(missing, 0, rows.target), type=pa.int32(), mask=missing), pa.array(list(rows.targets), pa.string())
     )
-    raw: list[bytes | None] = [None] * len(rows)
+    raw: list[bytes | None] = [None] * len(rows) if rows.inline else []
     for row, data in rows.inline.items():
         raw[row] = data
     numbers = [pa.array(np.where(missing, 0, column), type=pa.int64()) for column in (rows.offset, rows.nbytes)]
-    columns = [paths.dictionary_decode(), *numbers, pa.array(raw, pa.binary())]
+    columns = [paths.dictionary_decode(), *numbers, pa.array(raw, pa.binary()) if raw else pa.nulls(len(rows), pa.binary())]
     table = pa.Table.from_arrays(columns, schema=_schema())
     file = io.BytesIO()
     writer = pq.ParquetWriter(

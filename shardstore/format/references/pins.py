@@ -2,20 +2,23 @@
 
 ::
 
-    {"references": 1, "store": "s3://bucket/data.zarr", "base": "s3://bucket/data.zarr/", "path": "", "arguments": {…}}
-    {"key": "ct/c/0/0", "generation": "\"9b2c…\"", "nbytes": 1048576}
+    {"references": 1, "store": "s3://bucket/data.zarr", "base": "s3://bucket/data.zarr/", "set": {"nbytes": 912, "crc32c": "0a…"}, …}
+    {"key": "ct/c/0/0", "generation": "\\"9b2c…\\"", "nbytes": 1048576}
     {"key": "ct/c/0/1", …}
 
 A line per object, after the first one. Beside a set in JSON, ``refs.json``, it is ``refs.json.pins``; in one in Parquet it is ``.pins``.
-The lines but the first are also those that ``shardstore compact --pins`` takes.
+While a set in JSON is replaced, the file has two such sections, one after the other: for the set that is there, and for the one that comes.
+Which is the right one is told by ``set``, size and checksum of the set's bytes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import google_crc32c
 
 from shardstore.errors import Corruption
 
@@ -32,6 +35,18 @@ class PinnedObject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SetDigest:
+    """Size and checksum of a set in JSON, as it is stored."""
+
+    nbytes: int
+    crc32c: int
+
+    def extended(self, data: bytes | memoryview) -> SetDigest:
+        """Return the digest of what this is one of, with ``data`` behind it."""
+        return SetDigest(self.nbytes + len(data), google_crc32c.extend(self.crc32c, bytes(data)))
+
+
+@dataclass(frozen=True, slots=True)
 class PinnedStore:
     """The origin of a set's references."""
 
@@ -39,33 +54,58 @@ class PinnedStore:
     """The URL of the store's root."""
     base: str
     """The beginning of the URLs in the set, in front of the keys; empty if the set's URLs lead to other objects than the store's."""
-    path: str = ""
-    """The path of the node that the set is of."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that the set was written with, without defaults."""
 
 
-def encode_pins(origin: PinnedStore, objects: Iterable[PinnedObject]) -> Iterator[bytes]:
-    """Yield the lines of the file."""
-    head = {"references": _VERSION, "store": origin.store, "base": origin.base, "path": origin.path, "arguments": dict(origin.arguments)}
-    yield json.dumps(head).encode() + b"\n"
-    for key, generation, nbytes in objects:
-        yield json.dumps({"key": key, "generation": generation, "nbytes": nbytes}).encode() + b"\n"
+class PinSection(NamedTuple):
+    """The origin of one set, its digest if it is in JSON, and the objects by key."""
+
+    origin: PinnedStore
+    digest: SetDigest | None
+    objects: dict[str, PinnedObject]
 
 
-def decode_pins(data: bytes | memoryview) -> tuple[PinnedStore, dict[str, PinnedObject]]:
-    """Return the origin of a set, and the objects by key.
+def encode_pins(origin: PinnedStore, digest: SetDigest | None, objects: Iterable[PinnedObject]) -> bytes:
+    """Return one section of the file."""
+    head = {
+        "references": _VERSION,
+        "store": origin.store,
+        "base": origin.base,
+        "arguments": dict(origin.arguments),
+        "set": None if digest is None else {"nbytes": digest.nbytes, "crc32c": f"{digest.crc32c:08x}"},
+    }
+    lines = (json.dumps({"key": key, "generation": generation, "nbytes": nbytes}) for key, generation, nbytes in objects)
+    return "\n".join([json.dumps(head), *lines, ""]).encode()
+
+
+def decode_pins(data: bytes | memoryview) -> list[PinSection]:
+    """Return the sections of the file.
 
     Raises:
         Corruption: it is no such file.
     """
+    sections: list[PinSection] = []
     try:
-        first, *lines = bytes(data).splitlines()
-        head = json.loads(first)
-        if head["references"] != _VERSION:
-            raise Corruption(f"pins of version {head['references']!r} are not known here: 1 is")
-        origin = PinnedStore(str(head["store"]), str(head["base"]), str(head["path"]), dict(head["arguments"]))
-        objects = (json.loads(line) for line in lines)
-        return origin, {one["key"]: PinnedObject(str(one["key"]), str(one["generation"]), int(one["nbytes"])) for one in objects}
-    except (ValueError, KeyError, TypeError) as exc:
+        for line in bytes(data).splitlines():
+            found = json.loads(line)
+            if "references" in found:
+                sections.append(_section(found))
+            else:
+                one = PinnedObject(str(found["key"]), str(found["generation"]), int(found["nbytes"]))
+                sections[-1].objects[one.key] = one
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
         raise Corruption(f"the pins of a set of references cannot be read: {exc!r}") from exc
+    return sections
+
+
+def _section(head: dict[str, Any]) -> PinSection:
+    if head["references"] != _VERSION:
+        raise Corruption(f"pins of version {head['references']!r} are not known: {_VERSION} is")
+    digest = None if head["set"] is None else SetDigest(int(head["set"]["nbytes"]), int(head["set"]["crc32c"], 16))
+    return PinSection(PinnedStore(str(head["store"]), str(head["base"]), dict(head["arguments"])), digest, {})
+
+
+def section_of(data: bytes | memoryview, digest: SetDigest | None) -> PinSection | None:
+    """Return the section that belongs to a set with this digest; ``None`` if there is none. Raises ``Corruption`` as ``decode_pins``."""
+    return next((section for section in decode_pins(data) if section.digest == digest), None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, Unpack
 
+from shardstore._sync import run_sync
 from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput
 from shardstore.format.shard_index import IndexLocation
@@ -16,6 +17,7 @@ from shardstore.maintenance.packing.places import open_places
 from shardstore.maintenance.packing.report import PackReport, Progress
 from shardstore.maintenance.packing.run import PackingRun
 from shardstore.maintenance.packing.translation import Mode, Wanted
+from shardstore.maintenance.pins import Pin, check_none_held
 from shardstore.plan.commits import ChunkOrder
 from shardstore.plan.policy import ShardingPolicy
 
@@ -52,6 +54,8 @@ class PackOptions:
     """Replace what is at the target: object by object, and the rest when the new hierarchy is complete beside it. Refused if it cannot
     be known that the target is not the source, and if something is mounted in the target.
     """
+    pins: Sequence[Pin] = ()
+    """Shards of the target that somebody holds offsets into: ``overwrite`` is refused while they are there."""
     workers: int | None = None
     """The number of concurrent units."""
     retries: int = 2
@@ -88,6 +92,8 @@ class PackOptions:
         prices: object = self.prices
         if prices is not None and not (isinstance(prices, Mapping) and all(name in _PRICED and _is_price(prices[name]) for name in prices)):
             raise InvalidInput(f"prices {prices!r} do not map {', '.join(map(repr, _PRICED))} to prices of 1,000 requests")
+        if self.pins and not self.overwrite:
+            raise InvalidInput("pins go with overwrite: nothing else replaces what is at the target")
         if self.overwrite and self.as_part != WHOLE:
             raise InvalidInput("a part cannot overwrite, or it would erase what the others have done: erase the target first")
 
@@ -109,6 +115,7 @@ class PackKeywords(TypedDict, total=False):
     exclude: str | Sequence[str]
     dry_run: bool
     overwrite: bool
+    pins: Sequence[Pin]
     workers: int | None
     retries: int
     part: str | Part
@@ -157,8 +164,9 @@ def pack(
             cannot be known whether they do.
         NotFound: there is no Zarr node at the source.
         Unsupported: arrays cannot be expressed exactly; the message names all of them; nothing was written.
-        Conflict: the target holds something that no earlier run of the same has made, or a link to a directory, or, with ``overwrite``,
-            something is mounted in it; the record's place holds something else; or one of both lies behind a link in the middle of a store.
+        Conflict: pinned shards are at the target, or something that no earlier run of the same has made, or a link to a directory, or,
+            with ``overwrite``, something is mounted in it; the record's place holds something else; or one of both lies behind a link in
+            the middle of a store.
         NoSpace: a local target does not have enough room; nothing was written. With ``check_space`` false the run continues regardless.
         Incomplete: units failed, or the target was full, which stops the run; its ``report`` names the units, its cause is the error
             of the first. The work done stays.
@@ -235,6 +243,8 @@ def _run(
         only_failed=options.only_failed,
         progress=progress,
     )
+    if options.pins:
+        run_sync(check_none_held(places.stored_target, options.pins))
     run.prepare(overwrite=options.overwrite, dry_run=options.dry_run)
     if not options.dry_run:
         run.carry_out(overwrite=options.overwrite, check_space=options.check_space)

@@ -9,7 +9,7 @@ below them is touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ from shardstore.format.shard_index import ShardIndex
 from shardstore.format.store_keys import metadata_key
 from shardstore.maintenance.cluster import ExecutorLike
 from shardstore.maintenance.execution import DEFAULT_MAX_MEMORY, Execution, Part
+from shardstore.maintenance.pins import Pin, Pins, is_held
 from shardstore.maintenance.repair.quarantine import Leftovers, Quarantine, clear_leftovers, open_quarantine
 from shardstore.maintenance.repair.shard import Diagnosing, Diagnosis, InnerCodecs, Remedy, wrong_entries
 from shardstore.maintenance.shard_content import StoredShard, look_at
@@ -105,6 +106,8 @@ class RepairReport:
     """The number of chunks whose place, or absence, is not proved, in all findings."""
     left_count: int
     """The number of damaged shards that stay as they are, since the possible repair was not allowed."""
+    pinned_count: int
+    """The number of damaged shards that stay as they are, since somebody holds offsets into them."""
     leftovers: Leftovers
     failed: Listed[FailedShard]
     unreadable: tuple[str, ...]
@@ -128,6 +131,7 @@ class MendTask:
     quarantine: Place | None
     window_bytes: int
     allow_reverting: bool = False
+    held: frozenset[str | None] = frozenset()
 
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
@@ -165,6 +169,8 @@ def mend(task: MendTask) -> Finding | None:
             diagnosis = looking.diagnose()
             if diagnosis is None:
                 return None
+            if diagnosis.plan is not None and is_held(task.held, seen.generation.token):
+                return _finding(shard, replace(diagnosis, remedy="pinned", how="left, because it is pinned", plan=None), None)
             if task.quarantine is None or diagnosis.plan is None:
                 return _finding(shard, diagnosis, None)
             kept = None
@@ -252,6 +258,7 @@ def repair(
     yes: bool = False,
     allow_reverting: bool = False,
     quarantine: Any = None,
+    pins: Iterable[Pin] = (),
     older_than_hours: float = 24.0,
     executor: ExecutorLike | None = None,
     workers: int | None = None,
@@ -279,6 +286,7 @@ def repair(
             is.
         quarantine: the place where the bytes of damaged objects are kept: a URL, or whatever ``url`` can be. By default beside the
             store, under its name with ``.quarantine`` behind.
+        pins: shards that have to stay as they are, because somebody holds offsets into them. They are left alone, and reported.
         older_than_hours: leftover files and unfinished uploads of writers that died are removed at this age. A writer that lives
             keeps its files, but an upload does not show whether its writer lives.
         executor: carries out the tasks, of one shard each: a ``concurrent.futures.Executor``, or the ``distributed.Client`` of a dask
@@ -294,7 +302,7 @@ def repair(
         now: the time that ages of uploads are measured at; the present by default.
 
     Raises:
-        InvalidInput: an argument cannot be right, or there is no place for a quarantine.
+        InvalidInput: an argument cannot be right, there is no place for a quarantine, or a pin names no chunk and no shard of any array.
         NotFound: there is nothing at ``path``.
         Conflict: ``path`` is reached through a link in the middle of a store. Nothing was changed.
         Unsupported: the storage has no compare-and-swap, and ``exclusive`` is not given. Nothing was changed.
@@ -310,6 +318,7 @@ def repair(
     run = ShardRun(place, execution, progress)
     if yes:
         run_sync(check_can_swap(run.engine.storage, exclusive))
+    held = run_sync(Pins.of(pins).resolved(run.engine))
     suspects: list[StoredShard] = []
     run.look_at_all(path, look, suspects.extend)
     findings: list[Finding] = []
@@ -318,7 +327,9 @@ def repair(
         if finding is not None:
             findings.append(finding)
 
-    tasks = (MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting) for shard in suspects)
+    tasks = (
+        MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key)) for shard in suspects
+    )
     run.work_on_each(mend, tasks, len(suspects), mended)
     findings.sort(key=lambda finding: finding.key)
     leftovers = Leftovers()
@@ -337,6 +348,7 @@ def repair(
         reverted_count=sum(finding.reverted_count for finding in findings if finding.remedy != "left"),
         uncertain_count=sum(finding.uncertain_count for finding in findings),
         left_count=sum(finding.remedy == "left" for finding in findings),
+        pinned_count=sum(finding.remedy == "pinned" for finding in findings),
         leftovers=leftovers,
         failed=Listed.of(run.failed, MOST_FAILED),
         unreadable=tuple(node.path for node in run.unreadable),

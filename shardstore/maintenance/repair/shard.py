@@ -45,7 +45,7 @@ _FIRST_WINDOW_BYTES = 2**13  # in which the end of a chunk is looked for, then i
 _LONGEST_CHUNK_BYTES = 2**28  # of those whose end is looked for
 _RESTORED = "the wrong bytes of its index are put right: it has the checksum that the index had"
 
-Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left"]
+Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied", "left", "pinned"]
 """The remedy for a shard:
 
 - ``cut``: the bytes behind its last valid index are removed. Its chunks are those of that index: reverted, unless the newest index is
@@ -57,6 +57,7 @@ Remedy = Literal["cut", "corrected", "dropped", "rebuilt", "deleted", "emptied",
 - ``deleted``: nothing can be proved, so the shard is removed.
 - ``emptied``: it holds no chunk, and is removed.
 - ``left``: nothing is done: it could be cut, but that was not allowed.
+- ``pinned``: it stays as it is, because somebody holds offsets into it.
 """
 
 

@@ -157,6 +157,11 @@ def _left_ns(numbers: Numbers) -> int:
     return max((_SETTLED_NS - age for age in ages if -_SETTLED_NS < age < _SETTLED_NS), default=0)
 
 
+def is_unsettled(token: str) -> bool:
+    """Return whether a token is that of an ``Unsettled`` version: a read of that version waits until the file has a name that lasts."""
+    return token.startswith(_UNSETTLED)
+
+
 def _is_unsettled_at(asked: Generation, numbers: Numbers) -> bool:
     """Return whether ``asked`` is an ``Unsettled`` version with these five numbers; by its token alone, which may have been pickled."""
     return asked.token.startswith(f"{_UNSETTLED}{_TOKEN % numbers}-")

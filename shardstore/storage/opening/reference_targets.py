@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import is_one, protocols_of
+from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_filesystem, kind_of_protocol, read_sizes
 from shardstore.storage.references.entries import Target
@@ -31,6 +33,10 @@ LOCAL = "local"
 _OWN = frozenset({LOCAL, "memory"})
 _CONTAINERS = frozenset({"zip", "tar", "libarchive"})
 _PASSING = frozenset({"dir", "simplecache", "filecache", "blockcache", "cached"})
+
+_NAMES_VERSION = {"s3": re.compile(r"\?versionId=[^/?]+$"), "gcs": re.compile(r"#[0-9]+$")}
+"""By kind, the end of a URL that names one version of an object, for a bucket that keeps versions."""
+_NEVER = re.compile("(?!)")
 
 _MOST_REMEMBERED = 10_000
 
@@ -156,10 +162,21 @@ class ReferenceTargets:
             return self._opened_at(f"{protocol}://{host}{mark}{query}", unquote(rest), options)
         if name == "memory":
             return self._opened_at("memory://", path.lstrip("/"), {})
+        if _NAMES_VERSION.get(name, _NEVER).search(path) is not None:
+            return self._of_version(str(protocol), path, options)
         if kind_of_protocol(str(protocol)) is not None:
             host, _, rest = path.lstrip("/").partition("/")
             return self._opened_at(f"{protocol}://{host}", rest, options)
         return self._in_address(Address.parse(url), options)
+
+    def _of_version(self, protocol: str, path: str, options: Mapping[str, Any]) -> Target:
+        """Return one version of an object in a bucket, which fsspec's filesystem of that protocol can read."""
+        place = f"{protocol} by version"
+        if place not in self._made:
+            self._made[place] = fsspec.filesystem(protocol, **options, version_aware=True)
+        bucket, _, rest = path.lstrip("/").partition("/")
+        storage = self._opened.setdefault(f"{place} {bucket}", GenericStorage(self._made[place], bucket))
+        return Target(storage, rest, read_sizes(protocol)[0])
 
     # -- where it may lead ---------------------------------------------------------------------------------------------
 

@@ -60,6 +60,9 @@ class Targets(Protocol):
 class ReferenceSet(Protocol):
     """The references of one set, by key. It may read more of itself when it is asked."""
 
+    version: str
+    """A text that differs if the set has been replaced."""
+
     async def find(self, keys: Sequence[str]) -> list[Entry | ShardStoreError | None]:
         """Return what the set has for each key; ``None``: nothing; an error, if the part that could have it cannot be read."""
         ...
@@ -70,6 +73,10 @@ class ReferenceSet(Protocol):
 
     async def children(self, prefix: str) -> tuple[list[tuple[str, Entry]], list[str]]:
         """Return what is directly below ``prefix``, which is empty or ends with ``/``, and the prefixes of deeper levels."""
+        ...
+
+    async def documents(self) -> list[str]:
+        """Return the keys of metadata documents, of either version of Zarr."""
         ...
 
     def urls(self) -> AsyncIterator[str | None]:

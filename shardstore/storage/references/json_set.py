@@ -12,8 +12,9 @@ from typing import Any
 from shardstore.errors import AccessDenied, Corruption, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.references.json import Expansion, NeedsFlat, ReferenceParser, document_of
-from shardstore.format.references.pins import PINS_SUFFIX, decode_pins
+from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, section_of
 from shardstore.format.references.table import Reference, ReferenceTable
+from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
@@ -25,7 +26,8 @@ _DECODED_NBYTES = 1 << 20
 class JSONSet:
     """The references of a set in memory, and the versions of the objects that they were made of, by URL."""
 
-    def __init__(self, table: ReferenceTable, tokens: Mapping[str, str]) -> None:
+    def __init__(self, table: ReferenceTable, tokens: Mapping[str, str], version: str = "") -> None:
+        self.version = version
         self._table = table
         self._tokens = tokens
 
@@ -53,6 +55,9 @@ class JSONSet:
         keys, prefixes = self._table.children(prefix)
         found = ((key, self._table.find(key)) for key in keys)
         return [(key, self._entry(entry)) for key, entry in found if entry is not None], prefixes
+
+    async def documents(self) -> list[str]:
+        return [key for key, _ in self._table.items() if is_document(key)]
 
     async def urls(self) -> AsyncIterator[str | None]:
         for url in self._table.targets:
@@ -89,20 +94,23 @@ async def _read(place: SetPlace, expansion: Expansion, targets: Targets, *, pins
     unpacked = _unpacker(place)
     try:
         decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="surrogatepass")
+        digest = SetDigest(0, 0)
         async for data in _pieces(place, first):
+            digest = digest.extended(data)
             for block in unpacked(data):
                 parser.feed(decoder.decode(block))
         for block in unpacked(b""):
             parser.feed(decoder.decode(block))
         parser.feed(decoder.decode(b"", True))
         table = parser.finish()
-        tokens = await _tokens(place, beside, targets)
+        tokens = _tokens(place, beside, digest, targets)
     except UnicodeDecodeError as exc:
         raise Corruption(f"{place.url}: it is not a JSON object in UTF-8, and so no set of references: {exc}") from exc
     except (Corruption, Unsupported) as exc:
         raise type(exc)(f"{place.url}: {exc}") from exc
     _warn_if(parser.document.leaves_out)
-    return JSONSet(table, tokens)
+    pinned = [outcome.generation.token for outcome in beside if isinstance(outcome, Found)]
+    return JSONSet(table, tokens, f"{digest.crc32c:08x}-{digest.nbytes:x} {pinned}")
 
 
 async def _pieces(place: SetPlace, first: ReadOutcome) -> AsyncIterator[memoryview]:
@@ -133,8 +141,8 @@ async def _missing(place: SetPlace) -> NotFound:
     return NotFound(f"{place.url} cannot be opened: there is no such set of references")
 
 
-async def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], targets: Targets) -> dict[str, str]:
-    """Return the versions that the set says it was made of, by URL."""
+def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, targets: Targets) -> dict[str, str]:
+    """Return the versions that the set says it was made of, by URL. Raises ``Corruption`` if what is beside it is of another set."""
     if not beside or isinstance(beside[0], Absent):
         return {}
     outcome = beside[0]
@@ -144,11 +152,15 @@ async def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], targets: Targe
         raise outcome.error
     if not isinstance(outcome, Found):
         raise StorageError(f"{place.url}{PINS_SUFFIX} was replaced while it was being read: open the set again")
-    origin, objects = decode_pins(outcome.buffers[0])
-    if not origin.base:
-        return {}
-    targets.allow([origin.base])
-    return {origin.base + key: pinned.generation for key, pinned in objects.items()}
+    section = section_of(outcome.buffers[0], digest)
+    if section is None:
+        raise Corruption(
+            f"the file {place.name}{PINS_SUFFIX} beside it is of another set, so nobody knows which versions this one was made of: write "
+            "the set again, or open it without by storage_options={'reference': {'pins': False}}"
+        )
+    base = section.origin.base
+    targets.allow([base] if base else list(section.objects))
+    return {base + key: pinned.generation for key, pinned in section.objects.items()}
 
 
 def _warn_if(leaves_out: bool) -> None:

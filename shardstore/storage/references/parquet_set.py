@@ -23,6 +23,7 @@ from shardstore.errors import Corruption, ShardStoreError, StorageError, Unsuppo
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.references.parquet import METADATA_NAME, MISSING, ReferenceRows, decode_rows, record_name
 from shardstore.format.references.table import Reference, value_of
+from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Absent, Failed, Found, Read, document_read
 from shardstore.storage.fallbacks import direct_children
@@ -96,8 +97,17 @@ class ParquetSet:
     """The references of the set at ``place``, whose metadata are ``documents``, of ``record_size`` chunks a file."""
 
     def __init__(
-        self, place: SetPlace, documents: Mapping[str, Any], record_size: int, targets: Targets, *, pins: bool, cache_bytes: int
+        self,
+        place: SetPlace,
+        documents: Mapping[str, Any],
+        record_size: int,
+        targets: Targets,
+        *,
+        pins: bool,
+        cache_bytes: int,
+        version: str = "",
     ) -> None:
+        self.version = version
         self._place = place
         self._documents = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
         self._sorted_documents = sorted(self._documents)
@@ -245,6 +255,9 @@ class ParquetSet:
                     found.append((key, entry))
         return sorted(found, key=lambda item: item[0]), sorted(deeper)
 
+    async def documents(self) -> list[str]:
+        return [key for key in self._sorted_documents if is_document(key)]
+
     async def urls(self) -> AsyncIterator[str | None]:
         for array in self._arrays.values():
             for record in range(-(-array.count // self._record_size)):
@@ -297,7 +310,8 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
         raise Corruption(f"{shown} is not the metadata of a set of references: {exc!r:.500}") from exc
     if record_size < 1:
         raise Corruption(f"{shown} is not the metadata of a set of references: record_size is {record_size}")
-    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes)
+    version = outcome.generation.token
+    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes, version=version)
 
 
 def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Array]:

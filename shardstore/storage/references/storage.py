@@ -121,6 +121,11 @@ class ReferenceStorage(ReadsOnly):
         return f"static {place}" if self.static else place
 
     @property
+    def content(self) -> str:
+        """A text that tells the set that was read from others that were at its place before; empty before it is read."""
+        return "" if self._set is None else self._set.version
+
+    @property
     def kind(self) -> str:
         return "references"
 
@@ -262,6 +267,11 @@ class ReferenceStorage(ReadsOnly):
         for start in range(0, len(entries), _LOOKS_AT_ONCE):
             infos += await self._infos([(key[cut_off:], entry) for key, entry in entries[start : start + _LOOKS_AT_ONCE]])
         return DirListing(tuple(infos), tuple(name[cut_off:] for name in prefixes))
+
+    async def document_keys(self) -> Sequence[str]:
+        """Return the keys of metadata documents, of either version of Zarr."""
+        keys = await (await self.references()).documents()
+        return [key[len(self._base) :] for key in keys if key.startswith(self._base)]
 
     async def urls(self) -> AsyncIterator[str | None]:
         """Yield the URLs of all references; some may come more than once."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from shardstore.errors import ShardStoreError, StorageError, Unsupported
+from shardstore.errors import InvalidInput, ShardStoreError, StorageError, Unsupported
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRequest, BytesLike, Segment
@@ -216,6 +216,28 @@ class S3Storage(BucketStorage[S3Client]):
             for entry in page.get("Contents", ())
             if not entry["Key"].endswith("/")  # the markers by which some tools pretend that there are directories
         ]
+
+    async def version_suffixes(self) -> dict[tuple[str, str], str]:
+        """Return, by key and token, what behind the URL of an object names that version of it, of all versions that the bucket keeps.
+
+        Raises:
+            InvalidInput: the bucket keeps no versions.
+            RequestFailed: the server does not list them.
+        """
+        found: dict[tuple[str, str], str] = {}
+        markers: dict[str, str] = {}
+        full = self.client.full_key("") if self.client.prefix else ""
+        while True:
+            page = await self.client.call_bucket("list_object_versions", "listing the versions of", Prefix=full, **markers)
+            for version in page.get("Versions", ()):
+                if version["VersionId"] == "null":
+                    raise InvalidInput(
+                        f"{self.url} has objects without a version, such as {version['Key']!r}: let the bucket keep versions"
+                    )
+                found[self.client.own_key(version["Key"]), canonical_etag(version["ETag"])] = f"?versionId={version['VersionId']}"
+            if not page.get("IsTruncated"):
+                return found
+            markers = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
 
     # -- what was left -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,344 @@
+"""``shardstore refs``: writes sets of references, and keeps them honest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any, get_args
+
+import typer
+
+from shardstore import references
+from shardstore.cli.arguments import AsJson, PairOptions, StorageOptions
+from shardstore.cli.execution import interruptible
+from shardstore.cli.failures import ExitCode
+from shardstore.cli.output import complain, plural, print_json, shape, size
+from shardstore.cli.progress import Step, step_bar
+from shardstore.cli.target import pair_options
+from shardstore.errors import InvalidInput
+from shardstore.references.checking import CheckReport
+from shardstore.references.choices import Flavour
+from shardstore.references.report import ReferenceProgress, ReferenceReport
+
+_MOST_SHOWN = 20  # keys
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A Zarr hierarchy: a path, URL or chain of URLs.", show_default=False)]
+Set = Annotated[
+    str, typer.Argument(metavar="SET", help="A set of references: a file of JSON, or a directory of Parquet.", show_default=False)
+]
+NewSet = Annotated[str, typer.Argument(metavar="SET", help="Where the set goes.", show_default=False)]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="json|parquet", help="By default JSON if SET ends in .json, .json.gz or .json.zst.", show_default=False
+    ),
+]
+FlavourOption = Annotated[
+    str | None,
+    typer.Option("--flavour", metavar="v2|v3|dual|auto", help="The documents in the set. JSON: auto; Parquet: v2.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the set that is there.")]
+
+
+def refs() -> None:
+    """Write and keep sets of references: every inner chunk, in place, for programs that know no shards."""
+
+
+def write(
+    *,
+    source: Source,
+    target: NewSet,
+    form: Format = None,
+    flavour: FlavourOption = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only arrays whose paths match; repeatable.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="No arrays whose paths match; repeatable.", show_default=False)
+    ] = None,
+    shards: Annotated[
+        list[str] | None,
+        typer.Option("--whole-shards", metavar="PATTERN", help="Refer to whole shards of these arrays; repeatable.", show_default=False),
+    ] = None,
+    inline: Annotated[int, typer.Option("--inline", metavar="BYTES", help="Write chunks of up to so many bytes into the set itself.")] = 0,
+    urls: Annotated[
+        str, typer.Option("--urls", metavar="absolute|relative|versioned", help="What the references name objects by.")
+    ] = "absolute",
+    base_url: Annotated[
+        str | None, typer.Option("--base-url", metavar="URL", help="In front of keys, instead of the URL of SRC.", show_default=False)
+    ] = None,
+    version: Annotated[int, typer.Option("--version", metavar="0|1", help="JSON: the version of the format.")] = 1,
+    templates: Annotated[bool, typer.Option("--templates", help="JSON: write what all URLs begin with once.")] = False,
+    generators: Annotated[
+        bool, typer.Option("--generators", help="JSON: write one rule for an array where there is one. fsspec ignores it by default.")
+    ] = False,
+    record_size: Annotated[int, typer.Option("--record-size", metavar="N", help="Parquet: chunks in a file.")] = 100_000,
+    missing: Annotated[
+        str, typer.Option("--missing", metavar="null|fill", help="Parquet: fill writes a chunk of the fill value for each missing one.")
+    ] = "null",
+    root_as: Annotated[
+        str | None, typer.Option("--root-as", metavar="NAME", help="Parquet: the name of an array at the root.", show_default=False)
+    ] = None,
+    no_pins: Annotated[bool, typer.Option("--no-pins", help="Do not note which versions the references are made of.")] = False,
+    mixed_protocols: Annotated[
+        bool, typer.Option("--mixed-protocols", help="Let URLs of several protocols in, which fsspec cannot read.")
+    ] = False,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged shards out instead of ending.")] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write references to all chunks of a hierarchy: of shards, to the inner chunks, which stay where they are.
+
+    One listing, and one small request for the index of each shard. No data is copied. A shard that is rewritten makes references into it
+    wrong: fsspec, kerchunk and GDAL do not notice; shardstore does, and the set says by shardstore refs check what changed.
+
+    Examples:
+
+        shardstore refs write data.zarr data.refs
+
+        shardstore refs write s3://bucket/data.zarr s3://bucket/data.json.zst --flavour v3
+
+        shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
+    """
+    kind = _format(form, target)
+    source_options, target_options = pair_options(source, target, storage.parsed(), storage.parsed_target())
+    arguments: dict[str, Any] = {
+        "paths": _paths(include, exclude, shards),
+        "urls": urls,
+        "base_url": base_url,
+        "inline_nbytes": inline,
+        "pins": not no_pins,
+        "mixed_protocols": mixed_protocols,
+        "overwrite": overwrite,
+        "on_error": "skip" if skip_damaged else "raise",
+        "storage_options": dict(source_options) or None,
+        "target_options": dict(target_options),
+    }
+    if flavour is not None:
+        arguments["flavour"] = _flavour(flavour)
+    if kind == "json":
+        arguments |= {"version": version, "templates": templates, "generators": generators}
+    else:
+        arguments |= {"record_size": record_size, "missing": missing, "root_as": root_as}
+    function: Callable[..., ReferenceReport] = references.write_json if kind == "json" else references.write_parquet
+    with _progress("there is no new set: run the same command again") as progress:
+        report = function(source, target, progress=progress, **arguments)
+    _show_report(report, as_json)
+
+
+def check(
+    *,
+    target: Set,
+    deep: Annotated[bool, typer.Option("--deep", help="Read the index of each shard too, and compare every reference.")] = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Say which objects have changed since a set was written: references into them mean other bytes. The exit code is 6 then.
+
+    One listing; no data is read. Options are those of the store; --target-options of the set, where they differ.
+
+    Examples:
+
+        shardstore refs check data.refs
+    """
+    report = references.check(target, deep=deep, storage_options=storage.parsed() or None, target_options=storage.parsed_target())
+    if as_json:
+        print_json(asdict(report))
+    else:
+        _show_check(report)
+    if not report.is_sound:
+        what = plural(
+            len(report.changed) + len(report.gone) or len(report.wrong), "object" if report.changed or report.gone else "reference"
+        )
+        complain("warning", f"{what} not what it was: shardstore refs update {target} mends the set")
+        raise typer.Exit(ExitCode.CONFLICT)
+
+
+def update(
+    *,
+    target: Set,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="URL", help="The store, if it is not where the set says.", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", metavar="SET", help="Another place for the new set.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Write a set again as it was written. Only the indices of shards that have changed since are read.
+
+    Options are those of the store; --target-options of the set, where they differ.
+
+    Examples:
+
+        shardstore refs update data.refs
+
+        shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
+    """
+    with _progress("run the same command again; if the set is gone, write it again") as progress:
+        report = references.update(
+            target,
+            source,
+            output=output,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    if not as_json:
+        typer.echo(f"{plural(report.index_requests, 'index', 'indices')} read again")
+    _show_report(report, as_json)
+
+
+def combine(
+    *,
+    sets: Annotated[list[str], typer.Argument(metavar="SET...", help="Sets of references, in their order.", show_default=False)],
+    target: Annotated[str, typer.Option("--output", metavar="SET", help="Where the new set goes.", show_default=False)],
+    dim: Annotated[
+        str | None, typer.Option("--dim", metavar="NAME", help="The dimension along which arrays are put one behind the other.")
+    ] = None,
+    form: Format = None,
+    flavour: FlavourOption = None,
+    mixed_protocols: Annotated[
+        bool, typer.Option("--mixed-protocols", help="Let URLs of several protocols in, which fsspec cannot read.")
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+    storage: PairOptions,
+) -> None:
+    """Make one set of several: arrays side by side, or one behind the other along a dimension. Nothing is decoded.
+
+    Arrays have to have the same chunks and codecs, and all sets but the last end with a whole chunk. To combine by the values of
+    coordinates, use VirtualiZarr or kerchunk.
+
+    Examples:
+
+        shardstore refs combine monday.json tuesday.json --dim time --output week.refs
+    """
+    with _progress("there is no new set: run the same command again") as progress:
+        report = references.combine(
+            sets,
+            target,
+            dim=dim,
+            format="json" if _format(form, target) == "json" else "parquet",
+            flavour=None if flavour is None else _flavour(flavour),
+            mixed_protocols=mixed_protocols,
+            overwrite=overwrite,
+            storage_options=storage.parsed() or None,
+            target_options=storage.parsed_target(),
+            progress=progress,
+        )
+    _show_report(report, as_json)
+
+
+def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> None:
+    """Show the arrays of a set, and what it was made of. References are not counted.
+
+    Examples:
+
+        shardstore refs info data.refs
+    """
+    found = references.describe(target, target_options=storage.parsed() or None)
+    if as_json:
+        print_json(asdict(found))
+        return
+    typer.echo(f"{found.target}: {found.format}, documents of Zarr {found.flavour}")
+    for path, grid in found.arrays.items():
+        typer.echo(f"{path or '(root)'}  {shape(grid)} chunks")
+    if found.store is None:
+        typer.echo("not pinned: nobody will notice when an object that it refers to is replaced")
+    else:
+        typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
+
+
+def pins(*, target: Set, storage: StorageOptions) -> None:
+    """Print the objects that a set holds offsets into, a line each, for compact --pins and repair --pins.
+
+    Examples:
+
+        shardstore refs pins data.refs > pinned.txt
+    """
+    for pin in references.pins(target, target_options=storage.parsed() or None):
+        typer.echo(json.dumps({"key": pin.key, "generation": pin.generation}))
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "write": write,
+    "check": check,
+    "update": update,
+    "combine": combine,
+    "pins": pins,
+    "info": info,
+}
+"""The commands of the group, by name."""
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _format(given: str | None, target: str) -> str:
+    if given is None:
+        return "json" if target.endswith((".json", ".json.gz", ".json.zst")) else "parquet"
+    if given not in ("json", "parquet"):
+        raise InvalidInput(f"--format {given} is neither json nor parquet")
+    return given
+
+
+def _flavour(given: str) -> Flavour:
+    for flavour in get_args(Flavour):
+        if given == flavour:
+            return flavour  # type: ignore[no-any-return]  # one of its values
+    raise InvalidInput(f"--flavour {given} is none of {', '.join(get_args(Flavour))}")
+
+
+def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
+    """Return the choices by pattern, in the order in which they count."""
+    paths: dict[str, Any] = dict.fromkeys(exclude or ())
+    paths |= dict.fromkeys(shards or (), "shards")
+    if include:
+        paths |= dict.fromkeys(include, "chunks") | {"*": None}
+    return paths or None
+
+
+@contextmanager
+def _progress(advice: str) -> Iterator[Callable[[ReferenceProgress], None]]:
+    with interruptible(lambda: advice), step_bar() as bar:
+
+        def show(found: ReferenceProgress) -> None:
+            bar(Step(f"array {found.array} of {found.arrays}", found.references, noun="references"))
+
+        yield show
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _show_report(report: ReferenceReport, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(report))
+        return
+    counts = f"{plural(report.arrays, 'array')}, {plural(report.references, 'reference')} to {plural(report.targets, 'object')}"
+    typer.echo(f"{counts}, {size(report.nbytes)}")
+    told = [f"{report.missing:,} chunks are missing in the source"] if report.missing else []
+    told += [f"{report.inlined:,} chunks are in the set itself"] if report.inlined else []
+    told += [f"documents of Zarr {report.flavour}: {report.why}"]
+    told += [f"left out: {path or '(root)'}: {why}" for path, why in list(report.left_out.items())[:_MOST_SHOWN]]
+    if not report.is_pinned:
+        told.append("not pinned: nobody will notice when an object that it refers to is replaced")
+    for line in told:
+        typer.echo(line)
+    typer.echo("")
+    typer.echo(report.how_to_open)
+
+
+def _show_check(report: CheckReport) -> None:
+    for what, keys in (("changed", report.changed), ("gone", report.gone), ("wrong", report.wrong)):
+        for key in keys[:_MOST_SHOWN]:
+            typer.echo(f"{key}: {what}")
+        if len(keys) > _MOST_SHOWN:
+            typer.echo(f"… and {len(keys) - _MOST_SHOWN:,} more {what} (--json)")
+    typer.echo(f"{plural(report.objects, 'object')} of {report.store}: {len(report.changed):,} changed, {len(report.gone):,} gone")

@@ -1,0 +1,118 @@
+"""What writers of reference sets take: arrays with their documents, and batches of references to their chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.parquet import ReferenceRows
+from shardstore.format.references.pins import PinnedObject
+
+
+class ReferenceBatch(NamedTuple):
+    """References to some chunks of one array."""
+
+    chunks: npt.NDArray[np.int64]
+    """The numbers of the chunks in C order of the array's grid of chunks, ``(n,)``, in any order."""
+    rows: ReferenceRows
+    """Their references; none of them is missing."""
+
+
+class ReferencedArray(Protocol):
+    """An array of a source."""
+
+    path: str
+
+    @property
+    def node(self) -> NodeDocuments: ...
+
+    @property
+    def flavour(self) -> DocumentFlavour | None:
+        """The flavour of its documents, if it differs from that of the others."""
+        ...
+
+    @property
+    def chunk_grid(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension."""
+        ...
+
+    @property
+    def chunks_per_shard(self) -> tuple[int, ...] | None:
+        """The number of chunks in a shard along each dimension, if its objects are shards whose chunks are no shards themselves."""
+        ...
+
+    def shard_url(self, coords: Sequence[str]) -> str:
+        """Return the URL of a shard, from its coordinates as text; only if ``chunks_per_shard`` is there."""
+        ...
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        """Yield references that include all those of chunks ``start`` (inclusive) to ``stop`` (exclusive), in a fixed order.
+
+        Raises:
+            Corruption: a shard is damaged.
+            StorageError: a request failed.
+        """
+        ...
+
+    def boundaries(self) -> Iterator[int]:
+        """Yield, in ascending order, numbers of chunks at which a range may end so that nothing is read twice; the last is the size."""
+        ...
+
+
+@dataclass(slots=True)
+class ReferenceSource:
+    """All that a set is written of."""
+
+    url: str
+    groups: dict[str, NodeDocuments]
+    """By path, the groups that have a document."""
+    arrays: list[ReferencedArray]
+    base_url: str = ""
+    """The beginning of all URLs, in front of keys; empty if the source is a set, whose URLs are taken as they are."""
+    is_pinned: bool = True
+    """True if the set is to say which versions of objects it was made of: these URLs lead to the objects that are looked at."""
+    pins: dict[str, PinnedObject] = field(default_factory=dict)
+    """By key, or by URL if the source is a set, the objects as they were when they were referred to; filled as batches are taken."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By path or key, what is not in the set, and the reason in words."""
+    impossible: dict[str, str] = field(default_factory=dict)
+    """By path, arrays that cannot be referred to, and the reason in words."""
+    index_requests: int = 0
+    """The number of indices that were read so far."""
+    stored_key: Callable[[str], str] = str
+    """Returns the key of an object as it is stored, from its key in the store."""
+    suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
+    """Returns what comes behind the URL of a version of an object, from its stored key and token."""
+
+    def url_of(self, key: str, token: str | None = None) -> str:
+        """Return the URL of the object at a key of the store."""
+        stored = self.stored_key(key)
+        return f"{self.base_url}{stored}{self.suffix_of(stored, token)}"
+
+
+def size_of(array: ReferencedArray) -> int:
+    """Return the number of chunks in the grid."""
+    return prod(array.chunk_grid)
+
+
+def strides(chunk_grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Return how far apart the numbers of neighbouring chunks are along each dimension, ``(ndim,)``."""
+    return np.array([prod(chunk_grid[i + 1 :]) for i in range(len(chunk_grid))], dtype=np.int64)
+
+
+def content(batches: Iterable[ReferenceBatch]) -> dict[int, bytes | tuple[str, int, int]]:
+    """Return references by the numbers of their chunks: bytes, or URL, offset and length."""
+    found: dict[int, bytes | tuple[str, int, int]] = {}
+    for chunks, rows in batches:
+        for row, chunk in enumerate(chunks.tolist()):
+            if row in rows.inline:
+                found[chunk] = rows.inline[row]
+            else:
+                found[chunk] = rows.targets[int(rows.target[row])], int(rows.offset[row]), int(rows.nbytes[row])
+    return found

@@ -1,0 +1,225 @@
+"""``combine``: one set of several, by their structure alone: nothing is decoded.
+
+Arrays of different paths stand side by side. Arrays of one path are put one behind the other along ``dim``, if their chunks are of one
+shape and coded alike, and all but the last end with a whole chunk. Arrays without that dimension have to be the same in all sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from shardstore.engine.options import check_flags
+from shardstore.errors import InvalidInput
+from shardstore.format.json_text import JsonObject, same_text
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.pins import PinnedObject
+from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
+from shardstore.references.choices import Choices, Flavour
+from shardstore.references.places import check_apart, open_set, options_for
+from shardstore.references.report import ReferenceReport
+from shardstore.references.sets import reference_storage, set_source
+from shardstore.references.storing import Form, JSONForm, ParquetForm, Progress, put
+
+_WHO_DOES_IT = "combining by the values of coordinates takes decoding: VirtualiZarr and kerchunk do it"
+
+
+class JoinedArray:
+    """Arrays one behind the other along an axis."""
+
+    chunks_per_shard = None
+
+    def __init__(self, parts: Sequence[ReferencedArray], axis: int, node: NodeDocuments) -> None:
+        self.path = parts[0].path
+        self.node = node
+        self.flavour: DocumentFlavour | None = None
+        self._parts = parts
+        self._axis = axis
+        self._begins = np.cumsum([0, *(part.chunk_grid[axis] for part in parts)]).tolist()
+        grid = parts[0].chunk_grid
+        self.chunk_grid = (*grid[:axis], self._begins[-1], *grid[axis + 1 :])
+
+    def shard_url(self, coords: Sequence[str]) -> str:
+        raise NotImplementedError
+
+    def boundaries(self) -> Iterator[int]:
+        if self._axis == 0:
+            yield from (begin * int(strides(self.chunk_grid)[0]) for begin in self._begins[1:-1])
+        yield size_of(self)
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        inner = prod(self.chunk_grid[self._axis :])
+        for part, begin in zip(self._parts, self._begins, strict=False):
+            own = prod(part.chunk_grid[self._axis :])
+            if not own or not inner:
+                continue
+            first, last = start // inner * own, -(-stop // inner) * own
+            if self._axis == 0:  # one range of rows after the other
+                shift = begin * int(strides(self.chunk_grid)[0])
+                first, last = max(0, start - shift), min(own, stop - shift)
+            if first < last:
+                yield from self._shifted(part, begin, part.batches(first, last))
+
+    def _shifted(self, part: ReferencedArray, begin: int, batches: Iterator[ReferenceBatch]) -> Iterator[ReferenceBatch]:
+        """Yield batches of a part with the numbers of the joined array."""
+        for chunks, rows in batches:
+            coords = np.array(np.unravel_index(chunks, part.chunk_grid), dtype=np.int64).T
+            coords[:, self._axis] += begin
+            yield ReferenceBatch(coords @ strides(self.chunk_grid), rows)
+
+
+def combine(
+    sets: Sequence[Any],
+    target: Any,
+    *,
+    dim: str | None = None,
+    format: Literal["json", "parquet"] = "parquet",
+    flavour: Flavour | None = None,
+    mixed_protocols: bool = False,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> ReferenceReport:
+    """Make one set of several, by structure alone; nothing is decoded.
+
+    Args:
+        sets: paths or URLs of sets, of whatever program, in their order.
+        target: the path or URL of the new set.
+        dim: the name of the dimension along which arrays are put one behind the other; arrays without it have to be the same in all sets.
+        format: of the new set.
+        flavour: as for ``write_json`` and ``write_parquet``.
+        mixed_protocols: as for ``write_json``.
+        overwrite: replace a set that is there.
+        storage_options: of the filesystem of the sets.
+        target_options: of the new set's; by default those of the sets, if the first one has the same protocol.
+        progress: called now and then with a ``ReferenceProgress``.
+
+    Raises:
+        InvalidInput: the sets do not fit together; the message says why, and which other program can combine them.
+        ShardStoreError: as ``write_json``.
+    """
+    check_flags(mixed_protocols=mixed_protocols, overwrite=overwrite)
+    if format not in ("json", "parquet"):
+        raise InvalidInput(f"format {format!r} is neither 'json' nor 'parquet'")
+    given = list(sets)
+    if len(given) < 2:
+        raise InvalidInput("combine takes two sets or more")
+    options = options_for(given[0], target, storage_options, target_options)
+    place = open_set(target, options, is_directory=format == "parquet")
+    sources: list[ReferenceSource] = []
+    shared: dict[str, PinnedObject] = {}
+    for one in given:
+        references = reference_storage(one, storage_options)
+        check_apart(references, place)
+        sources.append(set_source(references, lambda path: True, shared))
+    form: Form = JSONForm(flavour=flavour or "auto") if format == "json" else ParquetForm(flavour=flavour or "v2")
+    choices = Choices(mixed_protocols=mixed_protocols)
+    whole = combined(sources, dim)
+    whole.pins = shared
+    return put(whole, place, form, choices, overwrite=overwrite, progress=progress, has_options=bool(storage_options))
+
+
+def combined(sources: Sequence[ReferenceSource], dim: str | None) -> ReferenceSource:
+    """Return one source of several.
+
+    Raises:
+        InvalidInput: they do not fit together; the message says why, and who else can do it.
+        StorageError: references could not be read.
+    """
+    groups: dict[str, NodeDocuments] = {}
+    for source in sources:
+        for path, node in source.groups.items():
+            groups.setdefault(path, node)
+    arrays: dict[str, list[tuple[str, ReferencedArray]]] = {}
+    for source in sources:
+        for array in source.arrays:
+            arrays.setdefault(array.path, []).append((source.url, array))
+    whole = ReferenceSource(" + ".join(source.url for source in sources), groups, [])
+    for path, parts in arrays.items():
+        axes = {_dimensions(array).index(dim) for _, array in parts if dim in _dimensions(array)} if dim is not None else set()
+        if len(parts) == 1 and (not axes or len(sources) == 1):
+            whole.arrays.append(parts[0][1])
+        elif axes:
+            whole.arrays.append(_joined(path, parts, axes, len(sources)))
+        else:
+            for url, other in parts[1:]:
+                _check_same(path, parts[0], (url, other), dim)
+            whole.arrays.append(parts[0][1])
+    for source in sources:
+        whole.left_out |= source.left_out
+        whole.impossible |= source.impossible
+    if both := sorted(set(groups) & set(arrays)):
+        raise InvalidInput(f"{both[0]!r} is a group in one set and an array in another")
+    whole.arrays.sort(key=lambda array: array.path)
+    return whole
+
+
+def _joined(path: str, parts: Sequence[tuple[str, ReferencedArray]], axes: set[int], sources: int) -> JoinedArray:
+    (_, first), *others = parts
+    if len(axes) != 1 or len(parts) != sources:
+        raise InvalidInput(f"array {path!r} does not have the dimension at one place in all sets. {_WHO_DOES_IT}")
+    (axis,) = axes
+    shape = list(_document(first)["shape"])
+    for url, other in others:
+        theirs = list(_document(other)["shape"])
+        same_others = shape[:axis] == theirs[:axis] and shape[axis + 1 :] == theirs[axis + 1 :]
+        if len(shape) != len(theirs) or not same_others or not same_text(_coding(first), _coding(other)):
+            raise InvalidInput(
+                f"array {path!r} in {url} has another shape across the dimension, other chunks, data type, codecs or fill value. "
+                f"{_WHO_DOES_IT}"
+            )
+    chunk = _chunk_shape(first)[axis]
+    for url, part in parts[:-1]:
+        if _document(part)["shape"][axis] % chunk:
+            raise InvalidInput(f"array {path!r} in {url} does not end with a whole chunk along the dimension. {_WHO_DOES_IT}")
+    total = sum(_document(part)["shape"][axis] for _, part in parts)
+    node = first.node
+    shape[axis] = total
+    if node.v3 is not None:
+        return JoinedArray([part for _, part in parts], axis, NodeDocuments(node.v3 | {"shape": shape}, is_array=True))
+    assert node.v2 is not None
+    return JoinedArray([part for _, part in parts], axis, NodeDocuments(None, node.v2 | {"shape": shape}, node.attributes, is_array=True))
+
+
+def _document(array: ReferencedArray) -> JsonObject:
+    document = array.node.v3 or array.node.v2
+    assert document is not None
+    return document
+
+
+def _coding(array: ReferencedArray) -> JsonObject:
+    """Return the members of an array's document that say how its chunks are coded."""
+    told = ("chunks", "dtype", "compressor", "filters", "order", "fill_value", "data_type", "chunk_grid", "codecs")
+    return {name: value for name, value in _document(array).items() if name in told}
+
+
+def _chunk_shape(array: ReferencedArray) -> list[int]:
+    document = _document(array)
+    shape: list[int] = document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"]
+    return shape
+
+
+def _dimensions(array: ReferencedArray) -> list[Any]:
+    """Return the names of an array's dimensions."""
+    if array.node.v3 is not None:
+        names = array.node.v3.get("dimension_names") or (array.node.v3.get("attributes") or {}).get(ARRAY_DIMENSIONS)
+    else:
+        names = (array.node.attributes or {}).get(ARRAY_DIMENSIONS)
+    return names if isinstance(names, list) else []
+
+
+def _check_same(path: str, one: tuple[str, ReferencedArray], other: tuple[str, ReferencedArray], dim: str | None) -> None:
+    """Raise ``InvalidInput`` if two arrays are not the same, by their documents and references."""
+    (url, mine), (other_url, theirs) = one, other
+    same = same_text(_document(mine), _document(theirs)) and mine.chunk_grid == theirs.chunk_grid
+    if same:
+        size = size_of(mine)
+        same = content(mine.batches(0, size)) == content(theirs.batches(0, size))
+    if not same:
+        how = "names no dimension to put them one behind the other" if dim is None else f"does not have the dimension {dim!r}"
+        raise InvalidInput(f"array {path!r} is not the same in {url} and {other_url}, and {how}. {_WHO_DOES_IT}")

@@ -1,0 +1,70 @@
+"""Open what a set is written of: a Zarr hierarchy, or another set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardstore._sync import run_sync
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.references.batches import ReferenceSource
+from shardstore.references.choices import Choices, base_of, chosen
+from shardstore.references.places import SetPlace, check_apart
+from shardstore.references.sets import is_set, reference_storage, set_source
+from shardstore.references.stores import OnError, Reuse, store_source
+from shardstore.storage.base import Storage
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.s3.storage import S3Storage
+from shardstore.storage.wrappers import innermost
+
+
+def open_source(
+    source: Any,
+    place: SetPlace,
+    choices: Choices,
+    *,
+    pins: bool,
+    on_error: OnError,
+    options: Mapping[str, Any] | None,
+    reuse: Reuse | None = None,
+) -> ReferenceSource:
+    """Return a source for the set at ``place``.
+
+    Raises:
+        InvalidInput: a choice cannot be right, or source and set overlap.
+        ShardStoreError: the source cannot be opened, or its metadata cannot be read.
+    """
+    if on_error not in ("raise", "skip"):
+        raise InvalidInput(f"on_error {on_error!r} is neither 'raise' nor 'skip'")
+    if is_set(source):
+        if choices.urls != "absolute" or choices.base_url is not None:
+            raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken as they are")
+        references = reference_storage(source, options)
+        check_apart(references, place)
+        return set_source(references, lambda path: chosen(choices, path) is not None)
+    storage = open_storage(source, dict(options or {}) or None)
+    check_apart(storage, place)
+    base = base_of(storage, choices.urls, choices.base_url, place.directory)
+    found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=on_error, reuse=reuse)
+    found.is_pinned = pins and choices.base_url is None  # of what lies elsewhere nobody has seen a version
+    if choices.urls == "versioned":
+        found.suffix_of = _suffixes(storage)
+    return found
+
+
+def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:
+    """Return what finds the end of the URL of a version. Raises ``InvalidInput`` if the storage keeps no versions."""
+    inner = innermost(storage)
+    if inner.kind == "gcs":
+        return lambda key, token: f"#{token}"
+    if not isinstance(inner, S3Storage):
+        raise InvalidInput(f"urls='versioned' needs a bucket of S3 or Google Cloud Storage that keeps versions, and {storage.url} is none")
+    known = run_sync(inner.version_suffixes())
+
+    def suffix(key: str, token: str | None) -> str:
+        found = known.get((key, token or ""))
+        if found is None:
+            raise Conflict(f"the object {key!r} of {storage.url} was replaced while it was referred to: write the set again")
+        return found
+
+    return suffix

@@ -1,0 +1,159 @@
+"""The places of a source and of a set: opened, apart, and written so that there is no set, or the whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+from shardstore._sync import run_sync
+from shardstore.errors import Corruption, InvalidInput, NotFound
+from shardstore.format.references.parquet import METADATA_NAME
+from shardstore.format.references.pins import PINS_SUFFIX, PinSection, SetDigest, decode_pins, section_of
+from shardstore.model.generation import UNCONDITIONAL, Condition
+from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.base import Failed, Found, Read, Storage
+from shardstore.storage.opening.address import Address
+from shardstore.storage.opening.location import location_of
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.redaction import redacted
+
+_PIECE = 4 * 2**20
+_JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
+
+
+@dataclass(frozen=True, slots=True)
+class SetPlace:
+    """The place of a set: one object of ``storage``, or, with an empty ``name``, everything in it."""
+
+    storage: Storage
+    name: str
+    url: str
+
+    @property
+    def shown(self) -> str:
+        """The URL for people, and for other programs: without credentials."""
+        return redacted(self.url)
+
+    @property
+    def directory(self) -> str:
+        """The URL of the directory that relative URLs in the set are relative to."""
+        return self.url if not self.name else self.url.rpartition("/")[0]
+
+    @property
+    def pins_key(self) -> str:
+        return self.name + PINS_SUFFIX
+
+    @property
+    def main_key(self) -> str:
+        """The key of the object without which there is no set."""
+        return self.name or METADATA_NAME
+
+
+def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bool) -> SetPlace:
+    """Return the place of a set. Its URL is absolute.
+
+    Raises:
+        InvalidInput: ``target`` is no path or URL, or names no object.
+    """
+    if not isinstance(target, str | os.PathLike):
+        raise InvalidInput(f"the place of a set of references is a path or a URL, not a {type(target).__name__}")
+    text = os.fspath(target)
+    assert isinstance(text, str)
+    address = Address.parse(text)
+    if not address.segments:
+        raise InvalidInput(f"{redacted(text)!r} names no place for a set of references below it: give a name in it")
+    whole = address.at(len(address.segments))
+    url = f"file://{whole}" if not address.protocol else whole
+    if is_directory:
+        return SetPlace(open_storage(whole, dict(options or {}) or None), "", url)
+    above = address.at(len(address.segments) - 1)
+    return SetPlace(open_storage(above, dict(options or {}) or None), address.segments[-1], url)
+
+
+def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
+    """Return the place of a set that exists; ``reference::`` in front of it is left out.
+
+    Raises:
+        InvalidInput: ``target`` is no path or URL.
+        NotFound: there is no set.
+        StorageError: a request failed.
+    """
+    if isinstance(target, str):
+        target = target.removeprefix("reference::")
+    places = [open_set(target, options, is_directory=is_directory) for is_directory in (True, False)]
+    for place in places if not places[0].url.endswith(_JSON_SUFFIXES) else reversed(places):
+        if run_sync(place.storage.stat(place.main_key)) is not None:
+            return place
+    raise NotFound(f"there is no set of references at {places[0].shown}: neither a file, nor a directory with {METADATA_NAME}")
+
+
+def pins_of(place: SetPlace) -> PinSection:
+    """Return what a set says it was made of.
+
+    Raises:
+        Corruption: that cannot be read, or is of another set.
+        NotFound: it says nothing, as sets of other programs, and those written with ``pins=False`` or ``base_url``.
+        StorageError: a request failed.
+    """
+    data = run_sync(read_object(place.storage, place.pins_key))
+    if data is None:
+        raise NotFound(
+            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
+            "with pins, which are the default"
+        )
+    try:
+        sections = decode_pins(data)
+        if len(sections) == 1:
+            return sections[0]  # all of the set need not be read to know which
+        text = run_sync(read_object(place.storage, place.main_key)) or b""
+        found = section_of(data, SetDigest(0, 0).extended(text))
+    except Corruption as exc:
+        raise Corruption(f"{place.pins_key!r} beside the set {place.shown}: {exc}. Write the set again") from exc
+    if found is None:
+        raise Corruption(f"{place.pins_key!r} beside the set {place.shown} is of another set: write the set again")
+    return found
+
+
+def options_for(source: Any, target: Any, options: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the options of the set's storage: those of the source's, if none are given and both have one protocol."""
+    if given is None and options and isinstance(source, str) and isinstance(target, str):
+        return options if Address.parse(source).protocol == Address.parse(target).protocol else None
+    return given
+
+
+def check_apart(source: Storage, place: SetPlace) -> None:
+    """Raise ``InvalidInput`` if the set would lie in its source, or the source in the set."""
+    if location_of(source).overlaps(location_of(place.storage, place.name)):
+        raise InvalidInput(
+            f"the source {redacted(source.url)} and the set {place.shown} overlap: a set of references lies outside of what it refers to"
+        )
+
+
+async def read_object(storage: Storage, key: str) -> bytes | None:
+    """Return an object, ``None`` if there is none.
+
+    Raises:
+        StorageError: the request failed.
+    """
+    (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return bytes(outcome.buffers[0]) if isinstance(outcome, Found) else None
+
+
+async def write_file(storage: Storage, key: str, file: IO[bytes], nbytes: int, condition: Condition = UNCONDITIONAL) -> None:
+    """Store the content of an open file as one object."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        file.seek(0)
+        while piece := await asyncio.to_thread(file.read, _PIECE):
+            yield piece
+
+    await storage.write(key, pieces(), nbytes, condition)
+
+
+async def write_bytes(storage: Storage, key: str, data: bytes, condition: Condition = UNCONDITIONAL) -> None:
+    await storage.write(key, [data], len(data), condition)

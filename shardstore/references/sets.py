@@ -1,0 +1,195 @@
+"""A set of references as the source of others: its arrays with their documents, and its references as they are.
+
+The references of a set in JSON are in memory; of one in Parquet, records are read as their chunks are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.errors import InvalidInput, NotFound, ShardStoreError
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_plain
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.parquet import MISSING, ReferenceRows
+from shardstore.format.references.pins import PinnedObject
+from shardstore.format.store_keys import join, metadata_path
+from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
+from shardstore.maintenance.array_plans import plan_v2_array
+from shardstore.references.batches import ReferenceBatch, ReferenceSource
+from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.opening.open import open_storage
+from shardstore.storage.references.entries import PinnedReference
+from shardstore.storage.references.storage import ReferenceStorage
+from shardstore.storage.wrappers import innermost
+
+_CHUNKS_AT_ONCE = 20_000
+_DOCUMENTS_AT_ONCE = 256
+
+
+class SetArray:
+    """An array of a set."""
+
+    chunks_per_shard = None
+
+    def __init__(
+        self,
+        references: ReferenceStorage,
+        path: str,
+        node: NodeDocuments,
+        encoding: ChunkKeyEncoding,
+        grid: tuple[int, ...],
+        pins: dict[str, PinnedObject],
+    ) -> None:
+        self.path = path
+        self.node = node
+        self.flavour: DocumentFlavour | None = None
+        self.chunk_grid = grid
+        self._references = references
+        self._place = path
+        """The path in the set, which stays when the array gets another one."""
+        self._encoding = encoding
+        self._pins = pins
+
+    def shard_url(self, coords: Sequence[str]) -> str:
+        raise NotImplementedError
+
+    def boundaries(self) -> Iterator[int]:
+        yield prod(self.chunk_grid)
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        for first in range(start, stop, _CHUNKS_AT_ONCE):
+            yield self.of_chunks(np.arange(first, min(stop, first + _CHUNKS_AT_ONCE), dtype=np.int64))
+
+    def of_chunks(self, chunks: npt.NDArray[np.int64]) -> ReferenceBatch:
+        """Return the references to those of the chunks that the set has, in the order of the numbers.
+
+        Raises:
+            Corruption: a record cannot be read.
+            StorageError: a request failed.
+        """
+        entries = run_sync(self._references.find(self._keys(chunks)))
+        kept: list[int] = []
+        numbers: dict[str, int] = {}
+        generations: dict[str, str] = {}
+        inline: dict[int, bytes] = {}
+        rows: list[tuple[int, int, int]] = []
+        for i, entry in enumerate(entries):
+            if isinstance(entry, ShardStoreError):
+                raise entry
+            if entry is None:
+                continue
+            if isinstance(entry, PinnedReference):
+                url, offset, nbytes = entry.reference
+                if url is None:
+                    raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
+                if entry.token is not None:
+                    generations[url] = entry.token
+                    self._pins[url] = PinnedObject(url, entry.token, 0)
+                if nbytes == 0:
+                    inline[len(kept)] = b""
+                rows.append((numbers.setdefault(url, len(numbers)) if nbytes != 0 else MISSING, offset, nbytes or 0))
+            else:
+                inline[len(kept)] = entry
+                rows.append((MISSING, 0, 0))
+            kept.append(i)
+        columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+        found = ReferenceRows(list(numbers), columns[:, 0].astype(np.int32), columns[:, 1], columns[:, 2], inline, generations)
+        return ReferenceBatch(chunks[kept], found)
+
+    def _keys(self, chunks: npt.NDArray[np.int64]) -> list[str]:
+        if not self.chunk_grid:
+            return [join(self._place, self._encoding.encode(()))] * len(chunks)
+        axes = np.unravel_index(chunks, self.chunk_grid)
+        return [join(self._place, key) for key in self._encoding.encode_all([axis.tolist() for axis in axes])]
+
+
+def reference_storage(target: Any, options: Mapping[str, Any] | None) -> ReferenceStorage:
+    """Return the storage of a set, given with ``reference::`` in front or without it.
+
+    Raises:
+        InvalidInput: it is no set.
+        ShardStoreError: it cannot be opened.
+    """
+    if (isinstance(target, str) and not target.startswith(("reference::", "reference://"))) or not isinstance(target, str | Storage):
+        target = f"reference::{target}"
+    storage = innermost(open_storage(target, dict(options or {}) or None))
+    if not isinstance(storage, ReferenceStorage):
+        raise InvalidInput(f"{storage.url} is no set of references")
+    return storage
+
+
+def is_set(source: object) -> bool:
+    """Return whether a source is named as a set of references."""
+    return isinstance(source, str) and source.startswith(("reference::", "reference://"))
+
+
+def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins: dict[str, PinnedObject] | None = None) -> ReferenceSource:
+    """Return a set as a source; ``choose`` says which arrays are taken. Its ``pins`` are by URL; they may be shared with others.
+
+    Raises:
+        NotFound: it has no arrays and no groups.
+        Corruption: it cannot be read.
+        StorageError: a request failed.
+    """
+    source = ReferenceSource(references.url, {}, [], pins={} if pins is None else pins)
+    nodes = run_sync(_nodes(references))
+    if not nodes:
+        raise NotFound(f"there is no Zarr hierarchy in {references.url}")
+    for path, node in nodes.items():
+        if not node.is_array:
+            source.groups[path] = node
+        elif not choose(path):
+            source.left_out[path] = "as was asked for"
+        elif (grid := _grid_of(path, node)) is None:
+            source.impossible[path] = "its metadata do not say where its chunks are"
+        else:
+            source.arrays.append(SetArray(references, path, node, *grid, source.pins))
+    source.arrays.sort(key=lambda array: array.path)
+    return source
+
+
+def _grid_of(path: str, node: NodeDocuments) -> tuple[ChunkKeyEncoding, tuple[int, ...]] | None:
+    """Return the encoding of an array's chunk keys, and its grid of chunks. Documents of v3 count, if there are those of both."""
+    if node.v3 is not None:
+        plain = parse_plain(node.v3)
+        if isinstance(plain, str):
+            return None
+        return plain.key_encoding, tuple(-(-n // c) for n, c in zip(plain.shape, plain.chunk_shape, strict=True))
+    plan = None if node.v2 is None else plan_v2_array(path, node.v2)
+    return None if plan is None else (plan.key_encoding, plan.chunk_grid)
+
+
+async def _nodes(references: ReferenceStorage) -> dict[str, NodeDocuments]:
+    found: dict[str, dict[str, JsonObject]] = {}
+    keys = await references.document_keys()
+    for start in range(0, len(keys), _DOCUMENTS_AT_ONCE):
+        some = keys[start : start + _DOCUMENTS_AT_ONCE]
+        for key, outcome in zip(some, await references.read([document_read(key) for key in some]), strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            path, _, name = key.rpartition("/")
+            if isinstance(outcome, Found):
+                found.setdefault(path, {})[name] = loads_object(outcome.buffers[0])
+    nodes: dict[str, NodeDocuments] = {}
+    for path, by_name in found.items():
+        v3 = by_name.get(METADATA_NAME)
+        v2 = by_name.get(ARRAY_NAME) or by_name.get(GROUP_NAME)
+        if v3 is not None:
+            nodes[path] = NodeDocuments(v3, is_array=is_array(v3))
+        elif v2 is not None:
+            nodes[path] = NodeDocuments(None, v2, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
+    return nodes
+
+
+def is_document_key(key: str) -> bool:
+    """Return whether a key of a set is that of a document which describes a node."""
+    named = document_key(key)
+    return metadata_path(key) is not None or (named is not None and named.name in (ARRAY_NAME, GROUP_NAME, ATTRIBUTES_NAME))

@@ -1,0 +1,539 @@
+"""A Zarr hierarchy as the source of references: native shards, shards in shards, the 2022 draft, and chunks that are objects.
+
+One listing finds all objects; the index of each shard is read by one request, those of the shards inside it by one more. Bytes of chunks
+are only read to be written into the set itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.engine.engine import Engine
+from shardstore.engine.metadata.hierarchy import Node
+from shardstore.errors import Conflict, Corruption, NotFound
+from shardstore.format.draft2022.keys import data_key, scalar_data_keys
+from shardstore.format.json_text import JsonObject, loads_object
+from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
+from shardstore.format.presentation import levels_of
+from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
+from shardstore.format.references.parquet import MISSING, ReferenceRows
+from shardstore.format.references.pins import PinnedObject
+from shardstore.format.shard_index import IndexFormat
+from shardstore.format.storage_transformers import scalar_key_name
+from shardstore.format.store_keys import join
+from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
+from shardstore.maintenance.array_plans import ArrayPlan, plan_v2_array
+from shardstore.maintenance.walk import Walk
+from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
+from shardstore.model.generation import Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.references.batches import ReferenceBatch, ReferenceSource, strides
+from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
+from shardstore.storage.local.versions import is_unsettled
+from shardstore.stored.detect import is_draft
+
+T = TypeVar("T")
+Numbers = npt.NDArray[np.int64]
+
+_INDEX_BYTES_AT_ONCE = 8 * 2**20
+_SHARDS_AT_ONCE = 256
+_OBJECTS_AT_ONCE = 4096
+_TRIES = 4
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChoice:
+    """How one array is referred to: ``whole_shards``, instead of their chunks; chunks of up to ``inline_nbytes`` are in the set itself."""
+
+    whole_shards: bool = False
+    inline_nbytes: int = 0
+    flavour: DocumentFlavour | None = None
+    """The flavour of its documents, if it differs from that of the others."""
+
+
+@dataclass(slots=True)
+class _Objects:
+    """The objects of one array as they were listed, at ``coords`` of the grid of objects."""
+
+    plan: ArrayPlan
+    coords: list[tuple[int, ...]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+
+    def sorted_by(self, order: Sequence[int]) -> _Objects:
+        return _Objects(
+            self.plan,
+            [self.coords[i] for i in order],
+            [self.keys[i] for i in order],
+            [self.nbytes[i] for i in order],
+            [self.tokens[i] for i in order],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndices:
+    """The references into one version of a shard: numbers of chunks in the array's grid, offsets and lengths, ``(n,)`` each."""
+
+    key: str
+    generation: Generation
+    nbytes: int
+    chunks: Numbers
+    offsets: Numbers
+    lengths: Numbers
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+class StoredArray:
+    """An array whose objects lie in a store."""
+
+    def __init__(self, store: StoreReader, found: _Objects, stored: JsonObject | None, node: NodeDocuments, choice: ArrayChoice) -> None:
+        plan = found.plan
+        self.path = plan.path
+        self.node = node
+        self.flavour = choice.flavour
+        self._store = store
+        self._choice = choice
+        levels = [] if stored is None or choice.whole_shards else levels_of(stored)[:-1]
+        layouts = [layout for level in levels if not isinstance(layout := parse_layout(level), str)]
+        self._formats = [layout.index_format for layout in layouts]
+        """Of the index of a stored object, then of those of the shards inside."""
+        self._per_object = tuple(map(prod, zip(*(f.chunks_per_shard for f in self._formats), strict=True))) or (1,) * len(plan.shape)
+        self.chunk_grid = layouts[-1].chunk_grid_shape if layouts else plan.object_grid
+        self._strides = strides(self.chunk_grid)
+        inside = [i for i, coords in enumerate(found.coords) if plan.holds(coords)]
+        order = np.argsort(self._numbers([found.coords[i] for i in inside]), kind="stable").tolist()
+        self._objects = found.sorted_by([inside[i] for i in order])
+        self._firsts = self._numbers(self._objects.coords)
+        """The number of the first chunk of each object, ascending."""
+
+    @property
+    def objects(self) -> int:
+        """The number of stored objects."""
+        return len(self._objects.keys)
+
+    @property
+    def chunks_per_shard(self) -> tuple[int, ...] | None:
+        return self._per_object if len(self._formats) == 1 else None
+
+    def shard_url(self, coords: Sequence[str]) -> str:
+        encoding = self._objects.plan.key_encoding
+        parts = (["c"] if encoding.name == "default" else []) + list(coords)
+        return self._store.url_of(join(self._objects.plan.path, encoding.separator.join(parts)))
+
+    def _numbers(self, coords: Sequence[tuple[int, ...]]) -> Numbers:
+        """Return the number of the first chunk of each object."""
+        positions = np.array(coords, dtype=np.int64).reshape(len(coords), len(self.chunk_grid))
+        return positions @ (np.array(self._per_object, dtype=np.int64) * self._strides)
+
+    @cached_property
+    def _lasts(self) -> Numbers:
+        """The number of the last chunk of each object that lies in the grid."""
+        positions = np.array(self._objects.coords, dtype=np.int64).reshape(self.objects, len(self.chunk_grid))
+        corners = (positions + 1) * np.array(self._per_object, dtype=np.int64) - 1
+        return np.minimum(corners, np.array(self.chunk_grid, dtype=np.int64) - 1) @ self._strides
+
+    def boundaries(self) -> Iterator[int]:
+        size = prod(self.chunk_grid)
+        slab = self._per_object[0] * int(self._strides[0]) if self.chunk_grid else size
+        yield from range(slab, size, slab) if slab else ()
+        yield size
+
+    def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
+        wanted = np.flatnonzero((self._firsts < stop) & (self._lasts >= start)).tolist()
+        if self._formats:
+            index_nbytes = sum(f.nbytes for f in self._formats)
+            for some in _groups(wanted, max(1, min(_SHARDS_AT_ONCE, _INDEX_BYTES_AT_ONCE // index_nbytes))):
+                yield from self._of_shards(some)
+        else:
+            for some in _groups(wanted, _OBJECTS_AT_ONCE):
+                yield self._of_objects(some)
+
+    def _of_objects(self, numbers: Sequence[int]) -> ReferenceBatch:
+        """Return references to whole objects."""
+        found = self._objects
+        inline = {i: b"" for i, number in enumerate(numbers) if not found.nbytes[number]}
+        small = [i for i, number in enumerate(numbers) if 0 < found.nbytes[number] <= self._choice.inline_nbytes]
+        inline |= zip(small, run_sync(self._store.contents([found.keys[numbers[i]] for i in small])), strict=True)
+        self._find_tokens(numbers)
+        known = {found.keys[number]: (found.tokens[number], found.nbytes[number]) for number in numbers}
+        urls, generations = self._store.referred(known)
+        target = np.arange(len(numbers), dtype=np.int32)
+        target[list(inline)] = MISSING
+        zeros = np.zeros(len(numbers), dtype=np.int64)
+        return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations))
+
+    def _find_tokens(self, numbers: Sequence[int]) -> None:
+        """Ask for the versions of objects of which the listing did not show any."""
+        found = self._objects
+        untold = [number for number in numbers if found.tokens[number] is None] if self._store.is_pinned else []
+        for number, token in zip(untold, run_sync(self._store.tokens([found.keys[n] for n in untold])), strict=True):
+            found.tokens[number] = token
+
+    def _of_shards(self, numbers: Sequence[int]) -> Iterator[ReferenceBatch]:
+        """Yield the references into each shard, with the chunks that go into the set."""
+        known = {n: batch for n in numbers if (batch := self._known(n)) is not None} if self._store.reuse is not None else {}
+        wanted = [n for n in numbers if n not in known]
+        places = [(self._objects.keys[n], self._objects.coords[n]) for n in wanted]
+        read = dict(zip(wanted, run_sync(self._store.shards(self, places, self._choice.inline_nbytes)), strict=True))
+        for number in numbers:
+            if (batch := known.get(number)) is not None:
+                yield batch
+            if (found := read.get(number)) is None:
+                continue
+            shard, inline = found
+            urls, generations = self._store.referred({shard.key: (shard.generation.token, shard.nbytes)})
+            target = np.zeros(len(shard.chunks), dtype=np.int32)
+            target[list(inline)] = MISSING
+            yield ReferenceBatch(shard.chunks, ReferenceRows(urls, target, shard.offsets, shard.lengths, inline, generations))
+
+    def _known(self, number: int) -> ReferenceBatch | None:
+        """Return the references into a shard that has not changed since an older set was written."""
+        key, token, nbytes = self._objects.keys[number], self._objects.tokens[number], self._objects.nbytes[number]
+        corners = np.array([self._objects.coords[number]], dtype=np.int64) * np.array(self._per_object, dtype=np.int64)
+        for level, index_format in enumerate(self._formats):
+            corners, _, _ = self._located(level, corners, np.zeros((len(corners), prod(index_format.chunks_per_shard), 2), dtype=np.int64))
+        assert self._store.reuse is not None
+        batch = self._store.reuse.references(self.path, self.chunk_grid, key, token, corners @ self._strides)
+        if batch is not None:
+            self._store.referred({key: (token, nbytes)})
+        return batch
+
+    # -- indices -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def index_format(self) -> IndexFormat:
+        """The format of the index of a stored object."""
+        return self._formats[0]
+
+    async def expand(
+        self, coords: tuple[int, ...], outcome: Found, read: Callable[[Read], Coroutine[Any, Any, Found]], key: str
+    ) -> ShardIndices:
+        """Return the references into a shard from its index, reading the indices of shards inside by ``read``.
+
+        Raises:
+            Corruption: an index is damaged, or an entry of one.
+        """
+        first = tuple(c * p for c, p in zip(coords, self._per_object, strict=True))
+        entries = _entries(self._formats[0], outcome.buffers[0], outcome.nbytes, outcome.nbytes)
+        corners = np.array([first], dtype=np.int64)
+        chunks, offsets, lengths = self._located(0, corners, entries[None])
+        for level, index_format in enumerate(self._formats[1:], 1):
+            some = lengths > 0
+            corners, offsets, lengths = chunks[some], offsets[some], lengths[some]
+            if not len(offsets):
+                chunks = corners
+                break
+            ranges = [_index_range(index_format, int(o), int(n)) for o, n in zip(offsets, lengths, strict=True)]
+            answer = await read(Read(key, tuple(ranges), outcome.generation))
+            inner = np.stack([_entries(index_format, buffer, int(n), int(n)) for buffer, n in zip(answer.buffers, lengths, strict=True)])
+            inner[..., 0] += np.where(inner[..., 1] < 0, 0, offsets[:, None])
+            chunks, offsets, lengths = self._located(level, corners, inner)
+        return ShardIndices(key, outcome.generation, outcome.nbytes, chunks @ self._strides, offsets, lengths)
+
+    def _located(self, level: int, corners: Numbers, entries: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the first chunks, ``(n, ndim)``, offsets and lengths of the entries, ``(shards, slots, 2)``, that exist and lie in the
+        grid; ``corners`` are the first chunks of the shards, ``(shards, ndim)``.
+        """
+        steps = self._slots(level)
+        positions = corners[:, None, :] + steps[None]
+        inside = (positions < np.array(self.chunk_grid, dtype=np.int64)).all(axis=-1) & (entries[..., 1] >= 0)
+        return positions[inside], entries[inside][:, 0], entries[inside][:, 1]
+
+    def _slots(self, level: int) -> Numbers:
+        """Return the first chunk of each slot of a shard at this level, counted from the shard's own first one, ``(nslots, ndim)``."""
+        if level not in self._slots_known:
+            counts = self._formats[level].chunks_per_shard
+            within = tuple(map(prod, zip(*(f.chunks_per_shard for f in self._formats[level + 1 :]), strict=True))) or (1,) * len(counts)
+            positions = np.indices(counts, dtype=np.int64).reshape(len(counts), prod(counts)).T
+            self._slots_known[level] = positions * np.array(within, dtype=np.int64)
+        return self._slots_known[level]
+
+    @cached_property
+    def _slots_known(self) -> dict[int, Numbers]:
+        return {}
+
+
+def _entries(index_format: IndexFormat, data: memoryview, object_nbytes: int, limit: int) -> Numbers:
+    """Return the decoded entries, ``(nslots, 2)``; length -1 of one that is empty. Raises ``Corruption``."""
+    index = index_format.decode(index_format.slice_from(data, object_nbytes))
+    wrong = index.invalid(limit)
+    if wrong.any():
+        index.location(int(np.flatnonzero(wrong)[0]), limit)
+    entries = index.flat.astype(np.int64)  # those that fit the object fit int64 as well; the empty marker becomes -1
+    entries[entries[:, 1] < 0] = -1
+    return entries
+
+
+def _index_range(index_format: IndexFormat, offset: int, nbytes: int) -> ByteRange:
+    """Return the range that holds the index of a shard at this place of an object. Raises ``Corruption`` if the shard is too short."""
+    if nbytes < index_format.nbytes:
+        raise Corruption(f"a shard inside it has {nbytes} bytes, its index alone needs {index_format.nbytes}")
+    start = offset if index_format.location == "start" else offset + nbytes - index_format.nbytes
+    return ByteRange(start, start + index_format.nbytes)
+
+
+def _groups(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+# -- the store -----------------------------------------------------------------------------------------------------------
+
+
+class Reuse(Protocol):
+    """References that are known already, from an older set."""
+
+    def references(self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: Numbers) -> ReferenceBatch | None:
+        """Return the references of an array into the object at ``key``, which may hold ``chunks``; ``None`` if that has another version
+        now, or the array another grid.
+        """
+        ...
+
+
+class StoreReader:
+    """Reads indices and chunks of one store, and notes what it refers to."""
+
+    def __init__(self, storage: Storage, source: ReferenceSource, *, on_error: OnError, pinned: bool, reuse: Reuse | None) -> None:
+        self.storage = storage
+        self.reuse = reuse
+        self._source = source
+        self._on_error = on_error
+        self.is_pinned = pinned
+
+    def url_of(self, key: str) -> str:
+        return self._source.url_of(key)
+
+    def referred(self, objects: dict[str, tuple[str | None, int]]) -> tuple[list[str], dict[str, str]]:
+        """Return the URLs of objects, given by key with token and size, and the tokens by URL; note them as pins."""
+        urls: list[str] = []
+        generations: dict[str, str] = {}
+        for key, (token, nbytes) in objects.items():
+            url = self._source.url_of(key, token)
+            urls.append(url)
+            if token is not None and self.is_pinned:
+                self._source.pins[key] = PinnedObject(key, token, nbytes)
+                if self._source.is_pinned and not self._source.suffix_of(self._source.stored_key(key), token):
+                    generations[url] = token
+        return urls, generations
+
+    async def shards(
+        self, array: StoredArray, wanted: Sequence[tuple[str, tuple[int, ...]]], inline_nbytes: int
+    ) -> list[tuple[ShardIndices, dict[int, bytes]] | None]:
+        """Return the references into each shard, and by row the bytes that go into the set; ``None`` of one that is gone or skipped."""
+        request = (array.index_format.request(),)
+        found: list[tuple[ShardIndices, dict[int, bytes]] | None] = [None] * len(wanted)
+        pending = list(range(len(wanted)))
+        for _ in range(_TRIES):
+            outcomes = await self.storage.read([Read(wanted[i][0], request) for i in pending]) if pending else []
+            self._source.index_requests += len(pending)
+            results = await asyncio.gather(
+                *(self._shard(array, *wanted[i], outcome, inline_nbytes) for i, outcome in zip(pending, outcomes, strict=True)),
+                return_exceptions=True,
+            )
+            again: list[int] = []
+            for i, result in zip(pending, results, strict=True):
+                if isinstance(result, _Moved):
+                    again.append(i)
+                elif isinstance(result, Corruption):
+                    self._damaged(wanted[i][0], array.path, result)
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    found[i] = result
+            if not again:
+                return found
+            pending = again
+        raise Conflict(f"the shard {wanted[pending[0]][0]!r} of {self.storage.url} kept changing while it was referred to: try again later")
+
+    def _damaged(self, key: str, path: str, error: Corruption) -> None:
+        if self._on_error == "raise":
+            raise Corruption(
+                f"shard {key!r} of array {path!r} is damaged: {error}. shardstore repair may mend it; on_error='skip' leaves it out"
+            ) from error
+        self._source.left_out[key] = str(error)
+
+    async def _shard(
+        self, array: StoredArray, key: str, coords: tuple[int, ...], outcome: ReadOutcome, inline_nbytes: int
+    ) -> tuple[ShardIndices, dict[int, bytes]] | None:
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            return None
+        if is_unsettled(outcome.generation.token):
+            await self._found(Read(key, (), outcome.generation))  # waits until the version has a name that lasts
+            raise _Moved
+        shard = await array.expand(coords, outcome, self._found, key)
+        inline = {int(row): b"" for row in np.flatnonzero(shard.lengths == 0)}
+        small = np.flatnonzero((shard.lengths > 0) & (shard.lengths <= inline_nbytes))
+        if len(small):
+            starts, lengths = shard.offsets[small], shard.lengths[small]
+            coalesced = coalesce_all(starts, starts + lengths, UPKEEP_LIMITS)
+            answer = await self._found(Read(key, coalesced.requests, shard.generation))
+            inline |= zip(small.tolist(), map(bytes, coalesced.cut(answer.buffers)), strict=True)
+        return shard, inline
+
+    async def _found(self, read: Read) -> Found:
+        """Return what is read of one version. Raises ``_Moved`` if it is gone."""
+        (outcome,) = await self.storage.read([read])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found):
+            raise _Moved
+        return outcome
+
+    async def tokens(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the version of each object that lasts; ``None`` if there is none, or no object."""
+        found: list[str | None] = []
+        for some in _groups(keys, _SHARDS_AT_ONCE):
+            infos = await asyncio.gather(*map(self.storage.stat, some))
+            for key, info in zip(some, infos, strict=True):
+                if info is not None and info.generation is not None and is_unsettled(info.generation.token):
+                    await self.storage.read([Read(key, (), info.generation)])  # waits until the version has a name that lasts
+                    info = await self.storage.stat(key)
+                found.append(None if info is None or info.generation is None else info.generation.token)
+        return found
+
+    async def contents(self, keys: Sequence[str]) -> list[bytes]:
+        """Return whole objects, which are few and small."""
+        found: list[bytes] = []
+        for key, outcome in zip(keys, await self.storage.read([Read(key, (EVERYTHING,)) for key in keys]) if keys else (), strict=True):
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if not isinstance(outcome, Found):
+                raise Conflict(f"the object {key!r} of {self.storage.url} went away while it was referred to: write the set again")
+            found.append(bytes(outcome.buffers[0]))
+        return found
+
+
+class _Moved(Exception):
+    """A shard was replaced between two reads of it."""
+
+
+# -- opening -------------------------------------------------------------------------------------------------------------
+
+
+def store_source(
+    storage: Storage,
+    base: str,
+    choose: Callable[[str], ArrayChoice | None],
+    *,
+    pinned: bool = True,
+    on_error: OnError = "raise",
+    reuse: Reuse | None = None,
+) -> ReferenceSource:
+    """Return the hierarchy in ``storage`` as a source. ``base`` comes in front of the keys in URLs; ``choose`` says how each array is
+    referred to, ``None`` leaves it out. What ``reuse`` knows is not read again.
+
+    Raises:
+        NotFound: there is no Zarr hierarchy.
+        Corruption: a metadata document cannot be read.
+        StorageError: a request failed.
+    """
+    engine = Engine(storage)
+    source = ReferenceSource(storage.url, {}, [], base_url=base, is_pinned=pinned)
+    reader = StoreReader(engine.storage, source, on_error=on_error, pinned=pinned, reuse=reuse)
+    documents: dict[str, JsonObject] = {}
+    unreadable: list[str] = []
+
+    def seen(node: Node, document: JsonObject | None) -> None:
+        if node.kind == "other":
+            unreadable.append(node.path)
+        if document is not None:
+            documents[node.path] = document
+
+    walk = Walk(engine, "", seen)
+    objects: dict[str, _Objects] = {}
+    v2_keys: list[str] = []
+    for located in walk.located():
+        if located.role == "array" and located.plan is not None:
+            found = objects.setdefault(located.plan.path, _Objects(located.plan))
+            found.coords.append(located.coords)
+            found.keys.append(located.info.key)
+            found.nbytes.append(located.info.nbytes)
+            found.tokens.append(None if located.info.generation is None else located.info.generation.token)
+        elif located.role == "v2-document":
+            v2_keys.append(located.info.key)
+    if unreadable:
+        raise Corruption(
+            f"the metadata of {', '.join(map(repr, sorted(unreadable)[:5]))} in {storage.url} cannot be read: run shardstore verify"
+        )
+    plans = {plan.path: plan for plan in walk.plans()}
+    nodes = {path: NodeDocuments(levels_of(document)[-1], is_array=is_array(document)) for path, document in documents.items()}
+    for path, node in run_sync(_v2_nodes(engine.storage, v2_keys)).items():
+        if path in nodes:
+            continue  # what is left of v2 beside a document of v3, which counts
+        nodes[path] = node
+        if node.v2 is not None and node.is_array and path not in plans and (plan := plan_v2_array(path, node.v2)) is not None:
+            plans[path] = plan
+    if not nodes:
+        raise NotFound(f"there is no Zarr hierarchy at {storage.url}: check the address")
+    for path, node in nodes.items():
+        if not node.is_array:
+            source.groups[path] = node
+        elif (choice := choose(path)) is None:
+            source.left_out[path] = "as was asked for"
+        elif (known := plans.get(path)) is None:
+            source.impossible[path] = "its metadata do not say where its chunks are"
+        else:
+            stored = documents.get(path)
+            shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node
+            source.arrays.append(StoredArray(reader, objects.get(path) or _Objects(known), stored, shown, choice))
+    source.arrays.sort(key=lambda array: array.path)
+    if run_sync(_is_draft(engine)):
+        scalars = [plan for plan in plans.values() if not plan.shape and plan.path in objects]
+        stored_keys = run_sync(_scalar_keys(storage, {plan.path: documents[plan.path] for plan in scalars}))
+        source.stored_key = lambda key: stored_keys.get(key) or data_key(key) or key
+    return source
+
+
+async def _scalar_keys(storage: Storage, documents: dict[str, JsonObject]) -> dict[str, str]:
+    """Return the stored keys of the chunks of 0-d arrays in a hierarchy of the 2022 draft, by canonical key."""
+    found: dict[str, str] = {}
+    for path, document in documents.items():
+        first = scalar_key_name(document)
+        keys = sorted(scalar_data_keys(path), key=lambda key, first=first: not key.endswith(f"/{first}"))  # type: ignore[misc]
+        for key in reversed(keys):
+            if await storage.stat(key) is not None:
+                found[join(path, "c")] = key
+    return found
+
+
+async def _is_draft(engine: Engine) -> bool:
+    await engine.storage.read([document_read(METADATA_NAME)])  # which finds out
+    return is_draft(engine.storage)
+
+
+async def _v2_nodes(storage: Storage, keys: Sequence[str]) -> dict[str, NodeDocuments]:
+    """Return the nodes that the documents of Zarr v2 describe, by path. Raises ``Corruption`` if one cannot be read."""
+    found: dict[str, dict[str, JsonObject]] = {}
+    for some in _groups(keys, _SHARDS_AT_ONCE):
+        for key, outcome in zip(some, await storage.read([document_read(key) for key in some]), strict=True):
+            named = document_key(key)
+            if isinstance(outcome, Failed):
+                raise outcome.error
+            if named is None or not isinstance(outcome, Found):
+                continue
+            try:
+                found.setdefault(named.path, {})[named.name] = loads_object(outcome.buffers[0])
+            except Corruption as exc:
+                raise Corruption(f"{key!r} in {storage.url} cannot be read: {exc}") from exc
+    nodes: dict[str, NodeDocuments] = {}
+    for path, by_name in found.items():
+        main = by_name.get(ARRAY_NAME) or by_name.get(GROUP_NAME)
+        if main is not None:
+            nodes[path] = NodeDocuments(None, main, by_name.get(ATTRIBUTES_NAME), is_array=ARRAY_NAME in by_name)
+    return nodes

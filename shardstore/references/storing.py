@@ -1,0 +1,219 @@
+"""Store a set of references: the whole of it, or nothing."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import IO, Any, Literal
+
+from shardstore._sync import run_sync
+from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.json_text import dumps
+from shardstore.format.references.parquet import METADATA_NAME
+from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, encode_pins
+from shardstore.format.store_keys import join
+from shardstore.references.batches import ReferenceSource
+from shardstore.references.choices import Choices, Described, Flavour, described
+from shardstore.references.counting import Tally
+from shardstore.references.fill_chunks import fill_chunk
+from shardstore.references.places import SetPlace, read_object, write_bytes, write_file
+from shardstore.references.report import ReferenceProgress, ReferenceReport, how_to_open
+from shardstore.references.writing_json import DigestedFile, compressed, write_lines
+from shardstore.references.writing_parquet import RecordWriter, check_root
+
+Progress = Callable[[ReferenceProgress], None]
+
+_RECORD = re.compile(r"(?:.*/)?refs\.[0-9]+\.parq")
+
+
+@dataclass(frozen=True, slots=True)
+class JSONForm:
+    """How a set in JSON is written; the names are those of ``write_json``."""
+
+    version: Literal[0, 1] = 1
+    flavour: Flavour = "auto"
+    templates: bool = False
+    generators: bool = False
+
+    def __post_init__(self) -> None:
+        if self.version not in (0, 1) or (self.version == 0 and (self.templates or self.generators)):
+            raise InvalidInput(f"version={self.version!r}: 0, without templates and generators, and 1 are known")
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetForm:
+    """How a set in Parquet is written; the names are those of ``write_parquet``."""
+
+    flavour: Flavour = "v2"
+    record_size: int = 100_000
+    missing: Literal["null", "fill"] = "null"
+    root_as: str | None = None
+    max_memory: int = 32 * 2**20
+
+    def __post_init__(self) -> None:
+        if type(self.record_size) is not int or self.record_size < 1:
+            raise InvalidInput(f"record_size {self.record_size!r} is not a positive whole number")
+        if self.missing not in ("null", "fill"):
+            raise InvalidInput(f"missing {self.missing!r} is neither 'null' nor 'fill'")
+        if type(self.max_memory) is not int or self.max_memory < 1:
+            raise InvalidInput(f"max_memory {self.max_memory!r} is not a number of bytes")
+
+
+Form = JSONForm | ParquetForm
+
+
+def put(
+    source: ReferenceSource,
+    place: SetPlace,
+    form: Form,
+    choices: Choices,
+    *,
+    overwrite: bool,
+    progress: Progress | None,
+    has_options: bool,
+) -> ReferenceReport:
+    """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
+    tally = Tally(source.arrays, progress, choices.mixed_protocols)
+    arguments = {"format": "json" if isinstance(form, JSONForm) else "parquet", **_given(form), **_given(choices)}
+    if not source.base_url:
+        arguments["sets"] = source.url
+    origin = PinnedStore(source.url, source.base_url, arguments)
+    if isinstance(form, JSONForm):
+        shown = described(source, form.flavour, only_v2_keys=False)
+        nbytes = _put_json(source, place, form, shown, tally, origin, overwrite=overwrite)
+    else:
+        for array in source.arrays:
+            array.path = check_root(array, form.root_as)
+        shown = described(source, form.flavour, only_v2_keys=True)
+        nbytes = _put_parquet(source, place, form, shown, tally, origin, overwrite=overwrite)
+    protocol = next(iter(tally.protocols), "file")
+    return ReferenceReport(
+        source=source.url,
+        target=place.shown,
+        format="json" if isinstance(form, JSONForm) else "parquet",
+        flavour=shown.flavour,
+        why=shown.why,
+        arrays=len(source.arrays),
+        references=tally.references,
+        inlined=tally.inlined,
+        missing=tally.missing,
+        targets=len(tally.urls),
+        nbytes=nbytes,
+        is_pinned=_is_pinned(source),
+        left_out=dict(source.left_out),
+        index_requests=source.index_requests,
+        how_to_open=how_to_open(
+            place.shown, "json" if isinstance(form, JSONForm) else "parquet", shown.flavour, protocol, has_options=has_options
+        ),
+    )
+
+
+def _is_pinned(source: ReferenceSource) -> bool:
+    """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it."""
+    return source.is_pinned and bool(source.base_url or source.pins)
+
+
+def _given(options: Form | Choices) -> dict[str, Any]:
+    """Return the options that are not the defaults."""
+    return {field.name: value for field in fields(options) if (value := getattr(options, field.name)) != field.default}
+
+
+def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
+    """Return the form and the choices of a set from the arguments that its pins say.
+
+    Raises:
+        Corruption: they do not say how the set was written.
+    """
+    kinds: dict[object, type[JSONForm] | type[ParquetForm]] = {"json": JSONForm, "parquet": ParquetForm}
+    kind = kinds.get(arguments.get("format"))
+    if kind is None:
+        raise Corruption("the pins of the set do not say how it was written: write the set again")
+    if "sets" in arguments:
+        raise InvalidInput("the set was made of other sets: make it of them again")
+    of_form, of_choices = ({f.name: arguments[f.name] for f in fields(one) if f.name in arguments} for one in (kind, Choices))
+    return kind(**of_form), Choices(**of_choices)
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def _put_json(
+    source: ReferenceSource, place: SetPlace, form: JSONForm, shown: Described, tally: Tally, origin: PinnedStore, *, overwrite: bool
+) -> int:
+    before = run_sync(_set_there(place, overwrite=overwrite))
+    template = source.base_url if form.templates else ""
+    with tempfile.TemporaryFile() as file:
+        digested = DigestedFile(file)
+        with compressed(digested, place.name) as text:
+            write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
+        section = encode_pins(origin, digested.digest, sorted(source.pins.values())) if _is_pinned(source) else None
+        run_sync(_replace(place, file, digested.digest.nbytes, before, section))
+    return digested.digest.nbytes
+
+
+async def _set_there(place: SetPlace, *, overwrite: bool) -> bytes | None:
+    """Return the pins of the set that is to be replaced. Raises ``InvalidInput`` if there is one, and it is not to be."""
+    if await place.storage.stat(place.main_key) is None:
+        return None
+    if not overwrite:
+        raise InvalidInput(f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
+    return await read_object(place.storage, place.pins_key)
+
+
+async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: bytes | None, section: bytes | None) -> None:
+    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones."""
+    if section is not None:
+        await write_bytes(place.storage, place.pins_key, (before or b"") + section)
+    await write_file(place.storage, place.main_key, file, nbytes)
+    if section is None:
+        await place.storage.delete_many([place.pins_key])
+    elif before:
+        await write_bytes(place.storage, place.pins_key, section)
+
+
+# -- Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def _put_parquet(
+    source: ReferenceSource, place: SetPlace, form: ParquetForm, shown: Described, tally: Tally, origin: PinnedStore, *, overwrite: bool
+) -> int:
+    fills = {
+        array.path: fill_chunk(array.path, shown.documents[array.path][".zarray"]) if form.missing == "fill" else None
+        for array in source.arrays
+    }
+    before = run_sync(_cleared(place, overwrite=overwrite))
+    writer = RecordWriter(place.storage, form.record_size, form.max_memory, tally)
+    for number, array in enumerate(source.arrays):
+        writer.write(number, array, array.path, fills[array.path])
+    metadata = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
+    data = dumps({"metadata": metadata, "record_size": form.record_size})
+    pins = encode_pins(origin, None, sorted(source.pins.values())) if _is_pinned(source) else None
+    run_sync(_finish(place, data, pins, before - writer.keys))
+    return writer.nbytes + len(data)
+
+
+async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
+    """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end.
+
+    Raises:
+        InvalidInput: there is a set, and it is not to be replaced; or something else.
+    """
+    keys = {info.key async for info in place.storage.list("")}
+    others = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
+    if others:
+        raise InvalidInput(f"there is something else at {place.shown}, such as {others[0]!r}: choose another place. Nothing was written")
+    if METADATA_NAME in keys:
+        if not overwrite:
+            raise InvalidInput(f"there is a set at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
+        await place.storage.delete_many([METADATA_NAME])
+    return keys - {METADATA_NAME, PINS_SUFFIX}
+
+
+async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, left_over: set[str]) -> None:
+    """Remove what is no part of the set, and make it one."""
+    await place.storage.delete_many([*left_over, PINS_SUFFIX] if pins is None else [*left_over])
+    if pins is not None:
+        await write_bytes(place.storage, PINS_SUFFIX, pins)
+    await write_bytes(place.storage, METADATA_NAME, metadata)

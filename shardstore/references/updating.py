@@ -1,0 +1,73 @@
+"""``update``: write a set again as it was written, reading the indices only of shards that have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.format.references.pins import PinnedObject
+from shardstore.maintenance.pins import is_held
+from shardstore.references.batches import ReferenceBatch
+from shardstore.references.opening import open_source
+from shardstore.references.places import find_set, open_set, pins_of
+from shardstore.references.report import ReferenceReport
+from shardstore.references.sets import SetArray, reference_storage, set_source
+from shardstore.references.storing import ParquetForm, Progress, form_of, put
+from shardstore.storage.references.storage import ReferenceStorage
+
+
+class OlderSet:
+    """The references of a set into objects that are still what they were."""
+
+    def __init__(self, references: ReferenceStorage, objects: Mapping[str, PinnedObject]) -> None:
+        self._objects = objects
+        self._arrays = {array.path: array for array in set_source(references, lambda path: True).arrays if isinstance(array, SetArray)}
+
+    def references(
+        self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: npt.NDArray[np.int64]
+    ) -> ReferenceBatch | None:
+        """Return the references of an array into the object at ``key``; ``None`` if that has changed, or the array has."""
+        pinned, array = self._objects.get(key), self._arrays.get(path)
+        if pinned is None or array is None or array.chunk_grid != chunk_grid:
+            return None
+        if token is None or not is_held(frozenset({pinned.generation}), token):
+            return None
+        return array.of_chunks(chunks)
+
+
+def update(
+    target: Any,
+    source: Any = None,
+    *,
+    output: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> ReferenceReport:
+    """Write a set again with the arguments that it was written with. Only shards that have changed since are read, by one request each.
+
+    Args:
+        target: the path or URL of the set.
+        source: the store, if it is not where the set says.
+        output: another place for the new set; by default it replaces the old one. One in JSON is replaced in one step; one in Parquet is
+            no set until it is whole again.
+        storage_options: of the store's filesystem.
+        target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
+        progress: called now and then with a ``ReferenceProgress``.
+
+    Raises:
+        NotFound: there is no set, or it does not say what it was made of: write it again.
+        ShardStoreError: as ``write_json`` and ``write_parquet``.
+    """
+    options = target_options if target_options is not None else storage_options
+    place = find_set(target, options)
+    section = pins_of(place)
+    older = OlderSet(reference_storage(place.url, options), section.objects)
+    form, choices = form_of(section.origin.arguments)
+    new = open_set(place.url if output is None else output, options, is_directory=isinstance(form, ParquetForm))
+    store = section.origin.store if source is None else source
+    found = open_source(store, new, choices, pins=True, on_error="raise", options=storage_options, reuse=older)
+    return put(found, new, form, choices, overwrite=output is None, progress=progress, has_options=bool(storage_options))

@@ -1,0 +1,248 @@
+"""Write a set of references in JSON: streamed, one entry a line, in a fixed order.
+
+::
+
+    {"version": 1, "refs": {
+    ".zgroup": "{\"zarr_format\": 2}",
+    "ct/.zarray": "{…}",
+    "ct/0.0": ["s3://bucket/data.zarr/ct/c/0/0", 0, 1048576],
+    …
+    }}
+
+The text is collected in a temporary file, since object stores have to know its size before they take it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import IO, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore.errors import InvalidInput, Unsupported
+from shardstore.extras import how_to_install
+from shardstore.format.chunk_keys import ChunkKeyEncoding
+from shardstore.format.json_text import dumps
+from shardstore.format.references.documents import key_encoding
+from shardstore.format.references.parquet import MISSING
+from shardstore.format.references.pins import SetDigest
+from shardstore.format.store_keys import join
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
+from shardstore.references.choices import Described
+from shardstore.references.counting import Tally
+
+_ENTRIES_AT_ONCE = 50_000
+
+
+class DigestedFile:
+    """A temporary file that notes the digest of what is written to it. It stays open when a compressor closes it."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.digest = SetDigest(0, 0)
+
+    def write(self, data: bytes) -> int:
+        self.digest = self.digest.extended(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        self.flush()
+
+
+@contextmanager
+def compressed(file: DigestedFile, name: str) -> Iterator[Writes]:
+    """Give something to write the text to, which is compressed if the name of the set ends so.
+
+    Raises:
+        Unsupported: pyarrow, which compresses ``.zst``, is not installed.
+    """
+    if name.endswith(".gz"):
+        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as text:
+            yield text
+    elif name.endswith(".zst"):
+        try:
+            import pyarrow as pa
+        except ModuleNotFoundError as exc:
+            raise Unsupported(f"sets that end in .zst need pyarrow: {how_to_install('parquet')}") from exc
+        sink = pa.PythonFile(file, mode="w")
+        text = pa.CompressedOutputStream(sink, "zstd")
+        yield text
+        text.close()
+    else:
+        yield file
+
+
+class Writes(Protocol):
+    """Something that bytes are written to."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+def write_lines(
+    file: Writes, described: Described, arrays: Sequence[ReferencedArray], tally: Tally, *, version: int, template: str, generators: bool
+) -> None:
+    """Write the text of a set. ``template`` is the beginning of URLs that the template ``u`` stands for; empty for none.
+
+    Raises:
+        InvalidInput: a name holds what readers of version 1 take for a template.
+        ShardStoreError: as reading the source does.
+    """
+    lines = _Lines(file, version, template)
+    lines.begin()
+    for path, by_name in described.documents.items():
+        for name, document in by_name.items():
+            lines.entry(join(path, name), dumps(document).decode())
+    generated: list[str] = []
+    for number, array in enumerate(arrays):
+        encoding = key_encoding(described.documents[array.path])
+        gen = generator_of(array, encoding, template) if generators else None
+        if gen is not None:
+            generated.append(gen.text)
+            tally.count(gen.references, 0)
+            continue
+        for batch in tally.counted(number, array.batches(0, size_of(array))):
+            tally.count(len(batch.chunks), len(batch.rows.inline))
+            lines.batch(array, encoding, batch)
+    lines.end(generated)
+
+
+class _Lines:
+    """Writes entries, separated by commas."""
+
+    def __init__(self, file: Writes, version: int, template: str) -> None:
+        self._file = file
+        self._version = version
+        self._template = template
+        self._separator = "\n"
+
+    def begin(self) -> None:
+        templates = f'"templates": {{"u": {json.dumps(self._template)}}}, ' if self._template else ""
+        self._file.write(f'{{"version": 1, {templates}"refs": {{'.encode() if self._version else b"{")
+
+    def end(self, generated: list[str]) -> None:
+        gen = ', "gen": [\n' + ",\n".join(generated) + "\n]" if generated else ""
+        self._file.write(f"\n}}{gen}}}\n".encode() if self._version else b"\n}\n")
+
+    def entry(self, key: str, text: str) -> None:
+        self._write(f"{json.dumps(key)}: {json.dumps(text)}")
+
+    def batch(self, array: ReferencedArray, encoding: ChunkKeyEncoding, batch: ReferenceBatch) -> None:
+        chunks, rows = batch
+        targets = [self._target(url) for url in rows.targets]
+        for start in range(0, len(chunks), _ENTRIES_AT_ONCE):
+            part = slice(start, start + _ENTRIES_AT_ONCE)
+            keys = _keys(array, encoding, chunks[part])
+            if len(targets) == 1 and not rows.inline:
+                (target,) = targets
+                numbers = zip(keys, rows.offset[part].tolist(), rows.nbytes[part].tolist(), strict=True)
+                if not rows.nbytes[part].all():
+                    found = [f"{key}{target}{_span(offset, nbytes)}" for key, offset, nbytes in numbers]
+                else:
+                    found = [f"{key}{target}, {offset}, {nbytes}]" for key, offset, nbytes in numbers]
+            else:
+                found = [
+                    f"{key}{_inline(rows.inline[row])}" if number == MISSING else f"{key}{targets[number]}{_span(offset, nbytes)}"
+                    for row, (key, number, offset, nbytes) in enumerate(
+                        zip(keys, rows.target[part].tolist(), rows.offset[part].tolist(), rows.nbytes[part].tolist(), strict=True), start
+                    )
+                ]
+            if found:
+                self._write(",\n".join(found))
+
+    def _write(self, text: str) -> None:
+        self._file.write((self._separator + text).encode())
+        self._separator = ",\n"
+
+    def _target(self, url: str) -> str:
+        """Return the beginning of a reference, up to its URL."""
+        if self._version and _ANNOTATION.search(url):
+            raise InvalidInput(f"the URL {url!r} holds what readers take for a template: version=0 has none")
+        if self._template and url.startswith(self._template):
+            return "[" + json.dumps("{{u}}" + url[len(self._template) :])
+        return "[" + json.dumps(url)
+
+
+_ANNOTATION = re.compile(r"\{[{%#]")
+
+
+def _keys(array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64]) -> list[str]:
+    """Return the keys of chunks as they begin their lines."""
+    head = json.dumps(join(array.path, "k"))[:-2]
+    if not array.chunk_grid:
+        return [f'{head}{encoding.encode(())}": '] * len(chunks)
+    axes = np.unravel_index(chunks, array.chunk_grid) if len(chunks) else ()
+    return [f'{head}{key}": ' for key in encoding.encode_all([axis.tolist() for axis in axes])] if axes else []
+
+
+def _span(offset: int, nbytes: int) -> str:
+    return f", {offset}, {nbytes}]" if offset or nbytes else "]"
+
+
+def _inline(data: bytes) -> str:
+    return f'"base64:{base64.b64encode(data).decode()}"' if data else '""'
+
+
+# -- generated keys ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """One entry of ``gen``, and how many references it stands for."""
+
+    text: str
+    references: int
+
+
+def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: str) -> Generator | None:
+    """Return the generator that stands for all references of an array, proven against each of them; ``None`` if there is none.
+
+    There is one if every shard is there and full, and the offset in a shard grows by the length of a chunk from slot to slot.
+    """
+    counts = array.chunks_per_shard
+    if counts is None or not array.chunk_grid or any(g % c for g, c in zip(array.chunk_grid, counts, strict=True)):
+        return None
+    first: tuple[int, int] | None = None
+    seen = 0
+    for chunks, rows in array.batches(0, size_of(array)):
+        if rows.inline or len(rows.targets) != 1 or len(chunks) != prod(counts):
+            return None
+        offset, nbytes = int(rows.offset[0]), int(rows.nbytes[0])
+        first = first or (offset, nbytes)
+        steps = np.arange(len(chunks), dtype=np.int64) * nbytes
+        if (offset, nbytes) != first or not nbytes or not (rows.nbytes == nbytes).all() or not (rows.offset == offset + steps).all():
+            return None
+        seen += len(chunks)
+    if first is None or seen != size_of(array):
+        return None
+    base, nbytes = first
+    shards = [f"s{i}" for i in range(len(counts))]
+    slots = [f"o{i}" for i in range(len(counts))]
+    chunk_names = [f"{{{{{s} * {n} + {o}}}}}" for s, n, o in zip(shards, counts, slots, strict=True)]
+    slot = slots[0]
+    for n, o in zip(counts[1:], slots[1:], strict=True):
+        slot = f"({slot}) * {n} + {o}"
+    url = array.shard_url([f"{{{{{s}}}}}" for s in shards])
+    if template and url.startswith(template):
+        url = "{{u}}" + url[len(template) :]
+    gen = {
+        "key": join(array.path, encoding.separator.join((["c"] if encoding.name == "default" else []) + chunk_names)),
+        "url": url,
+        "offset": f"{{{{({slot}) * {nbytes} + {base}}}}}",
+        "length": str(nbytes),
+        "dimensions": {s: {"stop": g // n} for s, g, n in zip(shards, array.chunk_grid, counts, strict=True)}
+        | {o: {"stop": n} for o, n in zip(slots, counts, strict=True)},
+    }
+    return Generator(json.dumps(gen), seen)

@@ -1,0 +1,194 @@
+"""Write a set of references in Parquet, window by window: a window is some rows of one array, as many as the memory bound allows.
+
+A window ends where the source need not read an index twice, if the bound allows that. All shards that have chunks in it are read, their
+references scattered to its rows, and every full record encoded and stored. A record in which no chunk exists is not stored, which means
+the same to readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardstore._sync import run_sync
+from shardstore.errors import InvalidInput
+from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows, record_name
+from shardstore.format.store_keys import join
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, size_of
+from shardstore.references.counting import Tally
+from shardstore.references.places import write_bytes
+from shardstore.storage.base import Storage
+
+Targets = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
+
+ROW_NBYTES = 20  # target int32, offset and length int64
+_RECORDS_AT_ONCE = 8
+
+
+@dataclass(slots=True)
+class RecordWriter:
+    """Writes the records of arrays to ``storage``."""
+
+    storage: Storage
+    record_size: int
+    max_memory: int
+    tally: Tally
+    keys: set[str] = field(default_factory=set)
+    """The keys of all records that were written so far."""
+    nbytes: int = 0
+    """Bytes that were written so far."""
+    _waiting: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def write(self, number: int, array: ReferencedArray, place: str, fill: bytes | None) -> None:
+        """Write the records of one array into the directory ``place``. ``fill`` are the bytes that stand for missing chunks, if any.
+
+        Raises:
+            ShardStoreError: as reading the source, and storing a record.
+        """
+        size = size_of(array)
+        window = _Window(array, self.record_size, fill)
+        for stop in self._stops(array, size):
+            window.extend(stop)
+            for batch in self.tally.counted(number, array.batches(window.filled, stop)):
+                window.scatter(batch, stop, self.tally)
+            for record, rows in window.records(is_last=stop == size):
+                self._put(join(place, record_name(record)), rows)
+        self._flush()
+
+    def _stops(self, array: ReferencedArray, size: int) -> Iterator[int]:
+        """Yield where windows end: at the last boundary within the bound, and where the bound ends if there is none."""
+        most = max(self.record_size, self.max_memory // ROW_NBYTES)
+        start = last = 0
+        for boundary in array.boundaries():
+            if boundary - start > most and last > start:
+                yield last
+                start = last
+            while boundary - start > most:
+                start += most
+                yield start
+            last = boundary
+        if size > start:
+            yield size
+
+    def _put(self, key: str, rows: ReferenceRows) -> None:
+        data = encode_rows(rows)
+        self.nbytes += len(data)
+        self.keys.add(key)
+        self._waiting.append((key, data))
+        if len(self._waiting) == _RECORDS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        some, self._waiting = self._waiting, []
+        run_sync(self._store(some))
+
+    async def _store(self, records: list[tuple[str, bytes]]) -> None:
+        outcomes = await asyncio.gather(*(write_bytes(self.storage, *record) for record in records), return_exceptions=True)
+        for error in outcomes:
+            if error is not None:
+                raise error
+
+
+class _Window:
+    """The rows of an array from ``start``, a multiple of the record size, on."""
+
+    def __init__(self, array: ReferencedArray, record_size: int, fill: bytes | None) -> None:
+        self._size = size_of(array)
+        self._record_size = record_size
+        self._fill = fill
+        self.start = 0
+        self.filled = 0
+        """The end of the rows whose references are there."""
+        self._target: Targets = np.empty(0, np.int32)
+        self._offset: Numbers = np.empty(0, np.int64)
+        self._nbytes: Numbers = np.empty(0, np.int64)
+        self._inline: dict[int, bytes] = {}  # by number of the chunk
+        self._targets: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._generations: dict[str, str] = {}
+
+    def extend(self, stop: int) -> None:
+        """Make room for the rows up to ``stop``."""
+        more = stop - self.start - len(self._target)
+        self._target = np.concatenate([self._target, np.full(more, MISSING, np.int32)])
+        self._offset = np.concatenate([self._offset, np.zeros(more, np.int64)])
+        self._nbytes = np.concatenate([self._nbytes, np.zeros(more, np.int64)])
+
+    def scatter(self, batch: ReferenceBatch, stop: int, tally: Tally) -> None:
+        """Take those references of a batch that lie in the window and were not there before."""
+        chunks, rows = batch
+        inside = (chunks >= self.filled) & (chunks < stop)
+        kept = slice(None) if inside.all() else np.flatnonzero(inside)
+        numbers = np.array([*(self._number(url, rows) for url in rows.targets), MISSING], dtype=np.int32)  # the last is that of MISSING
+        at = chunks[kept] - self.start
+        self._target[at] = numbers[rows.target[kept]]
+        self._offset[at] = rows.offset[kept]
+        self._nbytes[at] = rows.nbytes[kept]
+        inline = {int(chunks[row]): data for row, data in rows.inline.items() if inside[row]}
+        self._inline |= inline
+        tally.count(len(at), len(inline))
+
+    def _number(self, url: str, rows: ReferenceRows) -> int:
+        number = self._numbers.setdefault(url, len(self._targets))
+        if number == len(self._targets):
+            self._targets.append(url)
+        if (generation := rows.generations.get(url)) is not None:
+            self._generations[url] = generation
+        return number
+
+    def records(self, *, is_last: bool) -> Iterator[tuple[int, ReferenceRows]]:
+        """Yield the full records of the window with their numbers, and drop their rows; with ``is_last`` the rest too, padded."""
+        self.filled = self.start + len(self._target)
+        if is_last and (rest := len(self._target) % self._record_size):
+            self.extend(self.filled + self._record_size - rest)
+        count = len(self._target) // self._record_size
+        for i in range(count):
+            rows = self._record(i * self._record_size, min(self._record_size, self._size - self.start - i * self._record_size))
+            if rows is not None:
+                yield self.start // self._record_size + i, rows
+        taken = count * self._record_size
+        # Copied, so that what was taken is given back.
+        self._offset, self._nbytes = self._offset[taken:].copy(), self._nbytes[taken:].copy()
+        self._target, self._targets = _only_used(self._target[taken:], self._targets)
+        self.start += taken
+        self._inline = {chunk: data for chunk, data in self._inline.items() if chunk >= self.start}
+        self._numbers = {url: number for number, url in enumerate(self._targets)}
+        self._generations = {url: token for url, token in self._generations.items() if url in self._numbers}
+
+    def _record(self, first: int, real: int) -> ReferenceRows | None:
+        """Return the record that begins at a row; ``None`` if none of its chunks exists. ``real`` rows of it are chunks of the array."""
+        part = slice(first, first + self._record_size)
+        own, targets = _only_used(self._target[part], self._targets)
+        chunk = self.start + first
+        inline: dict[int, bytes] = {}
+        if self._inline or self._fill is not None:
+            rows = np.flatnonzero(own[:real] == MISSING).tolist()
+            inline = {row: data for row in rows if (data := self._inline.get(chunk + row, self._fill)) is not None}
+        if not targets and not inline:
+            return None
+        generations = {url: self._generations[url] for url in targets if url in self._generations}
+        return ReferenceRows(targets, own, self._offset[part], self._nbytes[part], inline, generations)
+
+
+def _only_used(target: Targets, targets: list[str]) -> tuple[Targets, list[str]]:
+    """Return numbers of targets, and the targets, without those that no number names."""
+    used = np.unique(target[target != MISSING])
+    renumbered = np.full(len(targets) + 1, MISSING, np.int32)  # the last is that of MISSING
+    renumbered[used] = np.arange(len(used), dtype=np.int32)
+    return renumbered[target], [targets[number] for number in used.tolist()]
+
+
+def check_root(array: ReferencedArray, root_as: str | None) -> str:
+    """Return the directory of an array's records. Raises ``InvalidInput`` for an array at the root without ``root_as``."""
+    if array.path:
+        return array.path
+    if root_as is None:
+        raise InvalidInput(
+            "the array at the root cannot be read from Parquet, neither by fsspec nor by GDAL: root_as='data' (--root-as data) names it"
+        )
+    return root_as

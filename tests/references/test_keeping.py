@@ -1,0 +1,273 @@
+"""Sets over time: checked, updated, converted and combined; and read while shards are rewritten."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardstore
+from shardstore import references
+from shardstore.errors import Conflict, InvalidInput
+from shardstore.format.references.pins import SetDigest, decode_pins, encode_pins
+from shardstore.storage.opening.open import open_storage
+from shardstore.testing.trace import TraceStorage
+from tests.harness.scale import sized
+from tests.references.reading import by_fsspec
+
+pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
+
+FORMS: dict[str, dict[str, Any]] = {"json": {}, "parquet": {"record_size": 7}}
+
+
+def store_at(root: Path, values: Any, name: str = "x", **options: Any) -> zarr.Array[Any]:
+    """A sharded array of 4 × 3 chunks a shard."""
+    store = shardstore.open(root, chunks_per_shard=(4, 3))
+    array = zarr.create_array(store, name=name, shape=values.shape, chunks=(2, 2), dtype=values.dtype, fill_value=0, **options)
+    array[...] = values
+    return array
+
+
+def ours(target: Path, path: str = "x", zarr_format: Literal[2, 3] = 2) -> Any:
+    return np.asarray(zarr.open_array(shardstore.open(f"reference::{target}"), path=path, mode="r", zarr_format=zarr_format)[...])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_update_reads_only_the_indices_of_changed_shards(form: str, tmp_path: Path) -> None:
+    values = np.arange(1, 32 * 24 + 1, dtype="i4").reshape(32, 24)
+    array = store_at(tmp_path / "a.zarr", values)
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "set", **FORMS[form])
+    array[0, 0] = -1
+    array[24:32, 12:18] = 0  # erases a shard
+    trace = TraceStorage(open_storage(tmp_path / "a.zarr"))
+    report = references.update(tmp_path / "set", trace)
+    events = [event for event in trace.events if "/c/" in event.key and not event.key.endswith("zarr.json")]
+    assert [(event.op, event.key) for event in events] == [("read", "x/c/0/0")]
+    assert [event.op for event in trace.events].count("list") == 1
+    assert (report.index_requests, report.targets) == (1, 15)
+    assert references.check(tmp_path / "set", deep=True).is_sound
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+    np.testing.assert_array_equal(by_fsspec(tmp_path / "set", "x", 2), array[...])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_update_after_a_resize_and_of_new_arrays(form: str, tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    options = FORMS[form] | {"inline_nbytes": 20}
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "set", **options)
+    array.resize((20, 8))
+    array[8:] = 7
+    store_at(tmp_path / "a.zarr", np.ones((4, 4), dtype="u1"), "y")
+    references.update(tmp_path / "set")
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "fresh", **options)
+    for name in (".pins", "x/refs.0.parq", ".zmetadata") if form == "parquet" else ("",):
+        assert (tmp_path / "set" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_an_updated_set_is_a_fresh_one(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("updated")
+    form = data.draw(st.sampled_from(sorted(FORMS)))
+    options = FORMS[form] | {"inline_nbytes": data.draw(st.sampled_from([0, 17, 1000]))}
+    array = store_at(root / "a.zarr", data.draw(st.integers(0, 3)) * np.arange(16 * 13, dtype="i4").reshape(16, 13))
+    write = getattr(references, f"write_{form}")
+    write(root / "a.zarr", root / "set", **options)
+    for _ in range(data.draw(st.integers(1, 3))):
+        y, x = data.draw(st.integers(0, 15)), data.draw(st.integers(0, 12))
+        array[y : y + data.draw(st.integers(1, 9)), x : x + data.draw(st.integers(1, 7))] = data.draw(st.integers(0, 5))
+    references.update(root / "set")
+    write(root / "a.zarr", root / "fresh", **options)
+    assert references.check(root / "set", deep=True).is_sound
+    if form == "json":
+        assert (root / "set").read_bytes() == (root / "fresh").read_bytes()
+    else:
+        for path in sorted((root / "fresh").rglob("*")):
+            assert path.is_dir() or path.read_bytes() == (root / "set" / path.relative_to(root / "fresh")).read_bytes()
+    np.testing.assert_array_equal(ours(root / "set"), array[...])
+
+
+def test_deep_check_finds_wrong_references(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set")
+    (section,) = decode_pins((tmp_path / "set.pins").read_bytes())
+    document = json.loads((tmp_path / "set").read_text())
+    document["refs"]["x/1.1"][1] += 1
+    del document["refs"]["x/0.2"]
+    text = json.dumps(document).encode()
+    (tmp_path / "set").write_bytes(text)
+    (tmp_path / "set.pins").write_bytes(encode_pins(section.origin, SetDigest(0, 0).extended(text), section.objects.values()))
+    report = references.check(tmp_path / "set", deep=True)
+    assert (report.changed, report.gone, report.wrong) == ((), (), ("x 2", "x 5"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_into_a_rewritten_shard_are_a_conflict_and_never_other_bytes(form: str, tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    array = store_at(tmp_path / "a.zarr", values, compressors=None)
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "set", **FORMS[form])
+    opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / 'set'}"), path="x", mode="r", zarr_format=2)
+    assert opened[0, 0] == 1
+    array[0:2, 0:2] = 99
+    with pytest.raises(Conflict, match=r"x/c/0/0.*refs update"):
+        opened[0, 0]
+    assert opened[0, 7] == 8
+    with pytest.raises(Conflict, match="refs update"):
+        ours(tmp_path / "set")
+    again = shardstore.open(f"reference::{tmp_path / 'set'}", storage_options={"pins": False})
+    assert zarr.open_array(again, path="x", mode="r", zarr_format=2).shape == (8, 8)
+    references.update(tmp_path / "set")
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+
+
+def test_readers_through_a_set_beside_writers_get_right_bytes_or_a_conflict(tmp_path: Path) -> None:
+    values = np.arange(1, 16 * 12 + 1, dtype="i4").reshape(16, 12)
+    store_at(tmp_path / "a.zarr", values, compressors=None)
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set")
+    done = threading.Event()
+    failures: list[BaseException] = []
+
+    def write(number: int) -> None:
+        """Other values, and now and then the old ones, in other bytes of the shard."""
+        try:
+            rng = np.random.default_rng(number)
+            array = zarr.open_array(shardstore.open(tmp_path / "a.zarr"), path="x")
+            while not done.is_set():
+                y = int(rng.integers(0, 8)) * 2
+                array[y : y + 2] = rng.integers(1000, 2000, (2, 12)) if rng.integers(2) else values[y : y + 2]
+        except BaseException as exc:  # noqa: BLE001  # raised again by the test
+            failures.append(exc)
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    conflicts = right = 0
+    opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / 'set'}"), path="x", mode="r", zarr_format=2)
+    np.testing.assert_array_equal(opened[...], values)
+    for thread in writers:
+        thread.start()
+    try:
+        rng = np.random.default_rng(9)
+        for _ in range(sized(10_000, 500)):
+            y, x = (int(n) * 2 for n in rng.integers(0, [8, 6]))
+            try:
+                found = opened[y : y + 2, x : x + 2]
+            except Conflict:
+                conflicts += 1
+            else:
+                np.testing.assert_array_equal(found, values[y : y + 2, x : x + 2])
+                right += 1
+    finally:
+        done.set()
+        for thread in writers:
+            thread.join()
+    assert not failures
+    assert conflicts
+
+
+@pytest.mark.parametrize("flavour", ["v2", "v3", "dual"])
+def test_sets_are_converted(flavour: Any, tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    values[2:4, 4:6] = 0  # a chunk that is missing
+    store_at(tmp_path / "a.zarr", values, "g/x")
+    references.write_json(tmp_path / "a.zarr", tmp_path / "one.json", inline_nbytes=30)
+    references.write_json(f"reference::{tmp_path}/one.json", tmp_path / "two.json", flavour=flavour)
+    for zarr_format in (2, 3):
+        if flavour in (f"v{zarr_format}", "dual"):
+            np.testing.assert_array_equal(by_fsspec(tmp_path / "two.json", "g/x", zarr_format), values)
+    if flavour != "v3":
+        report = references.write_parquet(f"reference::{tmp_path}/two.json", tmp_path / "three", flavour=flavour, record_size=5)
+        np.testing.assert_array_equal(by_fsspec(tmp_path / "three", "g/x", 2), values)
+        assert (report.references, report.missing) == (15, 1)
+        back = references.write_json(f"reference::{tmp_path}/three", tmp_path / "back.json", flavour=flavour)
+        assert back.references == 15
+        mine, theirs = (json.loads((tmp_path / name).read_text())["refs"] for name in ("two.json", "back.json"))
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sets_are_combined_along_a_dimension(axis: int, form: Any, tmp_path: Path) -> None:
+    values = np.arange(1, 16 * 16 + 1, dtype="i4").reshape(16, 16)
+    sets = []
+    for n, part in enumerate(np.split(values, [6], axis)):
+        store_at(tmp_path / f"{n}.zarr", part, dimension_names=["t", "s"])
+        references.write_json(tmp_path / f"{n}.zarr", tmp_path / f"{n}.json")
+        sets.append(f"{tmp_path}/{n}.json")
+    report = references.combine(sets, tmp_path / "both", dim="ts"[axis], format=form)
+    assert report.references == 64
+    np.testing.assert_array_equal(by_fsspec(tmp_path / "both", "x", 2), values)
+    np.testing.assert_array_equal(ours(tmp_path / "both"), values)
+
+
+def test_combining_puts_other_arrays_side_by_side_and_keeps_equal_ones(tmp_path: Path) -> None:
+    shared = np.arange(1, 17, dtype="i4").reshape(4, 4)
+    for name in ("p", "q"):
+        store_at(tmp_path / f"{name}.zarr", shared + ord(name), name)
+        zarr.create_array(
+            shardstore.open(tmp_path / f"{name}.zarr", chunks_per_shard=None), name="same", shape=(4,), chunks=(2,), dtype="i2"
+        )[...] = 3
+        references.write_json(tmp_path / f"{name}.zarr", tmp_path / f"{name}.json", paths={"same": {"inline_nbytes": 1000}})
+    references.combine([tmp_path / "p.json", tmp_path / "q.json"], tmp_path / "both")
+    for name in ("p", "q"):
+        np.testing.assert_array_equal(by_fsspec(tmp_path / "both", name, 2), shared + ord(name))
+    np.testing.assert_array_equal(by_fsspec(tmp_path / "both", "same", 2), [3] * 4)
+
+
+def test_what_does_not_fit_together_is_refused_with_the_name_of_who_does_it(tmp_path: Path) -> None:
+    def written(name: str, values: Any, **options: Any) -> str:
+        store_at(tmp_path / f"{name}.zarr", values, dimension_names=["t", "s"], **options)
+        references.write_json(tmp_path / f"{name}.zarr", tmp_path / f"{name}.json")
+        return f"{tmp_path}/{name}.json"
+
+    first = written("first", np.ones((4, 4), "i4"))
+    cases = {
+        "does not end with a whole chunk": [written("odd", np.ones((3, 4), "i4")), first],
+        "another shape across": [first, written("wide", np.ones((4, 6), "i4"))],
+        "data type": [first, written("type", np.ones((4, 4), "i8"))],
+        "codecs or fill": [first, written("codec", np.ones((4, 4), "i4"), compressors=None)],
+    }
+    for message, sets in cases.items():
+        with pytest.raises(InvalidInput, match=f"{message}.*VirtualiZarr"):
+            references.combine(sets, tmp_path / "both.json", dim="t", format="json")
+    with pytest.raises(InvalidInput, match="names no dimension"):
+        references.combine([first, written("other", np.zeros((4, 4), "i4") + 2)], tmp_path / "both.json", format="json")
+    assert not (tmp_path / "both.json").exists()
+
+
+def test_describe(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((8, 8), "i4"))
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", flavour="dual")
+    found = references.describe(tmp_path / "set")
+    assert (found.format, dict(found.arrays), found.objects) == ("parquet", {"x": (4, 4)}, 2)
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", pins=False)
+    assert references.describe(tmp_path / "set.json").store is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_made_of_sets_stay_pinned(form: Any, tmp_path: Path) -> None:
+    arrays, sets = [], []
+    for name in ("p", "q"):
+        arrays.append(store_at(tmp_path / f"{name}.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8), name))
+        references.write_parquet(tmp_path / f"{name}.zarr", tmp_path / f"{name}.refs")
+        sets.append(tmp_path / f"{name}.refs")
+    references.combine(sets, tmp_path / "both", format=form)
+    assert references.check(tmp_path / "both").objects == 4
+    with pytest.raises(InvalidInput, match="store="):
+        references.pins(tmp_path / "both")
+    held = references.pins(tmp_path / "both", store=tmp_path / "q.zarr")
+    assert [pin.key for pin in held] == ["q/c/0/0", "q/c/0/1"]
+    assert held == references.pins(tmp_path / "q.refs")
+    arrays[1][0, 0] = 99
+    assert references.check(tmp_path / "both").changed == (f"file://{tmp_path}/q.zarr/q/c/0/0",)
+    ours(tmp_path / "both", "p")
+    with pytest.raises(Conflict, match="q/c/0/0"):
+        ours(tmp_path / "both", "q")
+    with pytest.raises(InvalidInput, match="make it of them again"):
+        references.update(tmp_path / "both")

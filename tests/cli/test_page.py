@@ -78,7 +78,7 @@ def test_the_commands_that_the_readme_lists_work(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     text = README.read_text()
     commands = re.findall(r"^(shardstore .*?) +# ", text, re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["info", "ls", "advise", "verify", "unpack", "mv"]
+    assert [command.split()[1] for command in commands] == ["info", "ls", "advise", "verify", "refs", "unpack", "mv"]
     reader = Reader(text, tmp_path)
     printed = {command.split()[1]: reader.run(command) for command in commands}
     assert {code for _, code in printed.values()} == {0}, printed

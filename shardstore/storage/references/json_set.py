@@ -19,7 +19,7 @@ from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import UNKNOWN_NBYTES, Absent, Failed, Found, Read, ReadOutcome
 from shardstore.storage.references.entries import Entry, PinnedReference, SetPlace, Targets
 
-_PIECE_NBYTES = 4 << 20
+_PIECE_NBYTES = 8 << 20
 _DECODED_NBYTES = 1 << 20
 
 
@@ -123,14 +123,15 @@ async def _pieces(place: SetPlace, first: ReadOutcome) -> AsyncIterator[memoryvi
             raise await _missing(place)
         if not isinstance(outcome, Found):
             raise StorageError(f"{place.url}: the set of references was replaced while it was being read: open it again")
-        (data,) = outcome.buffers
-        yield data
-        start += len(data)
-        if len(data) < _PIECE_NBYTES or start == outcome.nbytes:
-            if start < outcome.nbytes < UNKNOWN_NBYTES:
-                raise StorageError(f"{place.url}: the set of references has {outcome.nbytes} bytes, and reading them ended after {start}")
+        generation, nbytes, count = outcome.generation, outcome.nbytes, len(outcome.buffers[0])
+        yield outcome.buffers[0]
+        start += count
+        if count < _PIECE_NBYTES or start == nbytes:
+            if start < nbytes < UNKNOWN_NBYTES:
+                raise StorageError(f"{place.url}: the set of references has {nbytes} bytes, and reading them ended after {start}")
             return
-        (outcome,) = await place.storage.read([Read(place.name, (ByteRange(start, start + _PIECE_NBYTES),), outcome.generation)])
+        del outcome  # lets go of the piece before the next one comes
+        (outcome,) = await place.storage.read([Read(place.name, (ByteRange(start, start + _PIECE_NBYTES),), generation)])
 
 
 async def _missing(place: SetPlace) -> NotFound:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fsspec.asyn import get_loop
 
-from shardstore.errors import ReadOnly, ShardStoreError, StorageError
+from shardstore.errors import ReadOnly, ShardStoreError
 from shardstore.format.references.json import Expansion
 from shardstore.model.capabilities import Capabilities
 from shardstore.model.generation import Generation
@@ -245,12 +245,7 @@ class ReferenceStorage(ReadsOnly):
         (entry,) = await self.find([key])
         if isinstance(entry, ShardStoreError):
             raise entry
-        if entry is None:
-            return None
-        info = await self._info(key, entry)
-        if info is None:
-            raise StorageError(f"{self.url} refers for {key!r} to what is not there: make it reachable again, or mend the reference")
-        return info
+        return None if entry is None else await self._info(key, entry)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = await self.references()

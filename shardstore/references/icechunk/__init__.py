@@ -1,4 +1,4 @@
-"""References in repositories of icechunk: ``writing.py``, which alone imports icechunk; checksums of objects, and columns for it.
+"""References in repositories of icechunk: the checksums of objects, and references as columns.
 
-``references`` imports ``writing``. Begin there.
+Begin with ``writing.py``.
 """

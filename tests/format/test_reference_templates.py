@@ -50,6 +50,7 @@ EXPRESSIONS = st.recursive(
 TEXTS = st.lists(st.sampled_from(["s3://", "}", "%d", " ", "\n", "é", "{", "{ {"]) | EXPRESSIONS.map("{{{{ {} }}}}".format), max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(TEXTS.map("".join))
 def test_texts_are_filled_in_as_jinja_does(text: str) -> None:

@@ -22,7 +22,7 @@ from shardstore.testing.trace import TraceStorage
 from tests.harness.scale import sized
 from tests.references.reading import by_fsspec
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 
 FORMS: dict[str, dict[str, Any]] = {"json": {}, "parquet": {"record_size": 7}}
 
@@ -72,6 +72,7 @@ def test_update_after_a_resize_and_of_new_arrays(form: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(data=st.data())
 def test_an_updated_set_is_a_fresh_one(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

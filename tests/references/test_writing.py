@@ -107,6 +107,7 @@ def test_fsspec_reads_parquet_by_pyarrow_where_missing_chunks_are_filled(source:
     check(target, values_of(source), "v2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "parquet"])
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case.name)
 def test_shards_of_other_programs(case: Any, form: str, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def test_shards_of_other_programs(case: Any, form: str, tmp_path: Path) -> None:
     assert references.check(target).is_sound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", DRAFTS, ids=lambda folder: folder.name)
 def test_hierarchies_of_the_2022_draft(folder: Path, tmp_path: Path) -> None:
     report = references.write_json(folder / "store", tmp_path / "refs.json")

@@ -20,7 +20,7 @@ from shardstore.testing.faults import DropReply, Effect, Fail, Fault, FaultStora
 from tests.harness.crash import Child, Crasher
 from tests.references.reading import by_fsspec
 
-pytestmark = [pytest.mark.zarr, pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = np.arange(40, dtype="i4"), np.arange(40, dtype="i4")[::-1]
@@ -69,6 +69,7 @@ def check_none_or_whole(root: Path, form: str, *, had_one: bool) -> str:
     return "new" if is_new else "old"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])
 @pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
 @pytest.mark.parametrize("form", FORMS)
@@ -94,6 +95,7 @@ def test_fails_at_every_request(form: str, effect: Effect, had_one: bool, tmp_pa
     assert seen >= ({"old"} if had_one and form == "json" else {"none"})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("had_one", [False, True], ids=["first", "replacing"])

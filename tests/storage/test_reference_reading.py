@@ -128,6 +128,7 @@ def test_a_set_in_json_and_its_pins_are_one_round(server: WebServer) -> None:
     assert [asked.path for asked in server.asked] == ["/x/refs.json"]
 
 
+@pytest.mark.slow
 def test_a_large_set_is_read_in_pieces_of_one_version(server: WebServer) -> None:
     text = json.dumps({f"c/{i}": [f"{server.url}/x/data", i, 10] for i in range(200_000)}).encode()
     assert 8 << 20 < len(text) < 16 << 20

@@ -124,6 +124,7 @@ except ShardStoreError as exc:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_an_error_with_bounded_memory(name: str, tmp_path: Path) -> None:
     bomb = BOMBS[name]

@@ -129,6 +129,7 @@ def test_references_into_a_rewritten_shard_are_a_conflict_and_never_other_bytes(
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
 
 
+@pytest.mark.slow
 def test_readers_through_a_set_beside_writers_get_right_bytes_or_a_conflict(tmp_path: Path) -> None:
     values = np.arange(1, 16 * 12 + 1, dtype="i4").reshape(16, 12)
     store_at(tmp_path / "a.zarr", values, compressors=None)

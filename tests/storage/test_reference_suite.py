@@ -17,7 +17,7 @@ from shardstore.storage.fallbacks import ReadsAndWrites
 from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.requests.conditions import check_deletion
-from shardstore.testing.storage_suite import StorageSuite
+from shardstore.testing.storage_suite import StorageSuite, SyncStorage
 from tests.storage.reference_sets import open_references
 
 BEFORE, BEHIND = b"before", b"behind it"
@@ -117,4 +117,6 @@ def storage(request: pytest.FixtureRequest) -> Referred:
 
 
 class TestReferenceStorage(StorageSuite):
-    pass
+    @pytest.mark.slow
+    def test_a_long_listing(self, s: SyncStorage) -> None:
+        super().test_a_long_listing(s)

@@ -71,8 +71,10 @@ class ReferencedArray(Protocol):
         """
         ...
 
-    def boundaries(self) -> Iterator[int]:
-        """Yield, in ascending order, numbers of chunks at which a range may end so that nothing is read twice; the last is the size."""
+    def window(self, start: int, most: int) -> range:
+        """Return the next chunks to look at, from ``start`` on: those before it do not exist. They are at most ``most``, and end where
+        another range can begin without reading anything twice, if that is possible; none if no more chunks exist.
+        """
         ...
 
 

@@ -47,10 +47,8 @@ class JoinedArray:
     def shard_url(self, coords: Sequence[str]) -> str:
         raise NotImplementedError
 
-    def boundaries(self) -> Iterator[int]:
-        if self._axis == 0:
-            yield from (begin * int(strides(self.chunk_grid)[0]) for begin in self._begins[1:-1])
-        yield size_of(self)
+    def window(self, start: int, most: int) -> range:
+        return range(start, min(size_of(self), start + most))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         inner = prod(self.chunk_grid[self._axis :])

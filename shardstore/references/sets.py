@@ -6,6 +6,7 @@ The references of a set in JSON are in memory; of one in Parquet, records are re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -31,6 +32,7 @@ from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import innermost
 
 _CHUNKS_AT_ONCE = 20_000
+_MOST_ASKED_FOR = 4_000_000  # chunks of a range; of more, the keys that exist are listed first
 _DOCUMENTS_AT_ONCE = 256
 
 
@@ -61,12 +63,33 @@ class SetArray:
     def shard_url(self, coords: Sequence[str]) -> str:
         raise NotImplementedError
 
-    def boundaries(self) -> Iterator[int]:
-        yield prod(self.chunk_grid)
+    def window(self, start: int, most: int) -> range:
+        size = prod(self.chunk_grid)
+        return range(start, min(size, start + most))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
-        for first in range(start, stop, _CHUNKS_AT_ONCE):
-            yield self.of_chunks(np.arange(first, min(stop, first + _CHUNKS_AT_ONCE), dtype=np.int64))
+        if stop - start <= _MOST_ASKED_FOR:
+            for first in range(start, stop, _CHUNKS_AT_ONCE):
+                yield self.of_chunks(np.arange(first, min(stop, first + _CHUNKS_AT_ONCE), dtype=np.int64))
+            return
+        there = self._existing
+        some = there[(there >= start) & (there < stop)]
+        for first in range(0, len(some), _CHUNKS_AT_ONCE):
+            yield self.of_chunks(some[first : first + _CHUNKS_AT_ONCE])
+
+    @cached_property
+    def _existing(self) -> npt.NDArray[np.int64]:
+        """The numbers of the chunks that the set has, ascending: of a large grid most may be missing."""
+        return np.array(sorted(run_sync(self._numbers_listed())), dtype=np.int64)
+
+    async def _numbers_listed(self) -> list[int]:
+        found: list[int] = []
+        above = join(self._place, "")
+        async for key in self._references.keys(above):
+            coords = self._encoding.decode(key[len(above) :], len(self.chunk_grid))
+            if coords is not None and all(c < g for c, g in zip(coords, self.chunk_grid, strict=True)):
+                found.append(int(np.ravel_multi_index(coords, self.chunk_grid)) if coords else 0)
+        return found
 
     def of_chunks(self, chunks: npt.NDArray[np.int64]) -> ReferenceBatch:
         """Return the references to those of the chunks that the set has, in the order of the numbers.

@@ -146,11 +146,15 @@ class StoredArray:
         corners = (positions + 1) * np.array(self._per_object, dtype=np.int64) - 1
         return np.minimum(corners, np.array(self.chunk_grid, dtype=np.int64) - 1) @ self._strides
 
-    def boundaries(self) -> Iterator[int]:
+    def window(self, start: int, most: int) -> range:
+        later = self._firsts[self._lasts >= start]
+        if not len(later):
+            return range(0)
         size = prod(self.chunk_grid)
+        first = max(start, int(later[0]))
         slab = self._per_object[0] * int(self._strides[0]) if self.chunk_grid else size
-        yield from range(slab, size, slab) if slab else ()
-        yield size
+        stop = min(size, first + most)
+        return range(first, stop if stop == size else max(stop // slab * slab, 0) if stop // slab * slab > first else stop)
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         wanted = np.flatnonzero((self._firsts < stop) & (self._lasts >= start)).tolist()

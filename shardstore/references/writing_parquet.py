@@ -52,28 +52,23 @@ class RecordWriter:
         """
         size = size_of(array)
         window = _Window(array, self.record_size, fill)
-        for stop in self._stops(array, size):
-            window.extend(stop)
-            for batch in self.tally.counted(number, array.batches(window.filled, stop)):
-                window.scatter(batch, stop, self.tally)
-            for record, rows in window.records(is_last=stop == size):
-                self._put(join(place, record_name(record)), rows)
-        self._flush()
-
-    def _stops(self, array: ReferencedArray, size: int) -> Iterator[int]:
-        """Yield where windows end: at the last boundary within the bound, and where the bound ends if there is none."""
         most = max(self.record_size, self.max_memory // ROW_NBYTES)
-        start = last = 0
-        for boundary in array.boundaries():
-            if boundary - start > most and last > start:
-                yield last
-                start = last
-            while boundary - start > most:
-                start += most
-                yield start
-            last = boundary
-        if size > start:
-            yield size
+        at = 0
+        while at < size:
+            chunks = array.window(at, most) if fill is None else range(at, min(size, at + most))
+            if not chunks:
+                break
+            for record, rows in window.skip(chunks.start):
+                self._put(join(place, record_name(record)), rows)
+            window.extend(chunks.stop)
+            for batch in self.tally.counted(number, array.batches(chunks.start, chunks.stop)):
+                window.scatter(batch, chunks.stop, self.tally)
+            for record, rows in window.records():
+                self._put(join(place, record_name(record)), rows)
+            at = chunks.stop
+        for record, rows in window.last():
+            self._put(join(place, record_name(record)), rows)
+        self._flush()
 
     def _put(self, key: str, rows: ReferenceRows) -> None:
         data = encode_rows(rows)
@@ -141,11 +136,24 @@ class _Window:
             self._generations[url] = generation
         return number
 
-    def records(self, *, is_last: bool) -> Iterator[tuple[int, ReferenceRows]]:
-        """Yield the full records of the window with their numbers, and drop their rows; with ``is_last`` the rest too, padded."""
+    def skip(self, chunk: int) -> Iterator[tuple[int, ReferenceRows]]:
+        """Go on with ``chunk``: those before it do not exist. Yield the record that ends on the way."""
+        record = chunk // self._record_size * self._record_size
+        if record > self.start:
+            yield from self.last()
+            self.start = record
+        self.extend(max(chunk, self.filled))
         self.filled = self.start + len(self._target)
-        if is_last and (rest := len(self._target) % self._record_size):
-            self.extend(self.filled + self._record_size - rest)
+
+    def last(self) -> Iterator[tuple[int, ReferenceRows]]:
+        """Yield what is left as one record, padded."""
+        if rest := len(self._target) % self._record_size:
+            self.extend(self.start + len(self._target) + self._record_size - rest)
+        yield from self.records()
+
+    def records(self) -> Iterator[tuple[int, ReferenceRows]]:
+        """Yield the full records of the window with their numbers, and drop their rows."""
+        self.filled = self.start + len(self._target)
         count = len(self._target) // self._record_size
         for i in range(count):
             rows = self._record(i * self._record_size, min(self._record_size, self._size - self.start - i * self._record_size))

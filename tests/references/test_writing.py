@@ -349,3 +349,20 @@ def test_fsspec_engines_see_integers(source: Path, tmp_path: Path) -> None:
         url, offset, nbytes = mapper["full/1.1"]
         assert (url, int(offset), int(nbytes)) == (f"file://{source}/full/c/0/0", 24, 8)
         assert all(isinstance(number, np.integer) for number in (offset, nbytes))
+
+
+def test_a_huge_grid_of_few_chunks_takes_no_time_for_the_others(tmp_path: Path) -> None:
+    store = shardstore.open(tmp_path / "a.zarr", chunks_per_shard=(2, 2))
+    array = zarr.create_array(store, name="x", shape=(10**7, 10**7), chunks=(1, 1), dtype="u1", fill_value=0, compressors=None)
+    places = [(0, 0), (0, 1), (12_345, 7), (10**7 - 1, 10**7 - 1), (10**7 - 1, 3)]
+    for number, place in enumerate(places, 1):
+        array[place] = number
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", record_size=1000)
+    assert len(list((tmp_path / "set/x").iterdir())) == 4
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
+    report = references.write_json(f"reference::{tmp_path}/set.json", tmp_path / "again.json")
+    assert report.references == 5
+    for name in ("set", "set.json", "again.json"):
+        opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / name}"), path="x", mode="r", zarr_format=2)
+        assert [int(opened[place]) for place in places] == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
+        assert opened[5, 5] == 0

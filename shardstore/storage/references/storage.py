@@ -268,6 +268,11 @@ class ReferenceStorage(ReadsOnly):
             infos += await self._infos([(key[cut_off:], entry) for key, entry in entries[start : start + _LOOKS_AT_ONCE]])
         return DirListing(tuple(infos), tuple(name[cut_off:] for name in prefixes))
 
+    async def keys(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the keys that start with ``prefix``; nothing is asked of what they lead to."""
+        async for key, _ in (await self.references()).items(self._base + prefix):
+            yield key[len(self._base) :]
+
     async def document_keys(self) -> Sequence[str]:
         """Return the keys of metadata documents, of either version of Zarr."""
         keys = await (await self.references()).documents()

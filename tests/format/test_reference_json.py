@@ -102,6 +102,13 @@ def test_version_0_may_have_a_key_refs() -> None:
         assert streamed(json.dumps(document), nchars) == {"refs": json.dumps(document["refs"]).encode(), "a": Reference("u", 1, 2)}
 
 
+@pytest.mark.parametrize("number", ["0.0", "-0.5e-10", "123456", "1E+5", "-Infinity"])
+def test_a_number_that_is_cut_goes_on(number: str) -> None:
+    for text in (f'{{"refs": {{"a": {number}}}, "b": "1"}}', f'{{"other": {number}, "version": 1, "refs": {{}}}}'):
+        for piece in range(1, len(text)):
+            assert streamed(text, 1, piece) == at_once(text)
+
+
 def test_children_and_keys_by_prefix() -> None:
     builder = TableBuilder()
     keys = ["a", "a-b", "a/b/c", "a/b", "a/z", "a0", "ab/c", "é/x", "b"]

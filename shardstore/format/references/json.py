@@ -304,8 +304,8 @@ class ReferenceParser:
                 self._level, self._is_first = "refs", True
                 return
             behind = self._behind_space(end)
-            if behind == len(text) and not final:
-                break  # a number may go on
+            if not final and text[behind : behind + 1] not in (",", "}") and behind >= len(text) - _CUT_OFF:
+                break  # a number may go on, as behind "0."
             entries[key] = value
             self._position, self._is_first = end, False
             if text[behind : behind + 1] != ",":

@@ -226,26 +226,30 @@ class ReferenceStorage(ReadsOnly):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    async def _info(self, key: str, entry: Entry) -> ObjectInfo | None:
-        """Return an object as it is listed; ``None`` if it is a whole object that does not exist."""
-        if isinstance(entry, bytes):
-            return ObjectInfo(key, len(entry), inline_version(entry))
-        if entry.reference.nbytes is not None:
-            return ObjectInfo(key, entry.reference.nbytes)
+    async def _look(self, key: str, entry: PinnedReference) -> ObjectInfo | None:
+        """Return a whole object that a reference leads to as it is listed; ``None`` if it does not exist."""
         target = self.target(entry, key)
         info = await target.storage.stat(target.key)
         return None if info is None else ObjectInfo(key, info.nbytes)
 
     async def _infos(self, entries: Sequence[tuple[str, Entry]]) -> list[ObjectInfo]:
         """Return objects as they are listed; those that references lead to as a whole are looked at for their sizes."""
-        found = await asyncio.gather(*(self._info(key, entry) for key, entry in entries))
-        return [ObjectInfo(key, UNKNOWN_NBYTES) if info is None else info for (key, _), info in zip(entries, found, strict=True)]
+        infos = [_info_of(key, entry) for key, entry in entries]
+        whole = [(i, key, entry) for i, (key, entry) in enumerate(entries) if infos[i] is None and isinstance(entry, PinnedReference)]
+        if whole:
+            looks = await asyncio.gather(*(self._look(key, entry) for _, key, entry in whole))
+            for (i, _, _), info in zip(whole, looks, strict=True):
+                infos[i] = info
+        return [ObjectInfo(key, UNKNOWN_NBYTES) if info is None else info for (key, _), info in zip(entries, infos, strict=True)]
 
     async def stat(self, key: str) -> ObjectInfo | None:
         (entry,) = await self.find([key])
         if isinstance(entry, ShardStoreError):
             raise entry
-        return None if entry is None else await self._info(key, entry)
+        if entry is None:
+            return None
+        info = _info_of(key, entry)
+        return await self._look(key, entry) if info is None and isinstance(entry, PinnedReference) else info
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         found = await self.references()
@@ -288,6 +292,13 @@ class ReferenceStorage(ReadsOnly):
 
     async def close(self) -> None:
         """Do nothing: the storages below are opened without resources of their own, or share those of fsspec's filesystems."""
+
+
+def _info_of(key: str, entry: Entry) -> ObjectInfo | None:
+    """Return an object as the set itself shows it; ``None`` if that is a whole object elsewhere, whose size it does not say."""
+    if isinstance(entry, bytes):
+        return ObjectInfo(key, len(entry), inline_version(entry))
+    return None if entry.reference.nbytes is None else ObjectInfo(key, entry.reference.nbytes)
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
 from shardstore.format.references.parquet import ReferenceRows
-from shardstore.format.references.pins import PinnedObject
+from shardstore.format.references.pins import PinnedObject, object_url
 from shardstore.storage.base import Storage
 
 
@@ -108,7 +108,7 @@ class ReferenceSource:
     def url_of(self, key: str, token: str | None = None) -> str:
         """Return the URL of the object at a key of the store."""
         stored = self.stored_key(key)
-        return f"{self.base_url}{stored}{self.suffix_of(stored, token)}"
+        return f"{object_url(self.base_url, stored)}{self.suffix_of(stored, token)}"
 
 
 def size_of(array: ReferencedArray) -> int:

@@ -97,8 +97,8 @@ def described(source: ReferenceSource, flavour: Flavour, *, only_v2_keys: bool) 
         if problems := _problems(nodes, "v2", own):
             wanted, why = "dual" if only_v2_keys else "v3", "; ".join(f"{path!r}: {reason}" for path, reason in list(problems.items())[:3])
     if problems := _problems(nodes, wanted, own):
-        other = "'dual' writes documents of v3 beside" if only_v2_keys else "'v3' and 'dual' can describe what v2 cannot"
-        raise _refusal(f"as {wanted}", problems, f"leave them out by paths={{'…': None}}, or choose another flavour: {other}")
+        other = "; flavour='dual' writes documents of v3 beside" if only_v2_keys else "; flavour='v3' may describe them" * (wanted == "v2")
+        raise _refusal(f"as {wanted}", problems, f"leave them out by paths={{'…': None}}{other}")
     return Described(wanted, why, {path: documents(node, _flavour_of(path, node, wanted, own)) for path, node in nodes.items()})
 
 

@@ -165,6 +165,7 @@ def test_base_url_replaces_the_stores_own_and_leaves_pins_out(source: Path, tmp_
     report = references.write_json(source, tmp_path / "refs.json", base_url="https://data.example/x.zarr/")
     assert not report.is_pinned
     assert json.loads((tmp_path / "refs.json").read_text())["refs"]["full/0.0"][0] == "https://data.example/x.zarr/full/c/0/0"
+    assert json.loads((tmp_path / "refs.json").read_text())["refs"]["n#?% x/1"][0] == "https://data.example/x.zarr/n%23%3F%25%20x/c/1"
     with pytest.raises(NotFound, match="does not say which versions"):
         references.pins(tmp_path / "refs.json")
 

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import google_crc32c
 
@@ -24,6 +25,7 @@ from shardstore.errors import Corruption
 
 PINS_SUFFIX = ".pins"
 _VERSION = 1
+_SAFE = "/!$&'()*+,;=:@~"  # of a path, by RFC 3986
 
 
 class PinnedObject(NamedTuple):
@@ -56,6 +58,11 @@ class PinnedStore:
     """The beginning of the URLs in the set, in front of the keys; empty if the set's URLs lead to other objects than the store's."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments that the set was written with, without defaults."""
+
+
+def object_url(base: str, stored_key: str) -> str:
+    """Return the URL of an object in a set: over HTTP names are percent-encoded, elsewhere they are as they are."""
+    return base + (quote(stored_key, safe=_SAFE) if base.startswith(("http://", "https://")) else stored_key)
 
 
 class PinSection(NamedTuple):

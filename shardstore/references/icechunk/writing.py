@@ -199,7 +199,8 @@ def _opened(
     plain = found.stored_key
     is_encoded = base_url is not None or protocol in ("http", "https")
     found.base_url = base if is_encoded else location_of(base)
-    found.stored_key = lambda key: location_of(plain(key))
+    if not base.startswith(("http://", "https://")):  # over HTTP, URLs are encoded in every set
+        found.stored_key = lambda key: location_of(plain(key))
     return found, Checksums(found, checksum, None if base_url is not None else lambda key: base + plain(key))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from shardstore.errors import AccessDenied, Corruption, NotFound, ShardStoreError, StorageError, Unsupported
 from shardstore.extras import how_to_install
 from shardstore.format.references.json import Expansion, NeedsFlat, ReferenceParser, document_of
-from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, section_of
+from shardstore.format.references.pins import PINS_SUFFIX, SetDigest, object_url, section_of
 from shardstore.format.references.table import Reference, ReferenceTable
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING, ByteRange
@@ -160,7 +160,7 @@ def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, t
         )
     base = section.origin.base
     targets.allow([base] if base else list(section.objects))
-    return {base + key: pinned.generation for key, pinned in section.objects.items()}
+    return {object_url(base, key): pinned.generation for key, pinned in section.objects.items()}
 
 
 def _warn_if(leaves_out: bool) -> None:

@@ -83,7 +83,7 @@ $(ZARR2)/.installed: pyproject.toml | $(VENV)/.created
 	@echo "installing zarr-python 2, whose programs the tests run, into $(ZARR2)"
 	$(PYTHON) -m venv --clear $(ZARR2)
 	$(ZARR2)/bin/python -m pip --disable-pip-version-check --quiet install --editable . \
-		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' pytest
+		'zarr==2.18.7' 'numcodecs<0.16' 'numpy<2; python_version < "3.13"' fastparquet pytest
 	@touch $@
 
 # Tests wait for servers and other processes now and then: one more worker than cores keeps these busy.

@@ -31,6 +31,8 @@ class SetPlace:
     storage: Storage
     name: str
     url: str
+    has_options: bool = False
+    """True if ``storage`` was opened with options."""
 
     @property
     def shown(self) -> str:
@@ -68,9 +70,9 @@ def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bo
     whole = address.at(len(address.segments))
     url = f"file://{whole}" if not address.protocol else whole
     if is_directory:
-        return SetPlace(open_storage(whole, dict(options or {}) or None), "", url)
+        return SetPlace(open_storage(whole, dict(options or {}) or None), "", url, bool(options))
     above = address.at(len(address.segments) - 1)
-    return SetPlace(open_storage(above, dict(options or {}) or None), address.segments[-1], url)
+    return SetPlace(open_storage(above, dict(options or {}) or None), address.segments[-1], url, bool(options))
 
 
 def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -110,31 +111,89 @@ class ReferenceReport:
         return f"<ReferenceReport of {self.target!r}: {self.format}, {self.flavour}, {counts}, {self.nbytes:,} bytes>"
 
 
-def how_to_open(target: str, form: Format, flavour: str, remote_protocol: str, *, has_options: bool) -> str:
-    """Return the lines that open a set. ``remote_protocol`` is that of the objects; with ``has_options`` their storage needs some."""
-    given = {"fo": target, "remote_protocol": remote_protocol}
-    options = ", ".join(f'"{name}": "{value}"' for name, value in given.items())
-    if remote_protocol not in _SYNCHRONOUS:  # zarr makes the one filesystem asynchronous, and fsspec wants the other to be so too
-        options += ', "remote_options": {"asynchronous": True' + ", …" * has_options + "}"
-    keywords = ", ".join(f'{name}="{value}"' for name, value in given.items()) + ", remote_options={…}" * has_options
+SYNCHRONOUS = ("file", "memory")
+"""The protocols whose filesystems are not asynchronous, and need no options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the lines depend on that open a set."""
+
+    target: str
+    form: Format
+    flavour: str
+    remote_protocol: str
+    """The protocol of the objects."""
+    remote_needs_options: bool = False
+    """True if the storage of the objects needs options that are the user's."""
+    target_needs_options: bool = False
+    """True if the storage of the set does."""
+    is_versioned: bool = False
+    """True if URLs name versions of objects."""
+    is_root_array: bool = False
+    """True if all of the set is one array, at the root."""
+
+
+def how_to_open(opening: Opening) -> str:
+    """Return the lines that open a set; ``…`` in them stands for options that are the user's."""
+    target, flavour = json.dumps(opening.target, ensure_ascii=False), opening.flavour
     zarr_format = 2 if flavour == "v2" else 3
     flat = ", use_consolidated=False" if flavour == "dual" else ""
+    node, opens = ("array", "open_array") if opening.is_root_array else ("group", "open_group")
+    given = _given(opening, {"asynchronous": "True"} if opening.remote_protocol not in SYNCHRONOUS else {})
+    options = "{" + ", ".join(f'"{name}": {value}' for name, value in given.items()) + "}"
+    keywords = ", ".join(f"{name}={value}" for name, value in _given(opening, {}).items())
+    place = json.dumps(f"reference::{opening.target}", ensure_ascii=False)
+    needs = ": with the package zstandard, for fsspec" if target.endswith('.zst"') else ""
     lines = [
         "# shardstore: lazy, and no bytes of shards that were rewritten since",
-        f'group = zarr.open_group(shardstore.open("reference::{target}"), mode="r")',
-        "# zarr 3",
-        f'group = zarr.open_group("reference://", mode="r", zarr_format={zarr_format}{flat}, storage_options={{{options}}})',
-        "# xarray",
-        f'ds = xr.open_zarr("reference://", consolidated=False, zarr_format={zarr_format}, storage_options={{{options}}})',
+        f'{node} = zarr.{opens}(shardstore.open({place}{_own_options(opening)}), mode="r")',
+        f"# zarr 3{needs}",
+        f'{node} = zarr.{opens}("reference://", mode="r", zarr_format={zarr_format}{flat}, storage_options={options})',
     ]
+    if not opening.is_root_array:  # xarray opens groups only
+        lines += [
+            f"# xarray{needs}",
+            f'ds = xr.open_zarr("reference://", consolidated=False, zarr_format={zarr_format}, storage_options={options})',
+        ]
     if flavour != "v3":
-        lines += ["# zarr 2", f'group = zarr.open_group(fsspec.get_mapper("reference://", {keywords}), mode="r")']
-    if flavour == "v2" and target.partition("://")[0] in _GDAL:
-        place = _GDAL[target.partition("://")[0]] + target.partition("://")[2]
-        kind = "/vsikerchunk_json_ref" if form == "json" else "/vsikerchunk_parquet_ref"
-        lines += ["# GDAL 3.11", f"gdalmdiminfo 'ZARR:\"{kind}/{{{place}}}\"'"]
+        lines += [f"# zarr 2{needs}", f'{node} = zarr.{opens}(fsspec.get_mapper("reference://", {keywords}), mode="r")']
+    protocol, _, rest = opening.target.partition("://")
+    if flavour == "v2" and protocol in _GDAL and not target.endswith(_COMPRESSED) and not opening.is_versioned:
+        kind = "/vsikerchunk_json_ref" if opening.form == "json" else "/vsikerchunk_parquet_ref"
+        lines += ["# GDAL 3.11", f"gdalmdiminfo 'ZARR:\"{kind}/{{{_GDAL[protocol]}{rest}}}\"'"]
     return "\n".join(lines)
 
 
-_SYNCHRONOUS = ("file", "memory")
+def _given(opening: Opening, remote: Mapping[str, str]) -> dict[str, str]:
+    """Return the arguments of fsspec's filesystem; the objects' one gets the options ``remote``.
+
+    zarr makes the filesystem of the set asynchronous, and fsspec wants that of the objects to be so too.
+    """
+    target = json.dumps(opening.target, ensure_ascii=False)
+    given = {"fo": target}
+    of_set = {"compression": '"infer"'} if target.endswith(_COMPRESSED) else {}  # by itself fsspec reads a compressed set as it is
+    if of_set or opening.target_needs_options:
+        given["target_options"] = _dictionary(of_set, opening.target_needs_options)
+    given["remote_protocol"] = f'"{opening.remote_protocol}"'
+    of_objects = {**remote, **({"version_aware": "True"} if opening.is_versioned else {})}
+    if of_objects or opening.remote_needs_options:
+        given["remote_options"] = _dictionary(of_objects, opening.remote_needs_options)
+    return given
+
+
+def _own_options(opening: Opening) -> str:
+    """Return the argument ``storage_options`` of ``shardstore.open``, which has options by protocol; empty if there is no need for any."""
+    protocols = {
+        **({opening.target.partition("://")[0]: None} if opening.target_needs_options else {}),
+        **({opening.remote_protocol: None} if opening.remote_needs_options else {}),
+    }
+    return ", storage_options={" + ", ".join(f'"{protocol}": {{…}}' for protocol in protocols) + "}" if protocols else ""
+
+
+def _dictionary(options: Mapping[str, str], others: bool) -> str:
+    return "{" + ", ".join([*(f'"{name}": {value}' for name, value in options.items()), *["…"] * others]) + "}"
+
+
+_COMPRESSED = ('.gz"', '.zst"')
 _GDAL = {"file": "", "s3": "/vsis3/", "gs": "/vsigs/", "https": "/vsicurl/https://", "http": "/vsicurl/http://"}

@@ -18,7 +18,7 @@ from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
 from shardstore.references.places import SetPlace, read_object, write_bytes, write_file
-from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally, how_to_open
+from shardstore.references.report import SYNCHRONOUS, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
 
@@ -104,7 +104,16 @@ def put(
         left_out=dict(source.left_out),
         index_requests=source.index_requests,
         how_to_open=how_to_open(
-            place.shown, "json" if isinstance(form, JSONForm) else "parquet", shown.flavour, protocol, has_options=has_options
+            Opening(
+                target=place.shown,
+                form="json" if isinstance(form, JSONForm) else "parquet",
+                flavour=shown.flavour,
+                remote_protocol=protocol,
+                remote_needs_options=has_options and choices.base_url is None and protocol not in SYNCHRONOUS,
+                target_needs_options=place.has_options and place.url.partition("://")[0] not in SYNCHRONOUS,
+                is_versioned=choices.urls == "versioned",
+                is_root_array=[array.path for array in source.arrays] == [""],
+            )
         ),
     )
 

@@ -21,7 +21,7 @@ from shardstore.errors import InvalidInput, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.json_text import JsonObject
 from shardstore.format.metadata_v3 import METADATA_NAME, item_nbytes
-from shardstore.format.v2.arrays import array_from_v2, array_to_v2
+from shardstore.format.v2.arrays import ARRAY_DIMENSIONS, array_from_v2, array_to_v2
 from shardstore.format.v2.groups import group_from_v2, group_to_v2
 from shardstore.format.v2.kept import hide_kept
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME
@@ -56,6 +56,8 @@ class NodeDocuments:
         else:
             assert self.v3 is not None
             main, attributes = array_to_v2(self.v3)
+            if not main["shape"]:  # which has no names of dimensions in v3, but xarray refuses a whole group of v2 for lack of the list
+                attributes = {ARRAY_DIMENSIONS: []} | (attributes or {})
         return {name: value for name, value in main.items() if name != "dimension_separator"}, attributes
 
     def in_v3(self) -> JsonObject:

@@ -16,8 +16,8 @@ from shardstore.maintenance.pins import Pin, current_tokens, is_held
 from shardstore.references.batches import content, size_of
 from shardstore.references.choices import base_of
 from shardstore.references.opening import open_source
-from shardstore.references.places import SetPlace, find_set, pins_of
-from shardstore.references.sets import reference_storage, set_source
+from shardstore.references.places import SetPlace, find_set, options_of_set, pins_of
+from shardstore.references.sets import PinsByUrl, reference_storage, set_source
 from shardstore.references.storing import form_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.references.storage import ReferenceStorage
@@ -90,7 +90,7 @@ def check(
         StorageError: a request failed.
     """
     check_flag("deep", deep)
-    options = target_options if target_options is not None else storage_options
+    options = options_of_set(target, storage_options, target_options)
     place = find_set(target, options)
     section = pins_of(place)
     changed: list[str] = []
@@ -112,7 +112,10 @@ def _wrong(
     """Yield the chunks whose references are not those that a new set would have."""
     _, choices = form_of(section.origin.arguments)
     now = open_source(section.origin.store, place, choices, pins=False, on_error="raise", options=storage_options)
-    then = {array.path: array for array in set_source(reference_storage(place.url, options), lambda path: True).arrays}
+    then = {
+        array.path: array
+        for array in set_source(reference_storage(place.url, options), lambda path: True, PinsByUrl(may_be_relative=True)).arrays
+    }
     renamed = section.origin.arguments.get("root_as")
     for array in now.arrays:
         old = then.pop(array.path or renamed or "", None)

@@ -17,13 +17,12 @@ from shardstore.engine.options import check_flags
 from shardstore.errors import InvalidInput
 from shardstore.format.json_text import JsonObject, same_text
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
-from shardstore.format.references.pins import PinnedObject
 from shardstore.format.v2.arrays import ARRAY_DIMENSIONS
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, content, size_of, strides
 from shardstore.references.choices import Choices, Flavour
 from shardstore.references.places import JSON_SUFFIXES, check_apart, open_set, options_for
 from shardstore.references.report import ReferenceReport
-from shardstore.references.sets import reference_storage, set_source
+from shardstore.references.sets import PinsByUrl, reference_storage, set_source
 from shardstore.references.storing import Form, JSONForm, ParquetForm, Progress, put
 
 _WHO_DOES_IT = "combining by the values of coordinates takes decoding: VirtualiZarr and kerchunk do it"
@@ -112,7 +111,7 @@ def combine(
     options = options_for(given[0], target, storage_options, target_options)
     place = open_set(target, options, is_directory=not is_json)
     sources: list[ReferenceSource] = []
-    shared: dict[str, PinnedObject] = {}
+    shared = PinsByUrl()
     for one in given:
         references = reference_storage(one, storage_options)
         check_apart(references, place)
@@ -168,6 +167,8 @@ def _joined(path: str, parts: Sequence[tuple[str, ReferencedArray]], axes: set[i
     for url, other in others:
         theirs = list(_document(other)["shape"])
         same_others = shape[:axis] == theirs[:axis] and shape[axis + 1 :] == theirs[axis + 1 :]
+        if not same_text(_attributes(first), _attributes(other)):
+            raise InvalidInput(f"array {path!r} has other attributes in {url}, so its values may mean something else. {_WHO_DOES_IT}")
         if len(shape) != len(theirs) or not same_others or not same_text(_coding(first), _coding(other)):
             raise InvalidInput(
                 f"array {path!r} in {url} has another shape across the dimension, other chunks, data type, codecs or fill value. "
@@ -198,6 +199,11 @@ def _coding(array: ReferencedArray) -> JsonObject:
     return {name: value for name, value in _document(array).items() if name in told}
 
 
+def _attributes(array: ReferencedArray) -> Any:
+    node = array.node
+    return node.attributes if node.v3 is None else [node.v3.get("attributes"), node.v3.get("dimension_names")]
+
+
 def _chunk_shape(array: ReferencedArray) -> list[int]:
     document = _document(array)
     shape: list[int] = document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"]
@@ -216,7 +222,9 @@ def _dimensions(array: ReferencedArray) -> list[Any]:
 def _check_same(path: str, one: tuple[str, ReferencedArray], other: tuple[str, ReferencedArray], dim: str | None) -> None:
     """Raise ``InvalidInput`` if two arrays are not the same, by their documents and references."""
     (url, mine), (other_url, theirs) = one, other
-    same = same_text(_document(mine), _document(theirs)) and mine.chunk_grid == theirs.chunk_grid
+    same = (
+        same_text([_document(mine), _attributes(mine)], [_document(theirs), _attributes(theirs)]) and mine.chunk_grid == theirs.chunk_grid
+    )
     if same:
         size = size_of(mine)
         same = content(mine.batches(0, size)) == content(theirs.batches(0, size))

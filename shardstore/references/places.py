@@ -126,6 +126,13 @@ def options_for(source: Any, target: Any, options: Mapping[str, Any] | None, giv
     return given
 
 
+def options_of_set(target: Any, options: Mapping[str, Any] | None, given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the options of the filesystem of a set that exists: those of the store, if none are given and the set is not a local one."""
+    if given is not None or not isinstance(target, str):
+        return given
+    return None if Address.parse(target.removeprefix("reference::")).is_absolute else options
+
+
 def check_apart(source: Storage, place: SetPlace) -> None:
     """Raise ``InvalidInput`` if the set would lie in its source, or the source in the set."""
     if location_of(source).overlaps(location_of(place.storage, place.name)):

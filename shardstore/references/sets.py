@@ -5,6 +5,7 @@ The references of a set in JSON are in memory; of one in Parquet, records are re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
@@ -26,6 +27,7 @@ from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, d
 from shardstore.maintenance.array_plans import plan_v2_array
 from shardstore.references.batches import ReferenceBatch, ReferenceSource
 from shardstore.storage.base import Failed, Found, Storage, document_read
+from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage
@@ -34,6 +36,26 @@ from shardstore.storage.wrappers import innermost
 _CHUNKS_AT_ONCE = 20_000
 _MOST_ASKED_FOR = 4_000_000  # chunks of a range; of more, the keys that exist are listed first
 _DOCUMENTS_AT_ONCE = 256
+
+
+class PinsByUrl(dict[str, PinnedObject]):
+    """The versions of objects that sets were made of, by URL."""
+
+    def __init__(self, *, may_be_relative: bool = False) -> None:
+        super().__init__()
+        self.may_be_relative = may_be_relative
+        """True if URLs without a protocol stay what they are: the new set is where the old one is."""
+        self.are_complete = True
+        """True if the version of every object is known."""
+
+    def note(self, url: str, token: str | None) -> None:
+        """Note an object. Raises ``InvalidInput`` if another version of it was noted, or its URL means another object elsewhere."""
+        if "://" not in url and "::" not in url and not url.startswith("/") and not self.may_be_relative:
+            raise InvalidInput(f"{url!r} is relative to the place of its set: write that with urls='absolute' first")
+        if token is None:
+            self.are_complete = False
+        elif self.setdefault(url, PinnedObject(url, token, 0)).generation != token:
+            raise InvalidInput(f"the sets were made of two versions of {url}: bring them up to date with shardstore refs update first")
 
 
 class SetArray:
@@ -48,7 +70,7 @@ class SetArray:
         node: NodeDocuments,
         encoding: ChunkKeyEncoding,
         grid: tuple[int, ...],
-        pins: dict[str, PinnedObject],
+        pins: PinsByUrl,
     ) -> None:
         self.path = path
         self.node = node
@@ -113,9 +135,9 @@ class SetArray:
                 url, offset, nbytes = entry.reference
                 if url is None:
                     raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
+                self._pins.note(url, entry.token)
                 if entry.token is not None:
                     generations[url] = entry.token
-                    self._pins[url] = PinnedObject(url, entry.token, 0)
                 if nbytes == 0:
                     inline[len(kept)] = b""
                 rows.append((numbers.setdefault(url, len(numbers)) if nbytes != 0 else MISSING, offset, nbytes or 0))
@@ -141,8 +163,11 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
         InvalidInput: it is no set.
         ShardStoreError: it cannot be opened.
     """
-    if (isinstance(target, str) and not target.startswith(("reference::", "reference://"))) or not isinstance(target, str | Storage):
-        target = f"reference::{target}"
+    if not isinstance(target, Storage) and not str(target).startswith("reference://"):
+        url = os.fspath(target).removeprefix("reference::")
+        target = f"reference::{url}"
+        if options and not all(isinstance(value, Mapping) for value in options.values()):
+            options = {Address.parse(url).protocol: dict(options)}  # of the filesystem that the set is in, not of the set itself
     storage = innermost(open_storage(target, dict(options or {}) or None))
     if not isinstance(storage, ReferenceStorage):
         raise InvalidInput(f"{storage.url} is no set of references")
@@ -154,7 +179,7 @@ def is_set(source: object) -> bool:
     return isinstance(source, str) and source.startswith(("reference::", "reference://"))
 
 
-def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins: dict[str, PinnedObject] | None = None) -> ReferenceSource:
+def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins: PinsByUrl | None = None) -> ReferenceSource:
     """Return a set as a source; ``choose`` says which arrays are taken. Its ``pins`` are by URL; they may be shared with others.
 
     Raises:
@@ -162,7 +187,8 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins
         Corruption: it cannot be read.
         StorageError: a request failed.
     """
-    source = ReferenceSource(references.url, {}, [], pins={} if pins is None else pins)
+    known = PinsByUrl() if pins is None else pins
+    source = ReferenceSource(references.url, {}, [], pins=known)
     nodes = run_sync(_nodes(references))
     if not nodes:
         raise NotFound(f"there is no Zarr hierarchy in {references.url}")
@@ -174,7 +200,7 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins
         elif (grid := _grid_of(path, node)) is None:
             source.impossible[path] = "its metadata do not say where its chunks are"
         else:
-            source.arrays.append(SetArray(references, path, node, *grid, source.pins))
+            source.arrays.append(SetArray(references, path, node, *grid, known))
     source.arrays.sort(key=lambda array: array.path)
     return source
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, Protocol, TypeVar
@@ -48,6 +48,7 @@ _INDEX_BYTES_AT_ONCE = 8 * 2**20
 _SHARDS_AT_ONCE = 256
 _OBJECTS_AT_ONCE = 4096
 _TRIES = 4
+_MOST_CHUNKS = 2**62  # of a grid: their numbers, and those of whole shards at its edge, are 64-bit integers
 
 OnError = Literal["raise", "skip"]
 
@@ -213,9 +214,11 @@ class StoredArray:
             corners, _, _ = self._located(level, corners, np.zeros((len(corners), prod(index_format.chunks_per_shard), 2), dtype=np.int64))
         assert self._store.reuse is not None
         batch = self._store.reuse.references(self.path, self.chunk_grid, key, token, corners @ self._strides)
-        if batch is not None:
-            self._store.referred([ReferredObject(key, token, nbytes)])
-        return batch
+        if batch is None:
+            return None
+        objects = [ReferredObject(key, token, nbytes)]
+        urls, generations = self._store.referred(objects)  # the store, or the set, may have another place by now
+        return ReferenceBatch(batch.chunks, replace(batch.rows, targets=urls, generations=generations), objects)
 
     # -- indices -----------------------------------------------------------------------------------------------------------
 
@@ -330,7 +333,8 @@ class StoreReader:
             url = self._source.url_of(key, token)
             urls.append(url)
             if token is not None and self.is_pinned:
-                self._source.pins[key] = PinnedObject(key, token, nbytes)
+                stored = self._source.stored_key(key)
+                self._source.pins[key] = PinnedObject(key, token, nbytes, "" if stored == key else stored)
                 if self._source.is_pinned and not self._source.suffix_of(self._source.stored_key(key), token):
                     generations[url] = token
         return urls, generations
@@ -493,6 +497,8 @@ def store_source(
             source.left_out[path] = "as was asked for"
         elif (known := plans.get(path)) is None:
             source.impossible[path] = "its metadata do not say where its chunks are"
+        elif prod(known.chunk_grid) >= _MOST_CHUNKS:
+            source.impossible[path] = f"its grid has {prod(known.chunk_grid):,} chunks, too many to be numbered"
         else:
             stored = documents.get(path)
             shown = NodeDocuments(stored, is_array=True) if choice.whole_shards and stored is not None else node

@@ -12,8 +12,8 @@ from shardstore._sync import run_sync
 from shardstore.errors import Corruption, InvalidInput
 from shardstore.format.json_text import dumps
 from shardstore.format.references.parquet import METADATA_NAME
-from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, encode_pins
-from shardstore.format.store_keys import join
+from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, decode_pins, encode_pins
+from shardstore.format.store_keys import check_key, join
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
@@ -52,6 +52,8 @@ class ParquetForm:
     max_memory: int = 32 * 2**20
 
     def __post_init__(self) -> None:
+        if self.root_as is not None:
+            check_key(self.root_as)
         if type(self.record_size) is not int or self.record_size < 1:
             raise InvalidInput(f"record_size {self.record_size!r} is not a positive whole number")
         if self.missing not in ("null", "fill"):
@@ -100,7 +102,7 @@ def put(
         missing=tally.missing,
         targets=len(tally.urls),
         nbytes=nbytes,
-        is_pinned=_is_pinned(source),
+        is_pinned=_is_all_pinned(source),
         left_out=dict(source.left_out),
         index_requests=source.index_requests,
         how_to_open=how_to_open(
@@ -121,6 +123,10 @@ def put(
 def _is_pinned(source: ReferenceSource) -> bool:
     """Return whether the set says which versions it was made of; of a set that does not say that nobody knows it."""
     return source.is_pinned and bool(source.base_url or source.pins)
+
+
+def _is_all_pinned(source: ReferenceSource) -> bool:
+    return _is_pinned(source) and getattr(source.pins, "are_complete", True)
 
 
 def _given(options: Form | Choices) -> dict[str, Any]:
@@ -164,20 +170,32 @@ def _put_json(
 async def _set_there(place: SetPlace, *, overwrite: bool) -> bytes | None:
     """Return the pins of the set that is to be replaced. Raises ``InvalidInput`` if there is one, and it is not to be."""
     if await place.storage.stat(place.main_key) is None:
+        await _check_pins(place)
         return None
     if not overwrite:
         raise InvalidInput(f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
     return await read_object(place.storage, place.pins_key)
 
 
+async def _check_pins(place: SetPlace) -> None:
+    """Raise ``InvalidInput`` if a file that is no set's pins has their name."""
+    data = await read_object(place.storage, place.pins_key)
+    try:
+        decode_pins(data or b"")
+    except Corruption as exc:
+        raise InvalidInput(
+            f"{place.pins_key!r} is there already, and is not what belongs to a set: choose another name for the set"
+        ) from exc
+
+
 async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: bytes | None, section: bytes | None) -> None:
     """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones."""
     if section is not None:
         await write_bytes(place.storage, place.pins_key, (before or b"") + section)
+    else:
+        await place.storage.delete_many([place.pins_key])  # first: the pins of the old set are not those of the new one
     await write_file(place.storage, place.main_key, file, nbytes)
-    if section is None:
-        await place.storage.delete_many([place.pins_key])
-    elif before:
+    if section is not None and before:
         await write_bytes(place.storage, place.pins_key, section)
 
 

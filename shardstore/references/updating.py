@@ -12,9 +12,9 @@ from shardstore.format.references.pins import PinnedObject
 from shardstore.maintenance.pins import is_held
 from shardstore.references.batches import ReferenceBatch
 from shardstore.references.opening import open_source
-from shardstore.references.places import find_set, open_set, pins_of
+from shardstore.references.places import find_set, open_set, options_of_set, pins_of
 from shardstore.references.report import ReferenceReport
-from shardstore.references.sets import SetArray, reference_storage, set_source
+from shardstore.references.sets import PinsByUrl, SetArray, reference_storage, set_source
 from shardstore.references.storing import ParquetForm, Progress, form_of, put
 from shardstore.storage.references.storage import ReferenceStorage
 
@@ -24,7 +24,8 @@ class OlderSet:
 
     def __init__(self, references: ReferenceStorage, objects: Mapping[str, PinnedObject]) -> None:
         self._objects = objects
-        self._arrays = {array.path: array for array in set_source(references, lambda path: True).arrays if isinstance(array, SetArray)}
+        source = set_source(references, lambda path: True, PinsByUrl(may_be_relative=True))
+        self._arrays = {array.path: array for array in source.arrays if isinstance(array, SetArray)}
 
     def references(
         self, path: str, chunk_grid: tuple[int, ...], key: str, token: str | None, chunks: npt.NDArray[np.int64]
@@ -62,7 +63,7 @@ def update(
         NotFound: there is no set, or it does not say what it was made of: write it again.
         ShardStoreError: as ``write_json`` and ``write_parquet``.
     """
-    options = target_options if target_options is not None else storage_options
+    options = options_of_set(target, storage_options, target_options)
     place = find_set(target, options)
     section = pins_of(place)
     older = OlderSet(reference_storage(place.url, options), section.objects)

@@ -95,6 +95,7 @@ class _Window:
     def __init__(self, array: ReferencedArray, record_size: int, fill: bytes | None) -> None:
         self._size = size_of(array)
         self._record_size = record_size
+        self._grid = array.chunk_grid
         self._fill = fill
         self.start = 0
         self.filled = 0
@@ -180,7 +181,8 @@ class _Window:
         if not targets and not inline:
             return None
         generations = {url: self._generations[url] for url in targets if url in self._generations}
-        return ReferenceRows(targets, own, self._offset[part], self._nbytes[part], inline, generations)
+        numbering = (self._record_size, *self._grid)
+        return ReferenceRows(targets, own, self._offset[part], self._nbytes[part], inline, generations, numbering)
 
 
 def _only_used(target: Targets, targets: list[str]) -> tuple[Targets, list[str]]:
@@ -193,6 +195,8 @@ def _only_used(target: Targets, targets: list[str]) -> tuple[Targets, list[str]]
 
 def check_root(array: ReferencedArray, root_as: str | None) -> str:
     """Return the directory of an array's records. Raises ``InvalidInput`` for an array at the root without ``root_as``."""
+    if any(segment.startswith(".z") for segment in (array.path or root_as or "").split("/")):
+        raise InvalidInput(f"fsspec takes names that begin with '.z', as in {array.path or root_as!r}, for metadata: write JSON instead")
     if array.path:
         return array.path
     if root_as is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from shardstore.errors import Conflict, InvalidInput
 from shardstore.format.references.pins import SetDigest, decode_pins, encode_pins
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
+from tests.golden import FIXTURES
 from tests.harness.scale import sized
 from tests.references.reading import by_fsspec
 
@@ -273,3 +275,91 @@ def test_sets_made_of_sets_stay_pinned(form: Any, tmp_path: Path) -> None:
         ours(tmp_path / "both", "q")
     with pytest.raises(InvalidInput, match="make it of them again"):
         references.update(tmp_path / "both")
+
+
+def test_references_of_the_2022_draft_are_pinned(tmp_path: Path) -> None:
+    root = tmp_path / "draft"
+    shutil.copytree(FIXTURES / "transformer2022/t1d_raw/store", root)
+    references.write_json(root, tmp_path / "set")
+    path = next(p.name.removesuffix(".array.json") for p in (root / "meta/root").glob("*.array.json"))
+    ours(tmp_path / "set", path)
+    for shard in (root / "data/root" / path).iterdir():
+        data = bytearray(shard.read_bytes())
+        data[0] ^= 255
+        shard.unlink()
+        shard.write_bytes(data)
+    with pytest.raises(Conflict):
+        ours(tmp_path / "set", path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_store_that_moved_has_its_new_urls_after_an_update(form: str, tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    store_at(tmp_path / "a.zarr", values)
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "set", **FORMS[form])
+    (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
+    assert references.update(tmp_path / "set", tmp_path / "b.zarr").index_requests == 0
+    np.testing.assert_array_equal(ours(tmp_path / "set"), values)
+    references.write_json(tmp_path / "b.zarr", tmp_path / "rel.json", urls="relative")
+    (tmp_path / "sub").mkdir()
+    references.update(tmp_path / "rel.json", output=tmp_path / "sub/rel.json")
+    np.testing.assert_array_equal(ours(tmp_path / "sub/rel.json"), values)
+    with pytest.raises(InvalidInput, match="relative to the place"):
+        references.write_json(f"reference::{tmp_path}/rel.json", tmp_path / "sub/other.json")
+
+
+def test_sets_of_two_versions_of_an_object_are_not_combined(tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8), dimension_names=["y", "x"])
+    for name in ("one.json", "two.json"):
+        references.write_json(tmp_path / "a.zarr", tmp_path / name)
+        array[0, 0] = 99
+    with pytest.raises(InvalidInput, match="two versions"):
+        references.combine([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "both.json", dim="y")
+    references.update(tmp_path / "two.json")
+    references.write_json(tmp_path / "a.zarr", tmp_path / "free.json", pins=False)
+    report = references.combine([tmp_path / "two.json", tmp_path / "free.json"], tmp_path / "both.json", dim="y")
+    assert report.is_pinned == (report.references == 0)
+
+
+def test_a_set_in_parquet_that_was_replaced_while_it_is_open_is_a_conflict(tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", record_size=5)
+    opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / 'set'}"), path="x", mode="r", zarr_format=2)
+    array.resize((8, 16))
+    array[:, 8:] = 7
+    references.update(tmp_path / "set")
+    with pytest.raises(Conflict, match="open it again"):
+        opened[...]
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+
+
+def test_other_peoples_files_stay_and_bad_names_change_nothing(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((4, 4), "i4"))
+    (tmp_path / "set.json.pins").write_text("mine")
+    with pytest.raises(InvalidInput, match="not what belongs to a set"):
+        references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
+    assert (tmp_path / "set.json.pins").read_text() == "mine"
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "refs")
+    before = (tmp_path / "refs/.zmetadata").read_bytes()
+    with pytest.raises(InvalidInput):
+        references.write_parquet(tmp_path / "a.zarr/x", tmp_path / "refs", root_as="../x", overwrite=True)
+    assert (tmp_path / "refs/.zmetadata").read_bytes() == before
+
+
+@pytest.mark.server
+def test_sets_on_s3_with_options(s3_url: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    url, options = s3_url
+    store = shardstore.open(f"{url}/a.zarr", storage_options=options, chunks_per_shard=(4, 3))
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    array = zarr.create_array(store, name="x", shape=(8, 8), chunks=(2, 2), dtype="i4")
+    array[...] = values
+    for target in (f"{url}/set", f"{url}/set.json", str(tmp_path / "set.json")):
+        write = references.write_json if target.endswith("json") else references.write_parquet
+        write(f"{url}/a.zarr", target, storage_options=options, overwrite=True)
+        array[0, 0] = array[0, 0] + 1  # type: ignore[operator]
+        assert references.check(target, storage_options=options).changed == ("x/c/0/0",)
+        assert references.update(target, storage_options=options).index_requests == 1
+        assert references.check(target, deep=True, storage_options=options).is_sound
+    assert references.describe(f"{url}/set", target_options=options).objects == 2
+    report = references.combine([f"{url}/set", f"{url}/set"], f"{url}/both.json", storage_options=options)
+    assert report.references == 16

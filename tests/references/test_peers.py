@@ -29,6 +29,7 @@ from tests.storage.http_servers import WebServer
 
 pytestmark = [
     pytest.mark.zarr,
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # of pandas, about fastparquet, and of zarr, about types without a specification
 ]
 

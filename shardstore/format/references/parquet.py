@@ -59,6 +59,8 @@ class ReferenceRows:
     """By row, the bytes of chunks that are in the set itself."""
     generations: Mapping[str, str] = field(default_factory=dict)
     """By URL, the tokens of the versions that the references were made of, as far as they are known."""
+    numbering: tuple[int, ...] = ()
+    """The record size and the grid of chunks, by which rows are those of chunks; empty if a file does not say."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -94,7 +96,7 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     )
     with writer:
         writer.write_table(table, row_group_size=max(1, len(rows)))
-        writer.add_key_value_metadata(_key_values(rows.generations))
+        writer.add_key_value_metadata(_key_values(rows))
     return file.getvalue()
 
 
@@ -155,7 +157,7 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
         raise Corruption(f"it is not a file of references: {exc}") from exc
     if (offsets < 0).any() or (sizes < 0).any():
         raise Corruption("it has a reference with a negative offset or size")
-    return ReferenceRows(targets, target, offsets, sizes, inline, _generations(own))
+    return ReferenceRows(targets, target, offsets, sizes, inline, *_own_metadata(own))
 
 
 def _inline(raw: Any) -> dict[int, bytes]:
@@ -163,10 +165,11 @@ def _inline(raw: Any) -> dict[int, bytes]:
     return {row: raw[row].as_py() for row in rows}
 
 
-def _generations(own: bytes | None) -> dict[str, str]:
+def _own_metadata(own: bytes | None) -> tuple[dict[str, str], tuple[int, ...]]:
     try:
-        found = json.loads(own or b"{}")
-        return {str(url): str(token) for url, token in found["generations"].items()} if found else {}
+        found = json.loads(own) if own else {"generations": {}, "numbering": []}
+        generations = {str(url): str(token) for url, token in found["generations"].items()}
+        return generations, tuple(int(number) for number in found["numbering"])
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise Corruption(f"the versions in a file of references cannot be read: {exc!r}") from exc
 
@@ -182,14 +185,15 @@ def _schema() -> pa.Schema:
     return pa.schema(fields)
 
 
-def _key_values(generations: Mapping[str, str]) -> dict[str, str]:
+def _key_values(rows: ReferenceRows) -> dict[str, str]:
     """Return the metadata of a file."""
     columns = [
         {"name": name, "field_name": name, "pandas_type": pandas, "numpy_type": numpy, "metadata": None}
         for name, (pandas, numpy) in _PANDAS_TYPES.items()
     ]
-    metadata = {"pandas": json.dumps({"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"})}
-    return metadata | ({_OWN.decode(): json.dumps({"generations": dict(generations)})} if generations else {})
+    pandas = {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
+    own = {"generations": dict(rows.generations), "numbering": list(rows.numbering)}
+    return {"pandas": json.dumps(pandas), _OWN.decode(): json.dumps(own)}
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -34,6 +34,8 @@ class PinnedObject(NamedTuple):
     key: str
     generation: str
     nbytes: int
+    stored: str = ""
+    """The key that it is stored under, if that is another one: in a hierarchy of the 2022 draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ def encode_pins(origin: PinnedStore, digest: SetDigest | None, objects: Iterable
         "arguments": dict(origin.arguments),
         "set": None if digest is None else {"nbytes": digest.nbytes, "crc32c": f"{digest.crc32c:08x}"},
     }
-    lines = (json.dumps({"key": key, "generation": generation, "nbytes": nbytes}) for key, generation, nbytes in objects)
+    lines = (
+        json.dumps({"key": key, "generation": generation, "nbytes": nbytes} | ({"stored": stored} if stored else {}))
+        for key, generation, nbytes, stored in objects
+    )
     return "\n".join([json.dumps(head), *lines, ""]).encode()
 
 
@@ -99,7 +104,7 @@ def decode_pins(data: bytes | memoryview) -> list[PinSection]:
             if "references" in found:
                 sections.append(_section(found))
             else:
-                one = PinnedObject(str(found["key"]), str(found["generation"]), int(found["nbytes"]))
+                one = PinnedObject(str(found["key"]), str(found["generation"]), int(found["nbytes"]), str(found.get("stored", "")))
                 sections[-1].objects[one.key] = one
     except (ValueError, KeyError, TypeError, IndexError) as exc:
         raise Corruption(f"the pins of a set of references cannot be read: {exc!r}") from exc

@@ -160,7 +160,7 @@ def _tokens(place: SetPlace, beside: Sequence[ReadOutcome], digest: SetDigest, t
         )
     base = section.origin.base
     targets.allow([base] if base else list(section.objects))
-    return {object_url(base, key): pinned.generation for key, pinned in section.objects.items()}
+    return {object_url(base, pinned.stored or key): pinned.generation for key, pinned in section.objects.items()}
 
 
 def _warn_if(leaves_out: bool) -> None:

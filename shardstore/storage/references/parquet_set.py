@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from shardstore.errors import Corruption, ShardStoreError, StorageError, Unsupported
+from shardstore.errors import Conflict, Corruption, ShardStoreError, StorageError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.format.references.parquet import METADATA_NAME, MISSING, ReferenceRows, decode_rows, record_name
 from shardstore.format.references.table import Reference, value_of
@@ -159,6 +159,10 @@ class ParquetSet:
                     rows = await asyncio.to_thread(decode_rows, data, most)
             except (Corruption, Unsupported) as exc:
                 raise type(exc)(f"{self._shown(array, record)}: {exc}") from exc
+        if rows.numbering not in ((), (self._record_size, *array.grid)):
+            raise Conflict(
+                f"{self._place.url} was replaced while it was open, and the array {array.path!r} has another grid now: open it again"
+            )
         if self._pins and rows.generations:
             self._targets.allow(list(rows.generations))
         return rows

@@ -61,6 +61,7 @@ def test_texts_are_filled_in_as_jinja_does(text: str) -> None:
     assert ours(text) == by_jinja(text)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(EXPRESSIONS, st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5))
 def test_many_values_at_once_are_those_one_by_one(expression: str, values: list[int]) -> None:
@@ -126,6 +127,7 @@ def test_a_long_text_is_refused() -> None:
         Templates({"u": "x"}).rendered("{{u}}" * 20_000, "a text")
 
 
+@pytest.mark.slow
 def test_bombs_of_generated_keys_are_refused_before_they_are_made() -> None:
     dimension = {"stop": 10**6}
     bomb: dict[str, Any] = {"key": "x{{i}}", "url": "u", "dimensions": dict.fromkeys("ijklmnop", dimension)}

@@ -149,6 +149,7 @@ def test_printed_lines_open_an_array_at_the_root(tmp_path: Path) -> None:
         np.testing.assert_array_equal(run(line)[...], VALUES)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.server
 @pytest.mark.parametrize(("form", "place"), [("json v2", "s3"), ("json v3", "local"), ("parquet dual", "s3"), ("parquet v2", "local")])
 def test_printed_lines_open_a_set_of_s3(form: str, place: str, s3_url: S3Url, tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ print(int(group["g/h/deep"][2, 1]), int(group["big"][7, 7]))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_printed_lines_open_groups_in_groups_whatever_the_seed_of_hashes(source: tuple[Path, Values], tmp_path: Path) -> None:
     line = programs(write("parquet v2", source[0], tmp_path))["zarr 3"]

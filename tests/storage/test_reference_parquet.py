@@ -103,6 +103,7 @@ def test_the_first_chunk_takes_three_requests(server: WebServer) -> None:
     assert set(s.keys("x/3.")) == {f"x/3.{j}" for j in range(20)}
 
 
+@pytest.mark.slow
 def test_a_listing_by_prefix_reads_the_files_it_needs(server: WebServer) -> None:
     server.objects["/s/refs/.zmetadata"] = metadata({"x/.zarray": v2((64, 16), (1, 1)), "x/.zattrs": {}, "y/.zarray": v2((4,), (1,))})
     for record in range(64):

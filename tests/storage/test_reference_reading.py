@@ -429,6 +429,7 @@ def test_it_is_told_from_others_and_can_be_pickled(tmp_path: Path) -> None:
     assert given[0].identity == given[1].identity != given[2].identity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_compressed_sets(suffix: str, tmp_path: Path) -> None:
     text = json.dumps({f"c/{i}": ["u", i, 1] for i in range(50_000)}).encode()

@@ -425,7 +425,9 @@ def test_while_a_writer_replaces_a_shard_on_s3_no_wrong_byte_is_read(s3_url: S3U
     finally:
         ended.set()
         writer.join()
-    assert outcomes["right"] and outcomes["refused"]  # the server of the test fails by itself now and then, which is an error too
+    # The server of the test fails by itself now and then, which is an error too.
+    assert outcomes["right"]
+    assert outcomes["refused"]
 
 
 # -- what is refused, and what is committed ----------------------------------------------------------------------------

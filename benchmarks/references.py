@@ -144,7 +144,7 @@ def parquet_by_shardstore(place: Path) -> Callable[[], None]:
 
 def parquet_by_fsspec(place: Path) -> Callable[[], None]:
     """As kerchunk writes references in Parquet: one by one, through fsspec's LazyReferenceMapper."""
-    import fastparquet  # noqa: F401
+    import fastparquet  # noqa: F401  # likewise
     import fsspec
     from fsspec.implementations.reference import LazyReferenceMapper
 

@@ -35,6 +35,14 @@ class ReferenceBatch(NamedTuple):
     """The objects at ``rows.targets``; empty if they are not in the source's store."""
 
 
+class Shards(NamedTuple):
+    """The shards of an array."""
+
+    chunks_per_shard: tuple[int, ...]
+    url: Callable[[Sequence[str]], str]
+    """Returns the URL of a shard from its coordinates as text."""
+
+
 class ReferencedArray(Protocol):
     """An array of a source."""
 
@@ -54,12 +62,8 @@ class ReferencedArray(Protocol):
         ...
 
     @property
-    def chunks_per_shard(self) -> tuple[int, ...] | None:
-        """The number of chunks in a shard along each dimension, if its objects are shards whose chunks are no shards themselves."""
-        ...
-
-    def shard_url(self, coords: Sequence[str]) -> str:
-        """Return the URL of a shard, from its coordinates as text; only if ``chunks_per_shard`` is there."""
+    def shards(self) -> Shards | None:
+        """Its shards, if its objects are shards whose chunks are no shards themselves."""
         ...
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
@@ -104,6 +108,10 @@ class ReferenceSource:
     """Returns the key of an object as it is stored, from its key in the store."""
     suffix_of: Callable[[str, str | None], str] = lambda key, token: ""
     """Returns what comes behind the URL of a version of an object, from its stored key and token."""
+
+    def array_paths(self) -> list[str]:
+        """Return the paths of all arrays that were found, those that are left out too."""
+        return [*(array.path for array in self.arrays), *self.left_out, *self.impossible]
 
     def url_of(self, key: str, token: str | None = None) -> str:
         """Return the URL of the object at a key of the store."""

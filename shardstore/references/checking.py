@@ -66,7 +66,10 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
         if store is None:
             raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store=")
         base = base_of(open_storage(store), "absolute", None, "")
-    return [Pin(key.removeprefix(base), one.generation) for key, one in section.objects.items() if key.startswith(base)]
+    found = [Pin(key.removeprefix(base), one.generation) for key, one in section.objects.items() if key.startswith(base)]
+    if section.objects and not found:
+        raise InvalidInput(f"the set {place.shown} refers to nothing at {base}: its references name {next(iter(section.objects))!r}, say")
+    return found
 
 
 def check(
@@ -111,11 +114,12 @@ def _wrong(
 ) -> Iterator[str]:
     """Yield the chunks whose references are not those that a new set would have."""
     _, choices = form_of(section.origin.arguments)
-    now = open_source(section.origin.store, place, choices, pins=False, on_error="raise", options=storage_options)
+    now = open_source(section.origin.store, place, choices, pins=False, options=storage_options)
     then = {
         array.path: array
         for array in set_source(reference_storage(place.url, options), lambda path: True, PinsByUrl(may_be_relative=True)).arrays
     }
+    is_filled = section.origin.arguments.get("missing") == "fill"
     renamed = section.origin.arguments.get("root_as")
     for array in now.arrays:
         old = then.pop(array.path or renamed or "", None)
@@ -123,7 +127,8 @@ def _wrong(
         mine = content(array.batches(0, size))
         theirs = {} if old is None or old.chunk_grid != array.chunk_grid else content(old.batches(0, size))
         for chunk in sorted(mine.keys() | theirs.keys()):
-            if mine.get(chunk) != theirs.get(chunk):
+            is_fill = is_filled and chunk not in mine and isinstance(theirs[chunk], bytes)
+            if mine.get(chunk) != theirs.get(chunk) and not is_fill:
                 yield f"{array.path or '(root)'} {chunk}"
     for path in then:
         yield f"{path} (the array)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ from shardstore.format.json_text import JsonObject
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments, documents
 from shardstore.format.store_keys import groups_above
 from shardstore.references.batches import ReferenceSource
-from shardstore.references.stores import ArrayChoice
+from shardstore.references.stores import ArrayChoice, OnError
 from shardstore.storage.base import Storage
 from shardstore.storage.local.storage import LocalStorage
 from shardstore.storage.opening.address import Address
@@ -26,6 +26,9 @@ PathChoice = None | Literal["shards", "chunks"] | Mapping[str, Any]
 Paths = Mapping[str, PathChoice]
 
 
+_WILDCARDS = frozenset("*?[")
+
+
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What a set refers to, and how; the names are those of ``write_json``."""
@@ -35,10 +38,27 @@ class Choices:
     base_url: str | None = None
     inline_nbytes: int = 0
     mixed_protocols: bool = False
+    on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
+        if self.paths is not None and not isinstance(self.paths, Mapping):
+            raise InvalidInput(f"paths {self.paths!r} is no mapping from patterns of paths")
+        if self.on_error not in ("raise", "skip"):
+            raise InvalidInput(f"on_error {self.on_error!r} is neither 'raise' nor 'skip'")
         if type(self.inline_nbytes) is not int or self.inline_nbytes < 0:
             raise InvalidInput(f"inline_nbytes {self.inline_nbytes!r} is not a number of bytes")
+
+
+def check_patterns(choices: Choices, found: Iterable[str]) -> None:
+    """Raise ``InvalidInput`` if a pattern of ``paths`` matches none of the arrays that were ``found``: it may be misspelt.
+
+    One with wildcards may leave nothing out.
+    """
+    there = list(found)
+    telling = [pattern for pattern, choice in (choices.paths or {}).items() if choice is not None or not _WILDCARDS & set(pattern)]
+    unused = [pattern for pattern in telling if not fnmatch.filter(there, pattern)]
+    if unused:
+        raise InvalidInput(f"{unused[0]!r} matches the path of no array: there are {', '.join(map(repr, there[:10])) or 'none'}")
 
 
 def chosen(choices: Choices, path: str) -> ArrayChoice | None:

@@ -31,7 +31,7 @@ _WHO_DOES_IT = "combining by the values of coordinates takes decoding: VirtualiZ
 class JoinedArray:
     """Arrays one behind the other along an axis."""
 
-    chunks_per_shard = None
+    shards = None
 
     def __init__(self, parts: Sequence[ReferencedArray], axis: int, node: NodeDocuments) -> None:
         self.path = parts[0].path
@@ -42,9 +42,6 @@ class JoinedArray:
         self._begins = np.cumsum([0, *(part.chunk_grid[axis] for part in parts)]).tolist()
         grid = parts[0].chunk_grid
         self.chunk_grid = (*grid[:axis], self._begins[-1], *grid[axis + 1 :])
-
-    def shard_url(self, coords: Sequence[str]) -> str:
-        raise NotImplementedError
 
     def window(self, start: int, most: int) -> range:
         return range(start, min(size_of(self), start + most))

@@ -8,10 +8,10 @@ from typing import Any
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput
 from shardstore.references.batches import ReferenceSource
-from shardstore.references.choices import Choices, base_of, chosen
+from shardstore.references.choices import Choices, base_of, check_patterns, chosen
 from shardstore.references.places import SetPlace, check_apart
 from shardstore.references.sets import is_set, reference_storage, set_source
-from shardstore.references.stores import OnError, Reuse, store_source
+from shardstore.references.stores import Reuse, store_source
 from shardstore.storage.base import Storage
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
@@ -24,7 +24,6 @@ def open_source(
     choices: Choices,
     *,
     pins: bool,
-    on_error: OnError,
     options: Mapping[str, Any] | None,
     reuse: Reuse | None = None,
 ) -> ReferenceSource:
@@ -34,18 +33,20 @@ def open_source(
         InvalidInput: a choice cannot be right, or source and set overlap.
         ShardStoreError: the source cannot be opened, or its metadata cannot be read.
     """
-    if on_error not in ("raise", "skip"):
-        raise InvalidInput(f"on_error {on_error!r} is neither 'raise' nor 'skip'")
     if is_set(source):
         if choices.urls != "absolute" or choices.base_url is not None:
             raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken as they are")
         references = reference_storage(source, options)
         check_apart(references, place)
-        return set_source(references, lambda path: chosen(choices, path) is not None)
+        found = set_source(references, lambda path: chosen(choices, path) is not None)
+        check_patterns(choices, found.array_paths())
+        return found
     storage = open_storage(source, dict(options or {}) or None)
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)
-    found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=on_error, reuse=reuse)
+    found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=choices.on_error, reuse=reuse)
+    if reuse is None:  # arrays of an older set may be gone
+        check_patterns(choices, found.array_paths())
     found.is_pinned = pins and choices.base_url is None  # of what lies elsewhere nobody has seen a version
     if choices.urls == "versioned":
         found.suffix_of = _suffixes(storage)

@@ -67,6 +67,8 @@ def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bo
     address = Address.parse(text)
     if not address.segments:
         raise InvalidInput(f"{redacted(text)!r} names no place for a set of references below it: give a name in it")
+    if is_directory and address.segments[-1].endswith(JSON_SUFFIXES):
+        raise InvalidInput(f"{redacted(text)!r} is the name of a set in JSON: give one in Parquet another name, since readers go by it")
     whole = address.at(len(address.segments))
     url = f"file://{whole}" if not address.protocol else whole
     if is_directory:
@@ -85,8 +87,9 @@ def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
     """
     if isinstance(target, str):
         target = target.removeprefix("reference::")
-    places = [open_set(target, options, is_directory=is_directory) for is_directory in (True, False)]
-    for place in places if not places[0].url.endswith(JSON_SUFFIXES) else reversed(places):
+    kinds = (False,) if os.fspath(target).endswith(JSON_SUFFIXES) else (True, False)
+    places = [open_set(target, options, is_directory=is_directory) for is_directory in kinds]
+    for place in places:
         if run_sync(place.storage.stat(place.main_key)) is not None:
             return place
     raise NotFound(f"there is no set of references at {places[0].shown}: neither a file, nor a directory with {METADATA_NAME}")

@@ -6,7 +6,7 @@ The references of a set in JSON are in memory; of one in Parquet, records are re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -61,7 +61,7 @@ class PinsByUrl(dict[str, PinnedObject]):
 class SetArray:
     """An array of a set."""
 
-    chunks_per_shard = None
+    shards = None
 
     def __init__(
         self,
@@ -81,9 +81,6 @@ class SetArray:
         """The path in the set, which stays when the array gets another one."""
         self._encoding = encoding
         self._pins = pins
-
-    def shard_url(self, coords: Sequence[str]) -> str:
-        raise NotImplementedError
 
     def window(self, start: int, most: int) -> range:
         size = prod(self.chunk_grid)

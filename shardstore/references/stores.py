@@ -35,7 +35,7 @@ from shardstore.maintenance.walk import Walk
 from shardstore.model.coalescing import UPKEEP_LIMITS, coalesce_all
 from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
-from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, strides
+from shardstore.references.batches import ReferenceBatch, ReferenceSource, ReferredObject, Shards, strides
 from shardstore.storage.base import Failed, Found, Read, ReadOutcome, Storage, document_read
 from shardstore.storage.local.versions import is_unsettled
 from shardstore.stored.detect import is_draft
@@ -122,15 +122,10 @@ class StoredArray:
         """The number of the first chunk of each object, ascending."""
 
     @property
-    def objects(self) -> int:
-        """The number of stored objects."""
-        return len(self._objects.keys)
+    def shards(self) -> Shards | None:
+        return Shards(self._per_object, self._shard_url) if len(self._formats) == 1 else None
 
-    @property
-    def chunks_per_shard(self) -> tuple[int, ...] | None:
-        return self._per_object if len(self._formats) == 1 else None
-
-    def shard_url(self, coords: Sequence[str]) -> str:
+    def _shard_url(self, coords: Sequence[str]) -> str:
         encoding = self._objects.plan.key_encoding
         parts = (["c"] if encoding.name == "default" else []) + list(coords)
         return self._store.url_of(join(self._objects.plan.path, encoding.separator.join(parts)))
@@ -143,7 +138,7 @@ class StoredArray:
     @cached_property
     def _lasts(self) -> Numbers:
         """The number of the last chunk of each object that lies in the grid."""
-        positions = np.array(self._objects.coords, dtype=np.int64).reshape(self.objects, len(self.chunk_grid))
+        positions = np.array(self._objects.coords, dtype=np.int64).reshape(len(self._firsts), len(self.chunk_grid))
         corners = (positions + 1) * np.array(self._per_object, dtype=np.int64) - 1
         return np.minimum(corners, np.array(self.chunk_grid, dtype=np.int64) - 1) @ self._strides
 
@@ -155,7 +150,9 @@ class StoredArray:
         first = max(start, int(later[0]))
         slab = self._per_object[0] * int(self._strides[0]) if self.chunk_grid else size
         stop = min(size, first + most)
-        return range(first, stop if stop == size else max(stop // slab * slab, 0) if stop // slab * slab > first else stop)
+        if stop < size and stop // slab * slab > first:  # no shard reaches over the end of a slab
+            stop = stop // slab * slab
+        return range(first, stop)
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:
         wanted = np.flatnonzero((self._firsts < stop) & (self._lasts >= start)).tolist()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import IO, Any, Literal
 
 from shardstore._sync import run_sync
-from shardstore.errors import Corruption, InvalidInput
+from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.json_text import dumps
 from shardstore.format.references.parquet import METADATA_NAME
 from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, decode_pins, encode_pins
@@ -18,9 +18,10 @@ from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
 from shardstore.references.places import SetPlace, read_object, write_bytes, write_file
-from shardstore.references.report import SYNCHRONOUS, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
+from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
+from shardstore.storage.base import ConditionFailed
 
 Progress = Callable[[ReferenceProgress], None]
 
@@ -77,7 +78,8 @@ def put(
 ) -> ReferenceReport:
     """Store a set of all that ``source`` has. Raises as ``write_json`` and ``write_parquet`` do."""
     tally = Tally(source.arrays, progress, choices.mixed_protocols)
-    arguments = {"format": "json" if isinstance(form, JSONForm) else "parquet", **_given(form), **_given(choices)}
+    name: Format = "json" if isinstance(form, JSONForm) else "parquet"
+    arguments = {"format": name, **_given(form), **_given(choices)}
     if not source.base_url:
         arguments["sets"] = source.url
     origin = PinnedStore(source.url, source.base_url, arguments)
@@ -93,7 +95,7 @@ def put(
     return ReferenceReport(
         source=source.url,
         target=place.shown,
-        format="json" if isinstance(form, JSONForm) else "parquet",
+        format=name,
         flavour=shown.flavour,
         why=shown.why,
         arrays=len(source.arrays),
@@ -108,7 +110,7 @@ def put(
         how_to_open=how_to_open(
             Opening(
                 target=place.shown,
-                form="json" if isinstance(form, JSONForm) else "parquet",
+                form=name,
                 flavour=shown.flavour,
                 remote_protocol=protocol,
                 remote_needs_options=has_options and choices.base_url is None and protocol not in SYNCHRONOUS,
@@ -224,15 +226,16 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
     """Remove what makes a set of what is there; return the keys of all else, of a set or of what a run left that did not end.
 
     Raises:
-        InvalidInput: there is a set, and it is not to be replaced; or something else.
+        InvalidInput: there is a set, or a part of one, and it is not to be replaced; or something else.
     """
     keys = {info.key async for info in place.storage.list("")}
     others = sorted(key for key in keys if key not in (METADATA_NAME, PINS_SUFFIX) and _RECORD.fullmatch(key) is None)
     if others:
         raise InvalidInput(f"there is something else at {place.shown}, such as {others[0]!r}: choose another place. Nothing was written")
+    if keys and not overwrite:
+        what = "a set" if METADATA_NAME in keys else "a part of a set, which another run is writing, or has not ended,"
+        raise InvalidInput(f"there is {what} at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
     if METADATA_NAME in keys:
-        if not overwrite:
-            raise InvalidInput(f"there is a set at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
         await place.storage.delete_many([METADATA_NAME])
     return keys - {METADATA_NAME, PINS_SUFFIX}
 
@@ -242,4 +245,8 @@ async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, left_ove
     await place.storage.delete_many([*left_over, PINS_SUFFIX] if pins is None else [*left_over])
     if pins is not None:
         await write_bytes(place.storage, PINS_SUFFIX, pins)
-    await write_bytes(place.storage, METADATA_NAME, metadata)
+    condition = (await place.storage.probe()).condition_on(None)
+    try:
+        await write_bytes(place.storage, METADATA_NAME, metadata, condition)
+    except ConditionFailed as exc:
+        raise Conflict(f"somebody else has written a set at {place.shown} meanwhile, and the two may have mixed: write one again") from exc

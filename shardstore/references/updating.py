@@ -70,5 +70,7 @@ def update(
     form, choices = form_of(section.origin.arguments)
     new = open_set(place.url if output is None else output, options, is_directory=isinstance(form, ParquetForm))
     store = section.origin.store if source is None else source
-    found = open_source(store, new, choices, pins=True, on_error="raise", options=storage_options, reuse=older)
+    # Chunks of the fill value cannot be told from others, and that value may be another by now.
+    reuse = None if isinstance(form, ParquetForm) and form.missing == "fill" else older
+    found = open_source(store, new, choices, pins=True, options=storage_options, reuse=reuse)
     return put(found, new, form, choices, overwrite=output is None, progress=progress, has_options=bool(storage_options))

@@ -69,9 +69,9 @@ def write_json(
     """
     check_flags(templates=templates, generators=generators, pins=pins, mixed_protocols=mixed_protocols, overwrite=overwrite)
     form = JSONForm(version, flavour, templates, generators)
-    choices = Choices(paths, urls, base_url, inline_nbytes, mixed_protocols)
+    choices = Choices(paths, urls, base_url, inline_nbytes, mixed_protocols, on_error)
     place = open_set(target, options_for(source, target, storage_options, target_options), is_directory=False)
-    found = open_source(source, place, choices, pins=pins, on_error=on_error, options=storage_options)
+    found = open_source(source, place, choices, pins=pins, options=storage_options)
     return put(found, place, form, choices, overwrite=overwrite, progress=progress, has_options=bool(storage_options))
 
 
@@ -127,7 +127,7 @@ def write_parquet(
     """
     check_flags(pins=pins, mixed_protocols=mixed_protocols, overwrite=overwrite)
     form = ParquetForm(flavour, record_size, missing, root_as, max_memory)
-    choices = Choices(paths, urls, base_url, inline_nbytes, mixed_protocols)
+    choices = Choices(paths, urls, base_url, inline_nbytes, mixed_protocols, on_error)
     place = open_set(target, options_for(source, target, storage_options, target_options), is_directory=True)
-    found = open_source(source, place, choices, pins=pins, on_error=on_error, options=storage_options)
+    found = open_source(source, place, choices, pins=pins, options=storage_options)
     return put(found, place, form, choices, overwrite=overwrite, progress=progress, has_options=bool(storage_options))

@@ -206,8 +206,10 @@ def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: s
 
     There is one if every shard is there and full, and the offset in a shard grows by the length of a chunk from slot to slot.
     """
-    counts = array.chunks_per_shard
-    if counts is None or not array.chunk_grid or any(g % c for g, c in zip(array.chunk_grid, counts, strict=True)):
+    if array.shards is None or not array.chunk_grid or _ANNOTATION.search(array.path + array.shards.url(["0"] * len(array.chunk_grid))):
+        return None  # what is in braces would be taken for a variable
+    counts = array.shards.chunks_per_shard
+    if any(g % c for g, c in zip(array.chunk_grid, counts, strict=True)):
         return None
     first: tuple[int, int] | None = None
     seen = 0
@@ -230,7 +232,7 @@ def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: s
     slot = slots[0]
     for n, o in zip(counts[1:], slots[1:], strict=True):
         slot = f"({slot}) * {n} + {o}"
-    url = array.shard_url([f"{{{{{s}}}}}" for s in shards])
+    url = array.shards.url([f"{{{{{s}}}}}" for s in shards])
     if template and url.startswith(template):
         url = "{{u}}" + url[len(template) :]
     gen = {

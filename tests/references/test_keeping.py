@@ -356,10 +356,39 @@ def test_sets_on_s3_with_options(s3_url: tuple[str, dict[str, Any]], tmp_path: P
     for target in (f"{url}/set", f"{url}/set.json", str(tmp_path / "set.json")):
         write = references.write_json if target.endswith("json") else references.write_parquet
         write(f"{url}/a.zarr", target, storage_options=options, overwrite=True)
-        array[0, 0] = array[0, 0] + 1  # type: ignore[operator]
+        array[0, 0] = array[0, 0] + 1  # type: ignore[operator]  # an element of the array is a number
         assert references.check(target, storage_options=options).changed == ("x/c/0/0",)
         assert references.update(target, storage_options=options).index_requests == 1
         assert references.check(target, deep=True, storage_options=options).is_sound
     assert references.describe(f"{url}/set", target_options=options).objects == 2
     report = references.combine([f"{url}/set", f"{url}/set"], f"{url}/both.json", storage_options=options)
     assert report.references == 16
+
+
+def test_missing_chunks_that_are_filled_are_neither_wrong_nor_reused(tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(64, dtype="i4").reshape(8, 8))
+    array[4:] = 0
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", missing="fill")
+    assert references.check(tmp_path / "set", deep=True).is_sound
+    document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_text()) | {"fill_value": 77}
+    (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document))
+    references.update(tmp_path / "set")
+    assert (ours(tmp_path / "set")[4:] == 77).all()
+    assert references.check(tmp_path / "set", deep=True).is_sound
+
+
+def test_an_update_leaves_damaged_shards_out_as_the_set_did(tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    (tmp_path / "a.zarr/x/c/0/1").write_bytes(b"damaged")
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set", on_error="skip")
+    array[0, 0] = 9
+    assert list(references.update(tmp_path / "set").left_out) == ["x/c/0/1"]
+    assert references.check(tmp_path / "set", deep=True).is_sound
+
+
+def test_pins_for_another_store_are_an_error_not_none(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((4, 4), "i4"))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "one.json")
+    references.write_json(f"reference::{tmp_path}/one.json", tmp_path / "two.json")
+    with pytest.raises(InvalidInput, match="refers to nothing at"):
+        references.pins(tmp_path / "two.json", store=tmp_path / "b.zarr")

@@ -15,8 +15,9 @@ from fsspec.implementations.reference import LazyReferenceMapper
 
 import shardstore
 from shardstore import references
-from shardstore.errors import Corruption, InvalidInput, NotFound
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
 from shardstore.format.references.pins import decode_pins
+from shardstore.references import storing
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import golden_cases
@@ -233,7 +234,7 @@ def test_refusals_leave_everything_as_it_was(source: Path, tmp_path: Path) -> No
     with pytest.raises(NotFound, match="no Zarr hierarchy"):
         references.write_json(tmp_path / "nothing", target)
     with pytest.raises(InvalidInput, match="is none of"):
-        references.write_json(source, target, flavour="v4")  # type: ignore[arg-type]
+        references.write_json(source, target, flavour="v4")  # type: ignore[arg-type]  # what a user may give
     target.write_text("mine")
     with pytest.raises(InvalidInput, match="--overwrite"):
         references.write_json(source, target)
@@ -365,5 +366,48 @@ def test_a_huge_grid_of_few_chunks_takes_no_time_for_the_others(tmp_path: Path) 
     assert report.references == 5
     for name in ("set", "set.json", "again.json"):
         opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / name}"), path="x", mode="r", zarr_format=2)
-        assert [int(opened[place]) for place in places] == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
+        assert [int(opened[place]) for place in places] == [1, 2, 3, 4, 5]  # type: ignore[arg-type]  # elements are numbers
         assert opened[5, 5] == 0
+
+
+def test_a_pattern_that_matches_nothing_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="'ful' matches the path of no array"):
+        references.write_json(source, tmp_path / "refs.json", paths={"ful": None})
+    with pytest.raises(InvalidInput, match="no mapping"):
+        references.write_json(source, tmp_path / "refs.json", paths=["full"])  # type: ignore[arg-type]  # what a user may give
+    assert not (tmp_path / "refs.json").exists()
+
+
+def test_names_in_braces_get_no_generator(tmp_path: Path) -> None:
+    values = np.arange(64, dtype="i4").reshape(8, 8)
+    store = shardstore.open(tmp_path / "a.zarr", chunks_per_shard=(2, 2))
+    zarr.create_array(store, name="x{#y", shape=(8, 8), chunks=(2, 2), dtype="i4", compressors=None, fill_value=-1)[...] = values
+    with pytest.raises(InvalidInput, match="take for a template"):
+        references.write_json(tmp_path / "a.zarr", tmp_path / "refs.json", generators=True)
+    references.write_json(tmp_path / "a.zarr", tmp_path / "refs.json", version=0)
+    np.testing.assert_array_equal(by_fsspec(tmp_path / "refs.json", "x{#y", 2), values)
+
+
+def test_parquet_is_not_named_json_and_not_written_into_what_another_run_writes(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="name of a set in JSON"):
+        references.write_parquet(source, tmp_path / "refs.json")
+    references.write_parquet(source, tmp_path / "refs")
+    (tmp_path / "refs/.zmetadata").unlink()
+    before = sorted(path.name for path in (tmp_path / "refs").rglob("*"))
+    with pytest.raises(InvalidInput, match="a part of a set"):
+        references.write_parquet(source, tmp_path / "refs")
+    assert sorted(path.name for path in (tmp_path / "refs").rglob("*")) == before
+    references.write_parquet(source, tmp_path / "refs", overwrite=True)
+    check(tmp_path / "refs", values_of(source), "v2")
+
+
+def test_of_two_runs_at_one_place_the_second_to_end_is_a_conflict(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = storing._finish
+
+    async def late(place: Any, *arguments: Any) -> None:
+        (tmp_path / "refs/.zmetadata").write_text("of another run")
+        await finish(place, *arguments)
+
+    monkeypatch.setattr(storing, "_finish", late)
+    with pytest.raises(Conflict, match="meanwhile"):
+        references.write_parquet(source, tmp_path / "refs")

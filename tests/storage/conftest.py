@@ -1,4 +1,4 @@
-"""Places that are reached over obstore."""
+"""Places that are reached over obstore, or that sets of references are made in."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import gcsfs
 import pytest
 
 from shardstore.storage.gcs import probe as gcs_probe
+from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.obstore.gcs import ObstoreGCSStorage
 from shardstore.storage.obstore.s3 import ObstoreS3Storage
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3 import client as s3_client
+from shardstore.testing.storage_suite import SyncStorage
 from tests.harness.gcs_emulator import gcs_emulator
+from tests.storage.http_servers import WebServer
 from tests.storage.obstore_proxied import Url
 
 
@@ -55,3 +58,15 @@ def on_gcs(xml_url: Url) -> ObstoreGCSStorage:
     opened = open_storage(url, options, transport="obstore")
     assert isinstance(opened, ObstoreGCSStorage)
     return opened
+
+
+@pytest.fixture
+def memory() -> SyncStorage:
+    return SyncStorage(MemoryStorage(f"/refs-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.close()

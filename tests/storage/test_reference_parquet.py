@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read
-from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
 from tests.storage.http_servers import WebServer
@@ -56,18 +54,6 @@ def rows_of(url: str, first: int, count: int, *, missing: tuple[int, ...] = (), 
 
 def metadata(documents: Mapping[str, Any], record_size: int = RECORD) -> bytes:
     return json.dumps({"metadata": documents, "record_size": record_size}).encode()
-
-
-@pytest.fixture
-def memory() -> SyncStorage:
-    return SyncStorage(MemoryStorage(f"/refs-{uuid.uuid4().hex}"))
-
-
-@pytest.fixture
-def server() -> Iterator[WebServer]:
-    server = WebServer()
-    yield server
-    server.close()
 
 
 def chunk(number: int) -> bytes:

@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import pickle
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from shardstore.model.generation import Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange, ByteSuffix
 from shardstore.storage.base import CHANGED, UNKNOWN_NBYTES, Failed, Found, Read
 from shardstore.storage.local.storage import LocalStorage
-from shardstore.storage.memory import MemoryStorage
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.storage_suite import SyncStorage, on_io_loop, values
@@ -37,18 +34,6 @@ from tests.storage.http_servers import Asked, WebServer
 from tests.storage.reference_sets import counted_targets, open_references, open_set, write_set
 
 DATA = bytes(range(256)) * 100
-
-
-@pytest.fixture
-def memory() -> SyncStorage:
-    return SyncStorage(MemoryStorage(f"/refs-{uuid.uuid4().hex}"))
-
-
-@pytest.fixture
-def server() -> Iterator[WebServer]:
-    server = WebServer()
-    yield server
-    server.close()
 
 
 def error_of(s: SyncStorage, key: str, *, kind: type[ShardStoreError] = ShardStoreError) -> str:
@@ -415,12 +400,12 @@ def test_it_is_told_from_others_and_can_be_pickled(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(storage))
     assert copy == storage
     assert hash(copy) == hash(storage)
-    assert copy.identity == storage.identity == open_storage(url, {"skip_instance_cache": True}).identity  # type: ignore[attr-defined]
+    assert copy.identity == storage.identity == open_storage(url, {"skip_instance_cache": True}).identity  # type: ignore[attr-defined]  # of this kind
     assert SyncStorage(copy).keys() == ["b", "sub/a"]
     others = [open_storage(url, {"pins": False}), open_storage(f"reference://sub::file://{path}"), open_storage(url, static=False)]
     for other in others:
         assert other != storage
-        assert other.identity != storage.identity  # type: ignore[attr-defined]
+        assert other.identity != storage.identity  # type: ignore[attr-defined]  # of this kind
     assert SyncStorage(others[1]).keys() == ["a"]
     assert SyncStorage(others[1]).children() == (["a"], [])
     assert not others[2].capabilities.static

@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from tests.storage.http_servers import WebServer
 from tests.storage.reference_sets import open_set, write_set
 
 DATA = bytes(range(256))
-
-
-@pytest.fixture
-def server() -> Iterator[WebServer]:
-    server = WebServer()
-    server.objects["/x/data"] = DATA
-    yield server
-    server.close()
 
 
 FORBIDDEN = {
@@ -47,6 +38,12 @@ FORBIDDEN = {
     "cached": "simplecache::https://host/x",
     "above": "../../../../../../etc/passwd",
 }
+
+
+@pytest.fixture
+def server(server: WebServer) -> WebServer:
+    server.objects["/x/data"] = DATA
+    return server
 
 
 def test_a_set_from_a_network_leads_to_its_own_kind_only(server: WebServer, tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_pins_allow_the_servers_that_they_name_and_no_local_files(server: WebSer
         with pytest.raises(InvalidInput, match="allow_protocols"):
             SyncStorage(storage).get("b")
         if key == "a":
-            storage.targets.target("s3://bucket/y")  # type: ignore[attr-defined]
+            storage.targets.target("s3://bucket/y")  # type: ignore[attr-defined]  # of ReferenceStorage
 
 
 def test_a_local_set_may_lead_anywhere(server: WebServer, tmp_path: Path) -> None:

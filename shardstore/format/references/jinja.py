@@ -52,7 +52,7 @@ def compile_by_jinja(text: str, why: str) -> Callable[[Mapping[str, Any]], str]:
 def check_installed(why: str) -> None:
     """Raise ``Unsupported`` if jinja2 is not installed."""
     try:
-        import jinja2  # noqa: F401
+        import jinja2  # noqa: F401  # whether it can be
     except ModuleNotFoundError as exc:
         raise Unsupported(f"jinja2 is needed for that ({why}): {how_to_install('references')}") from exc
 

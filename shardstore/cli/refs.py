@@ -152,10 +152,9 @@ def check(
     else:
         _show_check(report)
     if not report.is_sound:
-        what = plural(
-            len(report.changed) + len(report.gone) or len(report.wrong), "object" if report.changed or report.gone else "reference"
-        )
-        complain("warning", f"{what} not what it was: shardstore refs update {target} mends the set")
+        objects = len(report.changed) + len(report.gone)
+        what = f"objects changed or gone: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
+        complain("warning", f"{what}. shardstore refs update {target} brings the set up to date")
         raise typer.Exit(ExitCode.CONFLICT)
 
 

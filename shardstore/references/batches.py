@@ -1,4 +1,4 @@
-"""What writers of reference sets take: arrays with their documents, and batches of references to their chunks."""
+"""The input of all writers of reference sets: arrays with their documents, and batches of references to their chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the objects that a set refers to are still what they were, and which of them must stay so."""
+"""Compare a set with the objects that it refers to, and list those objects, so that nobody rewrites them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of writing a set, checked: which arrays, how, under which URLs, and where to."""
+"""Check the arguments of a new set: which arrays, described how, under which URLs."""
 
 from __future__ import annotations
 

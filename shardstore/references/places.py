@@ -1,4 +1,4 @@
-"""The places of a source and of a set: opened, apart, and written so that there is no set, or the whole one."""
+"""Find, open and write the place of a set: one file, or a directory. A set may not lie in its own source."""
 
 from __future__ import annotations
 

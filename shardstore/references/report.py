@@ -1,4 +1,4 @@
-"""What is counted while a set is written, and told of it: the progress, the report, and the lines that open the set elsewhere."""
+"""The progress and the report of writing a set, and the lines that open the set in other programs."""
 
 from __future__ import annotations
 

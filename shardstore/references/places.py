@@ -12,7 +12,7 @@ from shardstore._sync import run_sync
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import METADATA_NAME
 from shardstore.format.references.pins import PINS_SUFFIX, PinSection, SetDigest, decode_pins, section_of
-from shardstore.model.generation import UNCONDITIONAL, Condition
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, Storage
 from shardstore.storage.opening.address import Address
@@ -167,5 +167,6 @@ async def write_file(storage: Storage, key: str, file: IO[bytes], nbytes: int, c
     await storage.write(key, pieces(), nbytes, condition)
 
 
-async def write_bytes(storage: Storage, key: str, data: bytes, condition: Condition = UNCONDITIONAL) -> None:
-    await storage.write(key, [data], len(data), condition)
+async def write_bytes(storage: Storage, key: str, data: bytes, condition: Condition = UNCONDITIONAL) -> Generation:
+    """Store one object, and return its version."""
+    return await storage.write(key, [data], len(data), condition)

@@ -84,6 +84,11 @@ class SetArray:
 
     def window(self, start: int, most: int) -> range:
         size = prod(self.chunk_grid)
+        if size > _MOST_ASKED_FOR:
+            at = int(np.searchsorted(self._existing, start))
+            if at == len(self._existing):
+                return range(0)
+            start = int(self._existing[at])
         return range(start, min(size, start + most))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:

@@ -10,10 +10,10 @@ from typing import IO, Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.format.json_text import dumps
-from shardstore.format.references.parquet import METADATA_NAME
+from shardstore.format.references.parquet import METADATA_NAME, SetFiles, SetMetadata, encode_metadata
 from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, decode_pins, encode_pins
 from shardstore.format.store_keys import check_key, join
+from shardstore.maintenance.pins import current_tokens, is_held
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
@@ -21,7 +21,8 @@ from shardstore.references.places import SetPlace, read_object, write_bytes, wri
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
-from shardstore.storage.base import ConditionFailed
+from shardstore.storage.base import ConditionFailed, ToldByRanges
+from shardstore.storage.wrappers import innermost
 
 Progress = Callable[[ReferenceProgress], None]
 
@@ -216,9 +217,9 @@ def _put_parquet(
     for number, array in enumerate(source.arrays):
         writer.write(number, array, array.path, fills[array.path])
     metadata = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
-    data = dumps({"metadata": metadata, "record_size": form.record_size})
+    data = encode_metadata(SetMetadata(metadata, form.record_size, SetFiles.of(writer.set_id, writer.written)))
     pins = encode_pins(origin, None, sorted(source.pins.values())) if _is_pinned(source) else None
-    run_sync(_finish(place, data, pins, before - writer.keys))
+    run_sync(_finish(place, data, pins, before, writer.tokens()))
     return writer.nbytes + len(data)
 
 
@@ -240,8 +241,18 @@ async def _cleared(place: SetPlace, *, overwrite: bool) -> set[str]:
     return keys - {METADATA_NAME, PINS_SUFFIX}
 
 
-async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, left_over: set[str]) -> None:
-    """Remove what is no part of the set, and make it one."""
+async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, before: set[str], written: Mapping[str, str]) -> None:
+    """Remove what is no part of the set, and make it one, unless another run has written into it.
+
+    Raises:
+        Conflict: one has. There is no set then, or the other run's, whole.
+    """
+    own = await _own_records(place, written)
+    if own < len(written):
+        if own:
+            raise await _mixed(place)
+        raise Conflict(f"somebody else wrote a set at {place.shown} meanwhile, which is the one that is there")
+    left_over = before - written.keys()
     await place.storage.delete_many([*left_over, PINS_SUFFIX] if pins is None else [*left_over])
     if pins is not None:
         await write_bytes(place.storage, PINS_SUFFIX, pins)
@@ -249,4 +260,18 @@ async def _finish(place: SetPlace, metadata: bytes, pins: bytes | None, left_ove
     try:
         await write_bytes(place.storage, METADATA_NAME, metadata, condition)
     except ConditionFailed as exc:
-        raise Conflict(f"somebody else has written a set at {place.shown} meanwhile, and the two may have mixed: write one again") from exc
+        raise await _mixed(place) from exc
+
+
+async def _mixed(place: SetPlace) -> Conflict:
+    """Take away what makes a set of records of two runs."""
+    await place.storage.delete_many([METADATA_NAME])
+    return Conflict(f"somebody else wrote a set at {place.shown} meanwhile, and the two have mixed: there is no set now. Write one again")
+
+
+async def _own_records(place: SetPlace, written: Mapping[str, str]) -> int:
+    """Return how many of the records are there as they were written here."""
+    if isinstance(innermost(place.storage), ToldByRanges):
+        return len(written)  # nothing tells versions apart but what they hold
+    now = await current_tokens(place.storage, [*written])
+    return sum(1 for key, token in written.items() if key in now and is_held(frozenset({token}), now[key]))

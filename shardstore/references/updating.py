@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardstore.errors import Conflict
 from shardstore.format.references.pins import PinnedObject
 from shardstore.maintenance.pins import is_held
 from shardstore.references.batches import ReferenceBatch
@@ -36,7 +37,10 @@ class OlderSet:
             return None
         if token is None or not is_held(frozenset({pinned.generation}), token):
             return None
-        return array.of_chunks(chunks)
+        try:
+            return array.of_chunks(chunks)
+        except Conflict:  # its file was replaced by one of the new set
+            return None
 
 
 def update(

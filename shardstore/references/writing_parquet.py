@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +39,12 @@ class RecordWriter:
     record_size: int
     max_memory: int
     tally: Tally
-    keys: set[str] = field(default_factory=set)
-    """The keys of all records that were written so far."""
+    set_id: str = field(default_factory=lambda: uuid4().hex)
+    written: dict[tuple[str, int], str] = field(default_factory=dict)
+    """By path of the array and number, the tokens of all records that were written so far."""
     nbytes: int = 0
     """Bytes that were written so far."""
-    _waiting: list[tuple[str, bytes]] = field(default_factory=list)
+    _waiting: list[tuple[str, int, bytes]] = field(default_factory=list)
 
     def write(self, number: int, array: ReferencedArray, place: str, fill: bytes | None) -> None:
         """Write the records of one array into the directory ``place``. ``fill`` are the bytes that stand for missing chunks, if any.
@@ -59,34 +61,40 @@ class RecordWriter:
             if not chunks:
                 break
             for record, rows in window.skip(chunks.start):
-                self._put(join(place, record_name(record)), rows)
+                self._put(place, record, rows)
             window.extend(chunks.stop)
             for batch in self.tally.counted(number, array.batches(chunks.start, chunks.stop)):
                 window.scatter(batch, chunks.stop, self.tally)
             for record, rows in window.records():
-                self._put(join(place, record_name(record)), rows)
+                self._put(place, record, rows)
             at = chunks.stop
         for record, rows in window.last():
-            self._put(join(place, record_name(record)), rows)
+            self._put(place, record, rows)
         self._flush()
 
-    def _put(self, key: str, rows: ReferenceRows) -> None:
-        data = encode_rows(rows)
+    def tokens(self) -> dict[str, str]:
+        """Return the tokens of all records that were written so far, by key."""
+        return {join(path, record_name(number)): token for (path, number), token in self.written.items()}
+
+    def _put(self, path: str, number: int, rows: ReferenceRows) -> None:
+        data = encode_rows(replace(rows, set_id=self.set_id))
         self.nbytes += len(data)
-        self.keys.add(key)
-        self._waiting.append((key, data))
+        self._waiting.append((path, number, data))
         if len(self._waiting) == _RECORDS_AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
         some, self._waiting = self._waiting, []
-        run_sync(self._store(some))
+        if some:
+            run_sync(self._store(some))
 
-    async def _store(self, records: list[tuple[str, bytes]]) -> None:
-        outcomes = await asyncio.gather(*(write_bytes(self.storage, *record) for record in records), return_exceptions=True)
-        for error in outcomes:
-            if error is not None:
-                raise error
+    async def _store(self, records: list[tuple[str, int, bytes]]) -> None:
+        writes = (write_bytes(self.storage, join(path, record_name(number)), data) for path, number, data in records)
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)  # none is under way any more when this returns
+        for (path, number, _), outcome in zip(records, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            self.written[path, number] = outcome.token
 
 
 class _Window:
@@ -95,7 +103,6 @@ class _Window:
     def __init__(self, array: ReferencedArray, record_size: int, fill: bytes | None) -> None:
         self._size = size_of(array)
         self._record_size = record_size
-        self._grid = array.chunk_grid
         self._fill = fill
         self.start = 0
         self.filled = 0
@@ -181,8 +188,7 @@ class _Window:
         if not targets and not inline:
             return None
         generations = {url: self._generations[url] for url in targets if url in self._generations}
-        numbering = (self._record_size, *self._grid)
-        return ReferenceRows(targets, own, self._offset[part], self._nbytes[part], inline, generations, numbering)
+        return ReferenceRows(targets, own, self._offset[part], self._nbytes[part], inline, generations)
 
 
 def _only_used(target: Targets, targets: list[str]) -> tuple[Targets, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -16,8 +17,10 @@ from fsspec.implementations.reference import LazyReferenceMapper
 import shardstore
 from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound
+from shardstore.format.references.parquet import decode_metadata, decode_rows, record_name
 from shardstore.format.references.pins import decode_pins
 from shardstore.references import storing
+from shardstore.references.writing_parquet import RecordWriter
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import golden_cases
@@ -364,7 +367,8 @@ def test_a_huge_grid_of_few_chunks_takes_no_time_for_the_others(tmp_path: Path) 
     references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
     report = references.write_json(f"reference::{tmp_path}/set.json", tmp_path / "again.json")
     assert report.references == 5
-    for name in ("set", "set.json", "again.json"):
+    references.write_parquet(f"reference::{tmp_path}/set", tmp_path / "again", record_size=100)
+    for name in ("set", "set.json", "again.json", "again"):
         opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / name}"), path="x", mode="r", zarr_format=2)
         assert [int(opened[place]) for place in places] == [1, 2, 3, 4, 5]  # type: ignore[arg-type]  # elements are numbers
         assert opened[5, 5] == 0
@@ -401,13 +405,42 @@ def test_parquet_is_not_named_json_and_not_written_into_what_another_run_writes(
     check(tmp_path / "refs", values_of(source), "v2")
 
 
-def test_of_two_runs_at_one_place_the_second_to_end_is_a_conflict(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish = storing._finish
+@pytest.mark.parametrize("ends_at", range(8))
+def test_of_two_runs_at_one_place_no_mixture_is_left(ends_at: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run begins and ends at each moment of one. Its records are fewer, or more."""
+    refs = tmp_path / "refs"
+    moments: list[str] = []
 
-    async def late(place: Any, *arguments: Any) -> None:
-        (tmp_path / "refs/.zmetadata").write_text("of another run")
-        await finish(place, *arguments)
+    def write_another() -> None:
+        references.write_parquet(source, refs, overwrite=True, record_size=2, paths={"g/c/ct" if ends_at % 2 else "nothing*": None})
 
-    monkeypatch.setattr(storing, "_finish", late)
-    with pytest.raises(Conflict, match="meanwhile"):
-        references.write_parquet(source, tmp_path / "refs")
+    def interrupted(name: str, step: Any) -> Any:
+        async def first(*arguments: Any, **options: Any) -> Any:
+            if len(moments) <= ends_at:  # the other run does not come here
+                moments.append(name)
+                if len(moments) == ends_at + 1:
+                    await asyncio.to_thread(write_another)
+            return await step(*arguments, **options)
+
+        return first
+
+    for owner, name in ((RecordWriter, "_store"), (storing, "_cleared"), (storing, "_finish")):
+        monkeypatch.setattr(owner, name, interrupted(name, getattr(owner, name)))
+    if ends_at == 0:
+        references.write_parquet(source, refs, overwrite=True, record_size=2)
+        check(refs, values_of(source), "v2")
+        return
+    with pytest.raises(Conflict, match="somebody else wrote a set at") as caught:
+        references.write_parquet(source, refs, overwrite=True, record_size=2)
+    assert len(moments) == ends_at + 1
+    assert moments[0] == "_cleared"
+    assert (moments[-1] == "_finish") == (ends_at == 7)
+    is_there = (refs / ".zmetadata").exists()
+    assert ("there is no set now" in str(caught.value)) is not is_there
+    assert is_there == (ends_at == 7)
+    if is_there:
+        files = decode_metadata((refs / ".zmetadata").read_bytes()).files
+        assert files is not None
+        names = [refs / path / record_name(number) for path, runs in files.records.items() for run in runs for number in run]
+        assert {decode_rows(name.read_bytes(), 2).set_id for name in names} == {files.set_id}
+        check(refs, {path: values for path, values in values_of(source).items() if path != "g/c/ct"}, "v2")

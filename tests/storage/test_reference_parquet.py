@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 import shardstore
 from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.format.references.parquet import MISSING, ReferenceRows, encode_rows
+from shardstore.format.references.parquet import MISSING, ReferenceRows, SetFiles, SetMetadata, encode_metadata, encode_rows
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.opening.open import open_storage
@@ -176,6 +177,60 @@ def test_groups_root_arrays_and_every_way_to_write_keys(memory: SyncStorage) -> 
     memory.put("root/refs.1.parq", encode_rows(rows_of(url, 4, 4)))
     s = open_set(f"{memory.storage.url}/root/")
     assert (s.get("1.1"), s.get("sub/1.1"), s.children()) == (chunk(4), None, ([".zarray", "1.1", "1.2"], ["sub/"]))
+
+
+def test_files_that_are_gone_or_of_another_set_are_no_missing_chunks(memory: SyncStorage) -> None:
+    memory.put("data", DATA)
+    url = f"{memory.storage.url}/data"
+    files = SetFiles.of("mine", [("x", 0), ("x", 1), ("x", 2), ("x", 4)])
+    assert files.records == {"x": [range(3), range(4, 5)]}
+    assert [files.has("x", number) for number in range(-1, 6)] == [False, True, True, True, False, True, False]
+    memory.put("refs/.zmetadata", encode_metadata(SetMetadata({"x/.zarray": v2((96,), (1,))}, RECORD, files)))
+    for record, owner in ((0, "mine"), (1, "yours"), (2, None), (3, "mine")):
+        memory.put(f"refs/x/refs.{record}.parq", encode_rows(replace(rows_of(url, record * RECORD, RECORD), set_id=owner)))
+    s = open_set(f"{memory.storage.url}/refs")
+    assert (s.get("x/1"), s.get("x/49"), s.get("x/81")) == (chunk(1), None, None)  # the set has no file 3, and none of 5
+    for record, words in ((1, "belongs to another set"), (2, "belongs to another set"), (4, "is gone")):
+        (outcome,) = s.read_many(Read(f"x/{record * RECORD}", (EVERYTHING,)))
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, Conflict)
+        assert f"/refs/x/refs.{record}.parq {words}" in str(outcome.error)
+    with pytest.raises(Conflict, match="belongs to another set"):
+        s.keys("x/")
+
+
+def test_what_a_set_says_of_its_files_is_checked(memory: SyncStorage) -> None:
+    def put(own: object) -> None:
+        memory.put(
+            "refs/.zmetadata", json.dumps({"metadata": {"x/.zarray": v2((10**9,), (1,))}, "record_size": 1, "shardstore": own}).encode()
+        )
+
+    for own in (1, {}, {"set": "a", "records": 1}, {"set": "a", "records": {"x": [[1, "a"]]}}, {"set": "a", "records": {"x": [1]}}):
+        put(own)
+        with pytest.raises(Corruption, match="metadata of a set"):
+            open_set(f"{memory.storage.url}/refs")
+    put({"set": "a", "records": {"x": [[0, 2**62]]}})
+    with pytest.raises(Conflict, match=r"refs\.0\.parq is gone"):
+        open_set(f"{memory.storage.url}/refs").keys("x/")
+
+
+def test_the_files_of_a_large_set_are_asked_for_only_if_they_exist(server: WebServer, memory: SyncStorage) -> None:
+    documents = {"x/.zarray": v2((16 * 10**7, 16), (1, 1)), "xy/.zarray": v2((16,), (1,))}
+    url = f"{memory.storage.url}/data"
+    memory.put("data", DATA)
+    memory.put("refs/.zmetadata", metadata(documents))
+    for record in (3, 10**8):
+        memory.put(f"refs/x/refs.{record}.parq", encode_rows(rows_of(url, 0, RECORD)))
+    memory.put("refs/x/refs.txt.parq", b"")
+    memory.put("refs/xy/refs.0.parq", encode_rows(rows_of(url, 0, RECORD)))
+    s = open_set(f"{memory.storage.url}/refs")
+    expected = {f"x/{row}.{column}" for row in (3, 10**8) for column in range(16)}
+    assert set(s.keys("x/")) == {"x/.zarray"} | expected
+    server.objects["/s/.zmetadata"] = encode_metadata(SetMetadata(documents, RECORD, SetFiles.of("mine", [("x", 3), ("x", 10**8)])))
+    for record in (3, 10**8):
+        server.objects[f"/s/x/refs.{record}.parq"] = encode_rows(replace(rows_of(f"{server.url}/d", 0, RECORD), set_id="mine"))
+    assert set(SyncStorage(open_storage(f"reference::{server.url}/s")).keys("x/")) == {"x/.zarray"} | expected
+    assert sorted(one.path for one in server.asked) == ["/s/.zmetadata", "/s/x/refs.100000000.parq", "/s/x/refs.3.parq"]
 
 
 def test_values_in_the_set(memory: SyncStorage) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    set/.zmetadata            {"metadata": {key: document}, "record_size": n}
+    set/.zmetadata            {"metadata": {key: document}, "record_size": n, "shardstore": {"set": "5f0c…", "records": {"a/b": [[0, 2]]}}}
     set/a/b/refs.0.parq       the first n chunks of the array a/b, in C order of the grid of chunks
     set/a/b/refs.1.parq       the next; the last is as long, whatever the array has. One without any chunk may be missing
 
@@ -12,7 +12,9 @@
     raw      optional binary    the bytes themselves. If neither path nor raw is there, the chunk is missing
 
 The metadata of a file hold ``pandas``, without which fastparquet reads the numbers as floats, and ``shardstore``: the versions of the
-objects, by URL, that the references were made of. Readers that do not know it leave it alone.
+objects, by URL, that the references were made of, and the set that the file belongs to. The document names the same set, and the numbers of
+the files that it has for each array, so that a file which another run wrote, or which is gone, is not taken for one of this set. Readers
+that do not know ``shardstore`` leave it alone.
 
 Specification: fsspec's reference sets, "Parquet references".
 """
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ import numpy.typing as npt
 
 from shardstore.errors import Corruption, InvalidInput, Unsupported
 from shardstore.extras import how_to_install
+from shardstore.format.json_text import dumps
 
 if TYPE_CHECKING:  # an extra
     import pyarrow as pa
@@ -59,11 +63,74 @@ class ReferenceRows:
     """By row, the bytes of chunks that are in the set itself."""
     generations: Mapping[str, str] = field(default_factory=dict)
     """By URL, the tokens of the versions that the references were made of, as far as they are known."""
-    numbering: tuple[int, ...] = ()
-    """The record size and the grid of chunks, by which rows are those of chunks; empty if a file does not say."""
+    set_id: str | None = None
+    """The set that the file belongs to; ``None`` if it does not say."""
 
     def __len__(self) -> int:
         return len(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class SetFiles:
+    """The files of references of one set, of this package's own making."""
+
+    set_id: str
+    """A text that no other set has."""
+    records: Mapping[str, Sequence[range]]
+    """By path of the array, the numbers of its files, in ascending order."""
+
+    @classmethod
+    def of(cls, set_id: str, records: Iterable[tuple[str, int]]) -> SetFiles:
+        """Return the files with these paths and numbers."""
+        found: dict[str, list[range]] = {}
+        for path, number in sorted(records):
+            runs = found.setdefault(path, [])
+            if runs and runs[-1].stop == number:
+                runs[-1] = range(runs[-1].start, number + 1)
+            else:
+                runs.append(range(number, number + 1))
+        return cls(set_id, found)
+
+    def has(self, path: str, number: int) -> bool:
+        """Return whether the set has a file."""
+        runs = self.records.get(path, ())
+        at = bisect_right(runs, number, key=lambda run: run.start) - 1
+        return at >= 0 and number in runs[at]
+
+
+@dataclass(frozen=True, slots=True)
+class SetMetadata:
+    """The document beside the files of references."""
+
+    documents: Mapping[str, Any]
+    """By key, the documents of nodes, as JSON or as text."""
+    record_size: int
+    files: SetFiles | None = None
+    """The files that the set has; ``None`` if it does not say, as those of other programs."""
+
+
+def encode_metadata(metadata: SetMetadata) -> bytes:
+    document: dict[str, Any] = {"metadata": dict(metadata.documents), "record_size": metadata.record_size}
+    if (files := metadata.files) is not None:
+        records = {path: [[run.start, run.stop] for run in runs] for path, runs in files.records.items()}
+        document[_OWN.decode()] = {"set": files.set_id, "records": records}
+    return dumps(document)
+
+
+def decode_metadata(data: bytes | memoryview) -> SetMetadata:
+    """Return the document from its bytes. Raises ``Corruption`` if it is none."""
+    try:
+        document = json.loads(bytes(data))
+        own = document.get(_OWN.decode())
+        files = None
+        if own is not None:
+            files = SetFiles(str(own["set"]), {str(path): [range(*run) for run in runs] for path, runs in own["records"].items()})
+        metadata = SetMetadata(dict(document["metadata"]), int(document["record_size"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise Corruption(f"it is not the metadata of a set of references: {exc!r:.500}") from exc
+    if metadata.record_size < 1:
+        raise Corruption(f"it is not the metadata of a set of references: record_size is {metadata.record_size}")
+    return metadata
 
 
 def record_name(number: int) -> str:
@@ -165,11 +232,13 @@ def _inline(raw: Any) -> dict[int, bytes]:
     return {row: raw[row].as_py() for row in rows}
 
 
-def _own_metadata(own: bytes | None) -> tuple[dict[str, str], tuple[int, ...]]:
+def _own_metadata(own: bytes | None) -> tuple[dict[str, str], str | None]:
+    """Return the versions of objects by URL, and the set that the file belongs to."""
+    if own is None:
+        return {}, None
     try:
-        found = json.loads(own) if own else {"generations": {}, "numbering": []}
-        generations = {str(url): str(token) for url, token in found["generations"].items()}
-        return generations, tuple(int(number) for number in found["numbering"])
+        found = json.loads(own)
+        return {str(url): str(token) for url, token in found["generations"].items()}, str(found["set"])
     except (ValueError, KeyError, AttributeError, TypeError) as exc:
         raise Corruption(f"the versions in a file of references cannot be read: {exc!r}") from exc
 
@@ -192,7 +261,7 @@ def _key_values(rows: ReferenceRows) -> dict[str, str]:
         for name, (pandas, numpy) in _PANDAS_TYPES.items()
     ]
     pandas = {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
-    own = {"generations": dict(rows.generations), "numbering": list(rows.numbering)}
+    own = {"generations": dict(rows.generations), "set": rows.set_id or ""}
     return {"pandas": json.dumps(pandas), _OWN.decode(): json.dumps(own)}
 
 

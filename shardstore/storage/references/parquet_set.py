@@ -1,7 +1,8 @@
 """A set of references in Parquet: its metadata are read first, and a file of references when a chunk in it is asked for.
 
 The chunks of an array are numbered in C order of its grid, which its document says, in Zarr v2 or v3. Files that were read lately are kept
-in columns, up to a bound in bytes. A file that is missing has no chunks.
+in columns, up to a bound in bytes. A file that the set does not have has no chunks. One that it says to have, and that is gone or of
+another set, is an error.
 """
 
 from __future__ import annotations
@@ -12,16 +13,24 @@ import os
 import re
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from shardstore.errors import Conflict, Corruption, ShardStoreError, StorageError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
-from shardstore.format.references.parquet import METADATA_NAME, MISSING, ReferenceRows, decode_rows, record_name
+from shardstore.format.references.parquet import (
+    METADATA_NAME,
+    MISSING,
+    ReferenceRows,
+    SetMetadata,
+    decode_metadata,
+    decode_rows,
+    record_name,
+)
 from shardstore.format.references.table import Reference, value_of
 from shardstore.format.v2.keys import is_document
 from shardstore.model.ranges import EVERYTHING
@@ -37,6 +46,8 @@ _ROW_NBYTES = 20
 _INLINE_NBYTES = 120  # of an entry in a dictionary, and of its bytes besides what they hold
 _DECODED_HERE_NBYTES = 256 << 10  # more takes so long that others on the loop would wait
 
+_MOST_ASKED_FOR = 64  # files of a set that does not say which it has; where there may be more, they are listed
+_RECORD_NAME = re.compile(r"refs\.([0-9]+)\.parq", re.ASCII)
 _CHUNK_PREFIX = re.compile(r"(?:c[/.]?)?[0-9/.]*", re.ASCII)
 
 _NO_ROWS = ReferenceRows((), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
@@ -99,8 +110,7 @@ class ParquetSet:
     def __init__(
         self,
         place: SetPlace,
-        documents: Mapping[str, Any],
-        record_size: int,
+        metadata: SetMetadata,
         targets: Targets,
         *,
         pins: bool,
@@ -109,9 +119,11 @@ class ParquetSet:
     ) -> None:
         self.version = version
         self._place = place
-        self._documents = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents.items()}
+        documents = metadata.documents.items()
+        self._documents = {key: value if isinstance(value, str) else json.dumps(value) for key, value in documents}
         self._sorted_documents = sorted(self._documents)
-        self._record_size = record_size
+        self._record_size = metadata.record_size
+        self._files = metadata.files
         self._targets = targets
         self._pins = pins
         self._cache = _Cache(cache_bytes)
@@ -126,6 +138,8 @@ class ParquetSet:
         """Return the rows of one file; several that ask for it at once share one request."""
         if self._pid != os.getpid():  # forked: what was under way belongs to the parent's loop
             self._reading, self._bound, self._pid = {}, asyncio.Semaphore(_FILES_AT_ONCE), os.getpid()
+        if self._files is not None and not self._files.has(array.path, record):
+            return _NO_ROWS
         name = (array.path, record)
         if (rows := self._cache.get(name)) is not None:
             return rows
@@ -144,10 +158,15 @@ class ParquetSet:
         file = self._place.key(array.above + record_name(record))
         async with self._bound:
             (outcome,) = await self._place.storage.read([Read(file, (EVERYTHING,))])
-            if isinstance(outcome, Absent):
-                return _NO_ROWS
             if isinstance(outcome, Failed):
                 raise outcome.error
+            if isinstance(outcome, Absent):
+                if self._files is None:
+                    return _NO_ROWS
+                raise Conflict(
+                    f"{self._shown(array, record)} is gone: if {self._place.url} was replaced while it was open, open it again, "
+                    "else write it again"
+                )
             if not isinstance(outcome, Found):
                 raise StorageError(f"{self._shown(array, record)} was replaced while it was being read: try again")
             data = outcome.buffers[0]
@@ -159,13 +178,26 @@ class ParquetSet:
                     rows = await asyncio.to_thread(decode_rows, data, most)
             except (Corruption, Unsupported) as exc:
                 raise type(exc)(f"{self._shown(array, record)}: {exc}") from exc
-        if rows.numbering not in ((), (self._record_size, *array.grid)):
+        if self._files is not None and rows.set_id != self._files.set_id:
             raise Conflict(
-                f"{self._place.url} was replaced while it was open, and the array {array.path!r} has another grid now: open it again"
+                f"{self._shown(array, record)} belongs to another set: if {self._place.url} was replaced while it was open, open it again, "
+                "else write it again"
             )
         if self._pins and rows.generations:
             self._targets.allow(list(rows.generations))
         return rows
+
+    async def _records(self, array: _Array, asked: range) -> Iterable[int]:
+        """Return the numbers of the files that exist, of those that are ``asked`` for; or more, if they are few."""
+        if self._files is not None:
+            runs = self._files.records.get(array.path, ())
+            return chain.from_iterable(range(max(run.start, asked.start), min(run.stop, asked.stop)) for run in runs)
+        if len(asked) <= _MOST_ASKED_FOR:
+            return asked
+        above = self._place.key(array.above)
+        names = [info.key[len(above) :] async for info in self._place.storage.list(above + "refs.")]
+        found = (int(named[1]) for name in names if (named := _RECORD_NAME.fullmatch(name)) is not None)
+        return sorted(number for number in found if number in asked)
 
     def _shown(self, array: _Array, record: int) -> str:
         return f"{self._place.url}/{array.above}{record_name(record)}"
@@ -234,7 +266,8 @@ class ParquetSet:
         numbers = array.numbers_below(prefix)
         if not numbers:
             return
-        for record in range(numbers.start // self._record_size, (numbers.stop - 1) // self._record_size + 1):
+        first, last = numbers.start // self._record_size, (numbers.stop - 1) // self._record_size
+        for record in await self._records(array, range(first, last + 1)):
             rows = await self._rows(array, record)
             first = record * self._record_size
             there = np.flatnonzero(rows.target != MISSING).tolist()
@@ -264,7 +297,7 @@ class ParquetSet:
 
     async def urls(self) -> AsyncIterator[str | None]:
         for array in self._arrays.values():
-            for record in range(-(-array.count // self._record_size)):
+            for record in await self._records(array, range(-(-array.count // self._record_size))):
                 for url in (await self._rows(array, record)).targets:
                     yield url
 
@@ -306,16 +339,11 @@ async def read_parquet_set(place: SetPlace, targets: Targets, *, pins: bool, cac
         raise outcome.error
     if not isinstance(outcome, Found):
         return None
-    shown = f"{place.url}/{METADATA_NAME}"
     try:
-        document = json.loads(bytes(outcome.buffers[0]))
-        documents, record_size = dict(document["metadata"]), int(document["record_size"])
-    except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise Corruption(f"{shown} is not the metadata of a set of references: {exc!r:.500}") from exc
-    if record_size < 1:
-        raise Corruption(f"{shown} is not the metadata of a set of references: record_size is {record_size}")
-    version = outcome.generation.token
-    return ParquetSet(place, documents, record_size, targets, pins=pins, cache_bytes=cache_bytes, version=version)
+        metadata = decode_metadata(outcome.buffers[0])
+    except Corruption as exc:
+        raise Corruption(f"{place.url}/{METADATA_NAME}: {exc}") from exc
+    return ParquetSet(place, metadata, targets, pins=pins, cache_bytes=cache_bytes, version=outcome.generation.token)
 
 
 def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Array]:

@@ -117,7 +117,7 @@ def _wrong(
     now = open_source(section.origin.store, place, choices, pins=False, options=storage_options)
     then = {
         array.path: array
-        for array in set_source(reference_storage(place.url, options), lambda path: True, PinsByUrl(may_be_relative=True)).arrays
+        for array in set_source(reference_storage(place.url, options), lambda path: True, PinsByUrl(keeps_relative=True)).arrays
     }
     is_filled = section.origin.arguments.get("missing") == "fill"
     renamed = section.origin.arguments.get("root_as")

@@ -41,17 +41,15 @@ _DOCUMENTS_AT_ONCE = 256
 class PinsByUrl(dict[str, PinnedObject]):
     """The versions of objects that sets were made of, by URL."""
 
-    def __init__(self, *, may_be_relative: bool = False) -> None:
+    def __init__(self, *, keeps_relative: bool = False) -> None:
         super().__init__()
-        self.may_be_relative = may_be_relative
-        """True if URLs without a protocol stay what they are: the new set is where the old one is."""
+        self.keeps_relative = keeps_relative
+        """True if relative URLs stay what they are: the new set is where the old one is."""
         self.are_complete = True
         """True if the version of every object is known."""
 
     def note(self, url: str, token: str | None) -> None:
-        """Note an object. Raises ``InvalidInput`` if another version of it was noted, or its URL means another object elsewhere."""
-        if "://" not in url and "::" not in url and not url.startswith("/") and not self.may_be_relative:
-            raise InvalidInput(f"{url!r} is relative to the place of its set: write that with urls='absolute' first")
+        """Note an object. Raises ``InvalidInput`` if another version of it was noted."""
         if token is None:
             self.are_complete = False
         elif self.setdefault(url, PinnedObject(url, token, 0)).generation != token:
@@ -137,6 +135,8 @@ class SetArray:
                 url, offset, nbytes = entry.reference
                 if url is None:
                     raise InvalidInput(f"a reference of array {self._place!r} names no URL: say which one by the option target")
+                if "://" not in url and not self._pins.keeps_relative:
+                    url = self._references.targets.absolute(url)
                 self._pins.note(url, entry.token)
                 if entry.token is not None:
                     generations[url] = entry.token

@@ -25,7 +25,7 @@ class OlderSet:
 
     def __init__(self, references: ReferenceStorage, objects: Mapping[str, PinnedObject]) -> None:
         self._objects = objects
-        source = set_source(references, lambda path: True, PinsByUrl(may_be_relative=True))
+        source = set_source(references, lambda path: True, PinsByUrl(keeps_relative=True))
         self._arrays = {array.path: array for array in source.arrays if isinstance(array, SetArray)}
 
     def references(

@@ -307,8 +307,11 @@ def test_a_store_that_moved_has_its_new_urls_after_an_update(form: str, tmp_path
     (tmp_path / "sub").mkdir()
     references.update(tmp_path / "rel.json", output=tmp_path / "sub/rel.json")
     np.testing.assert_array_equal(ours(tmp_path / "sub/rel.json"), values)
-    with pytest.raises(InvalidInput, match="relative to the place"):
-        references.write_json(f"reference::{tmp_path}/rel.json", tmp_path / "sub/other.json")
+    for name, source in (("one", "rel.json"), ("two", "sub/rel.json")):
+        report = getattr(references, f"write_{form}")(f"reference::{tmp_path}/{source}", tmp_path / f"sub/deep/{name}")
+        assert report.is_pinned
+        np.testing.assert_array_equal(ours(tmp_path / f"sub/deep/{name}"), values)
+        np.testing.assert_array_equal(by_fsspec(tmp_path / f"sub/deep/{name}", "x", 2), values)
 
 
 def test_sets_of_two_versions_of_an_object_are_not_combined(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from fsspec.implementations.reference import ReferenceFileSystem
 
 import shardstore
 from shardstore.errors import Corruption, InvalidInput, NotFound, Unsupported
+from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.reference_targets import ReferenceTargets, SetAddress, TargetOptions
+from shardstore.storage.opening.references import split_url
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.testing.storage_suite import SyncStorage
 
@@ -166,3 +169,28 @@ def test_without_jinja_the_specification_is_read(path: Path, tmp_path: Path, mon
     monkeypatch.setattr("shardstore.storage.references.filesystems.find_spec", lambda name: None if name == "jinja2" else find(name))
     with pytest.raises(Unsupported, match="pip install jinja2"):
         open_storage(f"simplecache::reference::file://{path}")
+
+
+@pytest.mark.parametrize(
+    ("place", "url", "absolute"),
+    [
+        ("s3://bucket/sets/refs.json", "../data/c/0", "s3://bucket/data/c/0"),
+        ("memory://a/refs.json", "data", "memory://a/data"),
+        ("http://127.0.0.1:9/a/refs.json", "../b c/0", "http://127.0.0.1:9/b%20c/0"),
+        ("gs://bucket/refs.json", "c/0", "gs://bucket/c/0"),
+        ("/a/b/refs.json", "../c", "file:///a/c"),
+        ("/a/b/refs.json", "/c", "/c"),
+        ("file:///a/refs.json", "s3://b/c", "s3://b/c"),
+        ("simplecache::s3://bucket/refs.json", "c", None),
+        ("/a/refs.json", "../../c", None),
+    ],
+)
+def test_relative_urls_made_absolute(place: str, url: str, absolute: str | None) -> None:
+    directory, name = split_url(place)
+    origin = SetAddress(Address.parse(directory), name, frozenset(), {})
+    targets = ReferenceTargets(TargetOptions(), origin, open_storage)
+    if absolute is None:
+        with pytest.raises((InvalidInput, Corruption)):
+            targets.absolute(url)
+    else:
+        assert targets.absolute(url) == absolute

@@ -19,6 +19,7 @@ from fsspec.core import split_protocol
 from fsspec.spec import AbstractFileSystem
 
 from shardstore.errors import Corruption, InvalidInput
+from shardstore.format.references.pins import object_url
 from shardstore.storage.base import Storage
 from shardstore.storage.generic.links import is_one, protocols_of
 from shardstore.storage.generic.storage import GenericStorage
@@ -236,16 +237,25 @@ class ReferenceTargets:
         above, _, last = stripped.rpartition("/")
         return self._opened_at((fs, above or "/"), last, {}, f"{id(fs)} {above}")
 
+    def absolute(self, url: str) -> str:
+        protocol, path = split_protocol(url)
+        if protocol is not None or os.path.isabs(path) or self._default_protocol not in (None, LOCAL):
+            return url
+        directory = self._directory
+        if directory is None:
+            return f"file://{os.path.abspath(path)}"
+        if directory.tail or "::" in directory.head:
+            raise InvalidInput(f"{url!r} is relative to the place of its set, which has no URL that other programs know")
+        root = directory.at(0) if directory.protocol else "file:///"
+        return object_url(root if root.endswith("/") else f"{root}/", _joined(directory, path))
+
     def _relative(self, path: str) -> Target:
         """Return the object at a URL without protocol, relative to the directory of the set."""
         directory = self._directory
         if directory is None:
             self._check_allowed({LOCAL})
             return self._opened_at("/", os.path.abspath(path).lstrip("/"), {})
-        joined = posixpath.normpath("/".join(("/", *directory.segments, path))).lstrip("/")
-        up = sum(1 for part in posixpath.normpath(path).split("/") if part == "..")
-        if up > len(directory.segments) or not joined:
-            raise Corruption("that is above the place that the set is in")
+        joined = _joined(directory, path)
         name = canonical(directory.protocol)
         if name in self._filesystems and not directory.tail:
             url = f"{directory.protocol}://{joined}"
@@ -253,6 +263,15 @@ class ReferenceTargets:
         is_chain = bool(directory.tail) or "::" in directory.head
         options = self._origin.options if is_chain else {} if name in _OWN else self._options_of(name)
         return self._opened_at(directory.at(0), joined, options)
+
+
+def _joined(directory: Address, path: str) -> str:
+    """Return the path from the root of a directory's storage that a relative path in it means."""
+    joined = posixpath.normpath("/".join(("/", *directory.segments, path))).lstrip("/")
+    up = sum(1 for part in posixpath.normpath(path).split("/") if part == "..")
+    if up > len(directory.segments) or not joined:
+        raise Corruption("that is above the place that the set is in")
+    return joined
 
 
 def protocols_in(url: str) -> list[str]:

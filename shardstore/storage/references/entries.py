@@ -48,6 +48,14 @@ class Targets(Protocol):
         """
         ...
 
+    def absolute(self, url: str) -> str:
+        """Return the URL that means the same object in a set at another place.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        ...
+
     def settle(self, *, is_directory: bool) -> None:
         """Say whether the set is a directory, as sets in Parquet are: then its relative URLs are relative to that."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
@@ -13,13 +14,14 @@ from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import METADATA_NAME
 from shardstore.format.references.pins import PINS_SUFFIX, PinSection, SetDigest, decode_pins, section_of
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import EVERYTHING
+from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.storage.base import Failed, Found, Read, Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.redaction import redacted
 
+_MEMBERS = re.compile(rb'"(refs|gen|templates|([^"]*/)?(\.zgroup|\.zarray|\.zattrs|\.zmetadata|zarr\.json))"\s*:')
 _PIECE = 4 * 2**20
 JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
 
@@ -144,13 +146,23 @@ def check_apart(source: Storage, place: SetPlace) -> None:
         )
 
 
-async def read_object(storage: Storage, key: str) -> bytes | None:
-    """Return an object, ``None`` if there is none.
+def begins_like_set(head: bytes, name: str) -> bool:
+    """Return whether a file of this name that begins so can be a set in JSON."""
+    if name.endswith(".gz"):
+        return head.startswith(b"\x1f\x8b")
+    if name.endswith(".zst"):
+        return head.startswith(b"\x28\xb5\x2f\xfd")
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") and _MEMBERS.search(head) is not None
+
+
+async def read_object(storage: Storage, key: str, most_nbytes: int | None = None) -> bytes | None:
+    """Return an object, or its first bytes; ``None`` if there is none.
 
     Raises:
         StorageError: the request failed.
     """
-    (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
+    wanted = EVERYTHING if most_nbytes is None else ByteRange(0, most_nbytes)
+    (outcome,) = await storage.read([Read(key, (wanted,))])
     if isinstance(outcome, Failed):
         raise outcome.error
     return bytes(outcome.buffers[0]) if isinstance(outcome, Found) else None

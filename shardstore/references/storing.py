@@ -17,7 +17,7 @@ from shardstore.maintenance.pins import current_tokens, is_held
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
-from shardstore.references.places import SetPlace, read_object, write_bytes, write_file
+from shardstore.references.places import SetPlace, begins_like_set, read_object, write_bytes, write_file
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
@@ -26,6 +26,7 @@ from shardstore.storage.wrappers import innermost
 
 Progress = Callable[[ReferenceProgress], None]
 
+_HEAD_NBYTES = 64 << 10
 _RECORD = re.compile(r"(?:.*/)?refs\.[0-9]+\.parq")
 
 
@@ -171,12 +172,16 @@ def _put_json(
 
 
 async def _set_there(place: SetPlace, *, overwrite: bool) -> bytes | None:
-    """Return the pins of the set that is to be replaced. Raises ``InvalidInput`` if there is one, and it is not to be."""
+    """Return the pins of the set that is to be replaced. Raises ``InvalidInput`` if it is not to be, or is no set."""
     if await place.storage.stat(place.main_key) is None:
         await _check_pins(place)
         return None
     if not overwrite:
         raise InvalidInput(f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
+    if not begins_like_set(await read_object(place.storage, place.main_key, _HEAD_NBYTES) or b"", place.name):
+        raise InvalidInput(
+            f"what is at {place.shown} is no set of references: choose another place, or remove it first. Nothing was written"
+        )
     return await read_object(place.storage, place.pins_key)
 
 

@@ -374,6 +374,35 @@ def test_a_huge_grid_of_few_chunks_takes_no_time_for_the_others(tmp_path: Path) 
         assert opened[5, 5] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "is_set"),
+    [
+        ("a.json", b'\xef\xbb\xbf {"version": 1, "templates": {}, "gen": []}', True),
+        ("a.json", b'{"a/.zgroup": {}}', True),
+        ("a", b'{"zarr.json": "{}"}', True),
+        ("a.json", b'{"name": "a program", "version": "1.0"}', False),
+        ("a.json", b"", False),
+        ("a.nc", b"\x89HDF", False),
+        ("a.json.gz", b'{"refs": {}}', False),
+        ("a.json.zst", b"\x1f\x8b", False),
+        ("a.json.gz", gzip.compress(b'{"refs": {}}'), True),
+    ],
+)
+def test_only_a_set_is_overwritten(name: str, content: bytes, is_set: bool, source: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInput, match="overwrite=True"):
+        references.write_json(source, tmp_path / name)
+    if is_set:
+        references.write_json(source, tmp_path / name, overwrite=True)
+        opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / name}"), path="full", mode="r")
+        np.testing.assert_array_equal(opened[...], values_of(source)["full"])
+    else:
+        with pytest.raises(InvalidInput, match="is no set of references"):
+            references.write_json(source, tmp_path / name, overwrite=True)
+        assert (tmp_path / name).read_bytes() == content
+    assert not is_set or (tmp_path / f"{name}.pins").exists()
+
+
 def test_a_pattern_that_matches_nothing_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="'ful' matches the path of no array"):
         references.write_json(source, tmp_path / "refs.json", paths={"ful": None})

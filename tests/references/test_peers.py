@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore
 
 import shardstore
 from shardstore import references
-from shardstore.errors import InvalidInput, Unsupported
+from shardstore.errors import InvalidInput
 from tests.packing.sources import cases, expected
 from tests.packing.sources import references as kerchunk_set
 from tests.references.reading import filesystem
@@ -332,11 +332,6 @@ def test_packing_a_set_gives_what_it_says(form: str, options: dict[str, Any], so
     if "generators" in options:
         assert json.loads((tmp_path / "refs.json").read_text())["gen"]
     target = f"reference::{tmp_path}/{FORMS[form][0]}"
-    if form.endswith("dual"):  # pack does not choose between the documents of two versions; converting does
-        with pytest.raises(Unsupported, match="it has documents of both Zarr v2 and v3"):
-            shardstore.pack(target, tmp_path / "packed.zarr")
-        references.write_json(target, tmp_path / "v3.json", flavour="v3")
-        target = f"reference::{tmp_path}/v3.json"
     report = shardstore.pack(target, tmp_path / "packed.zarr", chunks_per_shard={"scalar": None, "*": (2, 2)})
     assert report.complete
     check(zarr.open_group(str(tmp_path / "packed.zarr"), mode="r", zarr_format=3), source[1])

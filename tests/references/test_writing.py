@@ -218,6 +218,8 @@ def test_arrays_that_v2_cannot_describe_are_named_all_at_once(tmp_path: Path) ->
     np.testing.assert_array_equal(by_fsspec(tmp_path / "refs", "p", 3), values)
     with pytest.raises(Exception, match="described-by-zarr-v3-only"):
         by_fsspec(tmp_path / "refs", "p", 2)
+    assert shardstore.pack(f"reference::{tmp_path}/refs", tmp_path / "packed.zarr").complete
+    np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "packed.zarr"), path="q", mode="r")[...], values)
 
 
 def test_one_listing_and_one_request_for_each_shard(source: Path, tmp_path: Path) -> None:
@@ -387,6 +389,7 @@ def test_a_huge_grid_of_few_chunks_takes_no_time_for_the_others(tmp_path: Path) 
         ("a.json.zst", b"\x1f\x8b", False),
         ("a.json.gz", gzip.compress(b'{"refs": {}}'), True),
     ],
+    ids=range(9),
 )
 def test_only_a_set_is_overwritten(name: str, content: bytes, is_set: bool, source: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)

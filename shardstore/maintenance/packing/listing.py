@@ -90,7 +90,6 @@ class SourceNodes:
     objects: int = 0
     nbytes: int = 0
     documents: int = 0
-    is_v2: bool = False
 
 
 async def list_source(storage: Storage, progress: Callable[[int], None] | None = None, *, most_waiting: int = _MOST_WAITING) -> SourceNodes:
@@ -118,6 +117,8 @@ class _Listing:
         self.nodes = SourceNodes()
         self._most_waiting = most_waiting
         self._storage = storage
+        self._may_be_dual = storage.kind == "references"
+        """True if nodes may be described in Zarr v2 and in v3, alike: then that of v3 counts."""
         self._looked_for: set[str] = set()  # keys of documents that have been read, or found absent
         self._v2: dict[str, dict[str, JsonObject]] = {}  # by path and name
         self._v3: set[str] = set()  # paths
@@ -145,6 +146,10 @@ class _Listing:
                     directories.setdefault(directory, key)
                     if "." in name:
                         directories[key] = key
+        if self._may_be_dual:
+            documents += [
+                metadata_key(key.rpartition("/")[0]) for key in documents
+            ]  # before any chunk is counted for the other description
         speculative = {self._candidate(key) for key in directories.values()} - {None}
         await self._read(dict.fromkeys((*documents, *(metadata_key(path) for path in speculative if path is not None))))
         unknown = self._assign(objects)
@@ -307,7 +312,8 @@ class _Listing:
         if metadata_path(key) is not None:
             self._take_v3(path, document)
             return
-        self.nodes.is_v2 = True
+        if self._may_be_dual and path in self._v3:
+            return
         self._v2.setdefault(path, {})[name] = document
         if name == CONSOLIDATED_NAME:
             self.nodes.consolidated_v2[path] = document
@@ -316,6 +322,9 @@ class _Listing:
 
     def _take_v3(self, path: str, stored: JsonObject) -> None:
         self._v3.add(path)
+        if self._may_be_dual:
+            for known in (self._v2, self.nodes.arrays, self.nodes.refused, self.nodes.consolidated_v2):
+                known.pop(path, None)
         if is_group(stored):
             self.nodes.groups[path] = stored
             return

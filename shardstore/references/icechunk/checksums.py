@@ -11,41 +11,78 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, InvalidInput, StorageError
-from shardstore.references.batches import ReferenceSource, ReferredObject
+from shardstore.references.batches import ReferredObject
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
+from shardstore.storage.redaction import redacted
+from shardstore.storage.references.entries import Targets
 from shardstore.storage.s3.client import canonical_etag
 from shardstore.storage.wrappers import innermost
 
 ChecksumChoice = Literal["auto", "etag", "last_modified"] | None
 Checksum = str | datetime | None
 
+T = TypeVar("T")
+
+_KINDS = ("local", "s3", "gcs", "http")  # of storages that icechunk can read too
 _TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
 
 
-class Checksums:
-    """Makes the checksums of the objects of a source. ``url_of`` returns the URL of a key by which the storage's filesystem knows it;
-    without it nothing is known about the objects that icechunk will see.
+class Checksums(Protocol):
+    """Makes the checksums of objects."""
+
+    @property
+    def are_complete(self) -> bool:
+        """True if every object so far has got a checksum."""
+        ...
+
+    def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
+        """Return the objects with size and version, as far as they are needed and a listing has not shown them.
+
+        Raises:
+            Conflict: an object is gone.
+            StorageError: a request failed.
+        """
+        ...
+
+    def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
+        """Return the checksum of each object, which ``completed`` has returned; ``None`` of one that has none.
+
+        Raises:
+            InvalidInput: an object has no such checksum, and it was asked for by name.
+            Conflict: an object was replaced after it was referred to.
+            StorageError: a request failed.
+        """
+        ...
+
+
+def check_choice(choice: ChecksumChoice) -> None:
+    """Raise ``InvalidInput`` if ``choice`` is none."""
+    if choice is not None and choice not in get_args(get_args(ChecksumChoice)[0]):
+        raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
+
+
+class StoreChecksums:
+    """Checksums of the objects of one storage, by key. ``url_of`` returns the URL of a key by which the storage's filesystem knows it;
+    without it nothing is known about the objects that icechunk will see. ``are_all``: most of what the storage lists is referred to.
 
     Raises:
-        InvalidInput: ``choice`` is none, or cannot be made of these objects.
+        InvalidInput: ``choice`` cannot be made of these objects.
     """
 
-    def __init__(self, source: ReferenceSource, choice: ChecksumChoice, url_of: Callable[[str], str] | None) -> None:
-        if choice is not None and choice not in get_args(get_args(ChecksumChoice)[0]):
-            raise InvalidInput(f"checksum {choice!r} is none of 'auto', 'etag', 'last_modified' and None")
-        assert source.storage is not None
-        self._storage = source.storage
-        self._kind = source.storage.kind
+    def __init__(self, storage: Storage, choice: ChecksumChoice, url_of: Callable[[str], str] | None, *, are_all: bool = True) -> None:
+        self._storage = storage
+        self._kind = storage.kind
+        self._are_all = are_all
         self._is_asked_for = choice in ("etag", "last_modified")
         if choice == "etag" and self._kind != "s3":
             raise InvalidInput(
-                f"checksum='etag' cannot be used for {source.url}: icechunk compares ETags rightly on S3 only. checksum='last_modified' "
+                f"checksum='etag' cannot be used for {storage.url}: icechunk compares ETags rightly on S3 only. checksum='last_modified' "
                 "records times"
             )
         if self._is_asked_for and url_of is None:
@@ -55,15 +92,8 @@ class Checksums:
         self._is_needed = choice is not None and url_of is not None
         self._listed: dict[str, Mapping[str, Any]] | None = None
         self.are_complete = self._is_needed
-        """True if every object so far has got a checksum."""
 
     def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
-        """Return the objects with size and version, as far as they are needed and a listing has not shown them.
-
-        Raises:
-            Conflict: an object is gone.
-            StorageError: a request failed.
-        """
         unknown = [one for one in objects if one.nbytes == UNKNOWN_NBYTES or (one.token is None and self._is_needed)]
         if not unknown:
             return list(objects)
@@ -75,13 +105,6 @@ class Checksums:
         return [seen.get(one.key, one) for one in objects]
 
     def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
-        """Return the checksum of each object, which ``completed`` has returned; ``None`` of one that has none.
-
-        Raises:
-            InvalidInput: an object has no such checksum, and it was asked for by name.
-            Conflict: an object was replaced after it was referred to.
-            StorageError: a request failed.
-        """
         if not self._is_needed:
             return [None] * len(objects)
         found: list[Checksum] = [_etag(one.token) for one in objects] if self._by_etag else self._times(objects)
@@ -113,7 +136,7 @@ class Checksums:
         assert self._url_of is not None
         paths = [fs._strip_protocol(self._url_of(key)) for key in keys]
         try:
-            if again or self._kind == "http":
+            if again or self._kind == "http" or not self._are_all:
                 fs.invalidate_cache()
                 return run_sync(_each(fs, paths))
             if self._listed is None:
@@ -134,6 +157,48 @@ class Checksums:
                 return one.token is not None and one.token in (info.get("ETag"), f"modified={info.get('Last-Modified')}-{one.nbytes}")
         found = version_of(info, one.nbytes)
         return found is not None and found.token == one.token
+
+
+class SetChecksums:
+    """Checksums of the objects that a set of references leads to, by URL, in whatever storages they are."""
+
+    def __init__(self, targets: Targets, choice: ChecksumChoice) -> None:
+        self._targets = targets
+        self._choice: ChecksumChoice = choice
+        self._of_storage: dict[int, StoreChecksums] = {}
+
+    @property
+    def are_complete(self) -> bool:
+        return self._choice is not None and all(one.are_complete for one in self._of_storage.values())
+
+    def completed(self, objects: Sequence[ReferredObject]) -> list[ReferredObject]:
+        return self._by_storage(objects, self._completed)
+
+    def _completed(self, checksums: StoreChecksums, objects: Sequence[ReferredObject], urls: Sequence[str]) -> list[ReferredObject]:
+        return [one._replace(key=url) for one, url in zip(checksums.completed(objects), urls, strict=True)]
+
+    def of(self, objects: Sequence[ReferredObject]) -> list[Checksum]:
+        return self._by_storage(objects, lambda checksums, some, _: checksums.of(some))
+
+    def _by_storage(
+        self, objects: Sequence[ReferredObject], do: Callable[[StoreChecksums, Sequence[ReferredObject], Sequence[str]], list[T]]
+    ) -> list[T]:
+        """Return what ``do`` returns for the objects of each storage, in the order of all of them."""
+        of_storage: dict[int, list[tuple[int, ReferredObject]]] = {}
+        for i, one in enumerate(objects):
+            target = self._targets.target(one.key)
+            if target.storage.kind not in _KINDS:
+                raise InvalidInput(f"icechunk does not read {redacted(one.key)}, which the set refers to: it knows files, S3, GCS and HTTP")
+            number = id(target.storage)
+            if number not in self._of_storage:
+                base = target.storage.url.rstrip("/") + "/"
+                self._of_storage[number] = StoreChecksums(target.storage, self._choice, base.__add__, are_all=False)
+            of_storage.setdefault(number, []).append((i, one._replace(key=target.key)))
+        found: dict[int, T] = {}
+        for number, some in of_storage.items():
+            done = do(self._of_storage[number], [one for _, one in some], [objects[i].key for i, _ in some])
+            found |= {i: value for (i, _), value in zip(some, done, strict=True)}
+        return [found[i] for i in range(len(objects))]
 
 
 def _etag(token: str | None) -> str | None:

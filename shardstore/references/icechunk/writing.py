@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardstore._sync import run_sync
 from shardstore.engine.options import check_flags
@@ -26,16 +27,19 @@ from shardstore.extras import how_to_install
 from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, dumps, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME
-from shardstore.format.references.parquet import MISSING
+from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
-from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, size_of
-from shardstore.references.choices import Choices, Described, Paths, base_of, chosen, described
+from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
+from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
 from shardstore.references.icechunk.blocks import Block, block_of, positions
-from shardstore.references.icechunk.checksums import Checksum, ChecksumChoice, Checksums
+from shardstore.references.icechunk.checksums import Checksum, ChecksumChoice, Checksums, SetChecksums, StoreChecksums, check_choice
 from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
+from shardstore.references.sets import is_set, reference_storage, set_source
 from shardstore.references.stores import OnError, store_source
+from shardstore.storage.base import UNKNOWN_NBYTES
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.reference_targets import names_version
 from shardstore.storage.redaction import redacted
 
 if TYPE_CHECKING:  # an extra
@@ -71,8 +75,8 @@ def write_icechunk(
     at all. Chunks of no bytes, which no codec can decode, are left out where icechunk does not store them.
 
     Args:
-        source: what ``shardstore.open`` takes: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; on local files, S3, GCS or
-            HTTP, which icechunk can read.
+        source: what ``shardstore.open`` takes: a Zarr hierarchy, sharded or not, of v3, v2 or the 2022 draft; or a set of references, by a
+            URL that begins with ``reference::``. The objects have to be local files, or on S3, GCS or HTTP, which icechunk can read.
         repository: an open ``icechunk.Repository``; or a writable ``icechunk.Session``, which is left for the caller to commit.
         branch: the branch that is committed to; of a session, its own.
         path: the group in the repository that the hierarchy becomes; ``""`` is the root. Groups above it are made.
@@ -184,7 +188,15 @@ def _opened(
 ) -> tuple[ReferenceSource, Checksums]:
     if on_error not in ("raise", "skip"):
         raise InvalidInput(f"on_error {on_error!r} is neither 'raise' nor 'skip'")
+    check_choice(checksum)
     choices = Choices(paths, inline_nbytes=inline_nbytes)
+    if is_set(source):
+        if base_url is not None:
+            raise InvalidInput("base_url is for hierarchies: the references of a set are taken as they are")
+        references = reference_storage(source, options)
+        of_set = set_source(references, lambda path: chosen(choices, path) is not None)
+        check_patterns(choices, of_set.array_paths())
+        return of_set, SetChecksums(references.targets, checksum)
     storage = open_storage(source, dict(options or {}) or None)
     base = base_of(storage, "absolute", base_url, "")
     if (protocol := base.partition("://")[0]) not in _PROTOCOLS:
@@ -201,7 +213,7 @@ def _opened(
     found.base_url = base if is_encoded else location_of(base)
     if not base.startswith(("http://", "https://")):  # over HTTP, URLs are encoded in every set
         found.stored_key = lambda key: location_of(plain(key))
-    return found, Checksums(found, checksum, None if base_url is not None else lambda key: base + plain(key))
+    return found, StoreChecksums(storage, checksum, None if base_url is not None else lambda key: base + plain(key))
 
 
 def _checked_path(path: str) -> str:
@@ -222,6 +234,28 @@ def _translated(library: Any, session: Any) -> Iterator[None]:
 def _shown(library: Any, repository: Any) -> str:
     """Return what the repository is stored in, in one line."""
     return "a session of icechunk" if isinstance(repository, library.Session) else " ".join(str(repository.storage).split())
+
+
+def _objects_of(rows: ReferenceRows, whole: npt.NDArray[np.int32]) -> list[ReferredObject]:
+    """Return the objects of a set's references. The sizes of those at the numbers ``whole`` are to be looked up."""
+    needed = set(whole.tolist())
+    return [
+        ReferredObject(url, rows.generations.get(url), UNKNOWN_NBYTES if number in needed else 0) for number, url in enumerate(rows.targets)
+    ]
+
+
+def _location(url: str) -> str:
+    """Return the URL of an object in a set as icechunk has it.
+
+    Raises:
+        InvalidInput: icechunk does not read it.
+    """
+    if url.startswith("/"):
+        url = f"file://{url}"
+    protocol = url.partition("://")[0]
+    if protocol not in _PROTOCOLS or names_version(url):
+        raise InvalidInput(f"icechunk does not read {redacted(url)}, which the set refers to: it knows {', '.join(_PROTOCOLS)}")
+    return url if protocol in ("http", "https") else location_of(url)
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
@@ -342,22 +376,22 @@ class _Target:
         chunks, target = batch.chunks[kept], rows.target[kept]
         if not len(chunks):
             return
-        objects = self.checksums.completed(batch.objects)
-        self.keys.update(one.key for one in objects)
         offsets, lengths = rows.offset[kept], rows.nbytes[kept]
         whole = (offsets == 0) & (lengths == 0)
+        objects = self.checksums.completed(batch.objects or _objects_of(rows, target[whole]))
+        self.keys.update(one.key for one in objects)
         if whole.any():
             sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
             lengths = np.where(whole, sizes[target], lengths)
         checksums = self.checksums.of(objects)
+        urls = rows.targets if batch.objects else [_location(url) for url in rows.targets]
         if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
-            block = block_of(grid, rows.targets, chunks, target, offsets, lengths)
+            block = block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:
                 self._refer_to_block(path, block, checksums[0])
                 return
         new = self.library.VirtualChunkSpec
         columns = (positions(grid, chunks), target.tolist(), offsets.tolist(), lengths.tolist())
-        urls = rows.targets
         etags = [one if isinstance(one, str) else None for one in checksums]
         times = [None if isinstance(one, str) else one for one in checksums]
         self._waiting += [new(c, urls[t], o, n, etags[t], times[t]) for c, t, o, n in zip(*columns, strict=True)]

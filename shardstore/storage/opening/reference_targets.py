@@ -274,6 +274,11 @@ def _joined(directory: Address, path: str) -> str:
     return joined
 
 
+def names_version(url: str) -> bool:
+    """Return whether a URL names one version of an object."""
+    return _NAMES_VERSION.get(canonical(split_protocol(url)[0]), _NEVER).search(url) is not None
+
+
 def protocols_in(url: str) -> list[str]:
     """Return the protocols of all links of a chain, of which each is a protocol alone, or a URL; of a path without one, ``file``."""
     found: list[str] = []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from fsspec.core import split_protocol
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -20,6 +23,7 @@ from shardstore.references.places import SetPlace, find_set, options_of_set, pin
 from shardstore.references.sets import PinsByUrl, reference_storage, set_source
 from shardstore.references.storing import form_of
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
 
 
@@ -66,10 +70,23 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
         if store is None:
             raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store=")
         base = base_of(open_storage(store), "absolute", None, "")
-    found = [Pin(key.removeprefix(base), one.generation) for key, one in section.objects.items() if key.startswith(base)]
+    root = _place_of(base) if base else ""
+    found: list[Pin] = []
+    for key, one in section.objects.items():
+        name = _place_of(key) if base else key
+        if name.startswith(root):
+            found.append(Pin(name.removeprefix(root), one.generation))
     if section.objects and not found:
         raise InvalidInput(f"the set {place.shown} refers to nothing at {base}: its references name {next(iter(section.objects))!r}, say")
     return found
+
+
+def _place_of(url: str) -> str:
+    """Return a text that is one for all names that a place has by its protocol, and on local files by links."""
+    protocol, path = split_protocol(url)
+    if (name := canonical(protocol)) != LOCAL:
+        return f"{name}://{path}"
+    return f"{os.path.realpath(path)}{'/' * path.endswith('/')}"
 
 
 def check(

@@ -25,6 +25,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 import shardstore
+from shardstore import references
 from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError, Unsupported
 from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encoding
 from shardstore.model.ranges import ByteSuffix
@@ -428,6 +429,82 @@ def test_while_a_writer_replaces_a_shard_on_s3_no_wrong_byte_is_read(s3_url: S3U
     # The server of the test fails by itself now and then, which is an error too.
     assert outcomes["right"]
     assert outcomes["refused"]
+
+
+# -- of sets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["json", "parquet", "unpinned", "relative", "inline"])
+def test_a_set_is_a_source(form: str, tmp_path: Path) -> None:
+    values = make(tmp_path / "data #?% x.zarr")
+    given: dict[str, dict[str, Any]] = {
+        "json": {},
+        "parquet": {"record_size": 7},
+        "unpinned": {"pins": False},
+        "relative": {"urls": "relative"},
+        "inline": {"inline_nbytes": 20},
+    }
+    options = given[form]
+    write = references.write_parquet if form == "parquet" else references.write_json
+    of_set = write(tmp_path / "data #?% x.zarr", tmp_path / "set", **options)
+    target = on_files(tmp_path)
+    report = write_icechunk(f"reference::{tmp_path}/set", target, path="of/set")
+    check_values(store_of(target), values, "of/set")
+    assert report.references == of_set.references
+    assert report.inlined == of_set.inlined
+    assert (report.arrays, report.is_pinned, report.left_out) == (7, True, {})
+    shard = next(path for path in (tmp_path / "data #?% x.zarr/g/a").rglob("*") if path.is_file() and path.name != "zarr.json")
+    later = shard.stat().st_mtime_ns + 2 * 10**9
+    os.utime(shard, ns=(later, later))
+    with pytest.raises(REFUSALS):
+        check_values(store_of(target), values, "of/set")
+    if form in ("json", "parquet"):
+        pinned = on_files(tmp_path)
+        write_icechunk(f"reference::{tmp_path}/set", pinned)  # of the version that the set was made of
+        with pytest.raises(REFUSALS):
+            check_values(store_of(pinned), values)
+
+
+def test_whole_objects_of_a_set_have_their_sizes(tmp_path: Path) -> None:
+    values = np.arange(24, dtype="<i4").reshape(4, 6)
+    for row in range(2):
+        (tmp_path / f"row {row}").write_bytes(values[2 * row : 2 * row + 2].tobytes())
+    document = {"zarr_format": 2, "shape": [4, 6], "chunks": [2, 6], "dtype": "<i4", "order": "C", "fill_value": 0, "compressor": None}
+    refs = {f"{row}.0": [f"{tmp_path}/row {row}"] for row in range(2)}
+    (tmp_path / "set.json").write_text(json.dumps({".zarray": json.dumps(document | {"filters": None})} | refs))
+    target = on_files(tmp_path)
+    assert write_icechunk(f"reference::{tmp_path}/set.json", target, checksum="last_modified").references == 2
+    np.testing.assert_array_equal(zarr.open_array(store_of(target), mode="r")[...], values)
+    (tmp_path / "row 1").unlink()
+    with pytest.raises(Conflict, match="row 1"):
+        write_icechunk(f"reference::{tmp_path}/set.json", on_files(tmp_path))
+
+
+def test_a_set_of_objects_on_s3_has_their_etags(s3_url: S3Url) -> None:
+    url, options = s3_url
+    values = make(f"{url}/data.zarr", options)
+    references.write_json(f"{url}/data.zarr", f"{url}/set.json", storage_options=options)
+    target = on_s3((f"{url}/data.zarr", options))
+    report = write_icechunk(f"reference::{url}/set.json", target, storage_options=options, checksum="etag")
+    assert report.is_pinned
+    check_values(store_of(target), values)
+    array = zarr.open_array(shardstore.open(f"{url}/data.zarr", storage_options=options), path="g/a")
+    array[...] = array[...]
+    array[0] = 1
+    with pytest.raises(REFUSALS):
+        check_values(store_of(target), values)
+
+
+def test_sets_that_icechunk_cannot_follow_are_refused(tmp_path: Path) -> None:
+    document = {"zarr_format": 2, "shape": [2], "chunks": [1], "dtype": "|u1", "order": "C", "fill_value": 0, "compressor": None}
+    target = on_files(tmp_path)
+    for url in ("memory://a", "s3://bucket/a?versionId=5", "gs://bucket/a#17", "zip://a::file:///b.zip"):
+        (tmp_path / "set.json").write_text(json.dumps({"x/.zarray": json.dumps(document | {"filters": None}), "x/0": [url, 0, 1]}))
+        with pytest.raises(InvalidInput, match="icechunk does not read"):
+            write_icechunk(f"reference::{tmp_path}/set.json", target, checksum=None)
+    with pytest.raises(InvalidInput, match="base_url is for hierarchies"):
+        write_icechunk(f"reference::{tmp_path}/set.json", target, base_url="s3://b")
+    assert commits(target) == 1
 
 
 # -- what is refused, and what is committed ----------------------------------------------------------------------------

@@ -269,6 +269,8 @@ def test_sets_made_of_sets_stay_pinned(form: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="store="):
         references.pins(tmp_path / "both")
     held = references.pins(tmp_path / "both", store=tmp_path / "q.zarr")
+    (tmp_path / "link").symlink_to(tmp_path / "q.zarr")
+    assert references.pins(tmp_path / "both", store=tmp_path / "link") == held
     assert [pin.key for pin in held] == ["q/c/0/0", "q/c/0/1"]
     assert held == references.pins(tmp_path / "q.refs")
     arrays[1][0, 0] = 99

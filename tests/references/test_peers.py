@@ -22,6 +22,7 @@ from zarr.storage import FsspecStore
 import shardstore
 from shardstore import references
 from shardstore.errors import InvalidInput
+from tests.harness.gcs_emulator import gcs_emulator
 from tests.packing.sources import cases, expected
 from tests.packing.sources import references as kerchunk_set
 from tests.references.reading import filesystem
@@ -307,6 +308,29 @@ def test_versioned_urls_of_s3_lead_to_what_was_referred_to(form: str, s3_url: S3
         assert '"version_aware": True' in line or heading == "shardstore"
         check(run(line.replace("…", given)) if heading != "zarr 2" else by_mapping(line.replace("…", given)), values)
     np.testing.assert_array_equal(array[...], VALUES + 1000)
+
+
+@pytest.mark.server
+def test_versioned_urls_of_gcs_need_a_bucket_that_keeps_versions(tmp_path: Path) -> None:
+    with gcs_emulator(with_versions=True) as endpoint:
+        check_versions_of_gcs({"endpoint_url": endpoint, "token": "anon"}, tmp_path)
+
+
+def check_versions_of_gcs(options: dict[str, Any], tmp_path: Path) -> None:
+    import gcsfs
+
+    fs = gcsfs.GCSFileSystem(**options)
+    for name, settings in (("keeps-versions", {"versioning": {"enabled": True}}), ("keeps-none", {})):
+        fs.call("POST", "b", project="test", json={"name": name, **settings})
+        values = make(f"gs://{name}/a.zarr", options, nested=False)
+    with pytest.raises(InvalidInput, match=r"the bucket of gs://keeps-none/a\.zarr keeps no versions of its objects"):
+        write("json v2", "gs://keeps-none/a.zarr", tmp_path, urls="versioned", storage_options=options)
+    write("json v2", "gs://keeps-versions/a.zarr", tmp_path, urls="versioned", storage_options=options)
+    set_options = {"reference": {"remote_options": options}}
+    array = zarr.open_array(shardstore.open("gs://keeps-versions/a.zarr", storage_options=options), path="big")
+    array[...] = VALUES + 1000
+    opened = shardstore.open(f"reference::{tmp_path}/refs.json", storage_options=set_options)
+    check(zarr.open_group(opened, mode="r", zarr_format=2), values)
 
 
 @pytest.mark.server

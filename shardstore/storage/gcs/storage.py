@@ -217,6 +217,17 @@ class GCSStorage(BucketStorage[GCSClient]):
         finally:
             self.client.forget_listing(key)
 
+    async def keeps_versions(self) -> bool:
+        """Return whether the bucket keeps objects that have been replaced.
+
+        Raises:
+            AccessDenied: these credentials may not see the settings of the bucket.
+            RequestFailed: the request failed.
+        """
+        what = f"looking up whether the bucket of {self.url} keeps versions"
+        answer = await self.client.request("GET", "b/{}", self.client.bucket, what=what, query={"fields": "versioning"})
+        return bool((answer.json(what).get("versioning") or {}).get("enabled"))
+
     async def delete_many(self, keys: Sequence[str]) -> None:
         # One request each: GCS's batches save connections, which are kept here, and carry out and count each delete singly.
         outcomes = await asyncio.gather(*(self._delete(key) for key in keys), return_exceptions=True)

@@ -15,10 +15,9 @@ Zarr v3, "Chunk key encoding".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +38,17 @@ def _all_canonical(name: str, separator: str, ndim: int) -> re.Pattern[str]:
     return re.compile(rf"{key}(?:\n{key})*", re.ASCII)
 
 
+def _texts(numbers: npt.NDArray[np.int64]) -> list[str]:
+    """Return numbers as text, of which many are the same."""
+    if not len(numbers):
+        return []
+    first, count = int(numbers.min()), int(numbers.max()) - int(numbers.min()) + 1
+    if count > len(numbers):
+        return list(map(str, numbers.tolist()))
+    found: list[str] = np.array(list(map(str, range(first, first + count))), dtype=object)[numbers - first].tolist()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkKeyEncoding:
     name: Literal["default", "v2"] = "default"
@@ -54,15 +64,25 @@ class ChunkKeyEncoding:
         head = f"c{self.separator}" if self.name == "default" else ""
         return [head + self.separator.join(coords) for coords in zip(*(map(str, axis) for axis in axes), strict=True)]
 
-    def encode_each(self, axes: Sequence[npt.NDArray[np.int64]]) -> Iterator[str]:
-        """Yield the keys of many positions, given as ``encode_all`` takes them, in as little time as Python can."""
-        parts: list[Iterable[str]] = []
-        for axis in axes:
-            distinct, numbers = np.unique(axis, return_inverse=True)
-            parts.append(np.array([str(n) for n in distinct.tolist()], dtype=object)[numbers].tolist())
-        if self.name == "default":
-            parts.insert(0, repeat("c"))
-        return map(self.separator.join, zip(*parts, strict=False))
+    def encode_halves(self, axes: Sequence[npt.NDArray[np.int64]], above: str = "") -> tuple[list[str], list[str]]:
+        """Return the keys of many positions, given as ``encode_all`` takes them, each in two parts: ``above`` and the key up to its last
+        coordinate, and that.
+
+        Fast where neighbours differ in the last coordinate only, and the coordinates of each dimension are near to each other.
+        """
+        *leading, last = axes
+        head = above + (f"c{self.separator}" if self.name == "default" else "")
+        changes = np.zeros(len(last), dtype=np.bool_)
+        changes[:1] = True
+        for axis in leading:
+            changes[1:] |= axis[1:] != axis[:-1]
+        begins = np.flatnonzero(changes)
+        beginnings = [
+            head + "".join(f"{n}{self.separator}" for n in coords)
+            for coords in zip(*(axis[begins].tolist() for axis in leading), strict=True)
+        ] or [head] * len(begins)
+        lengths = np.diff(begins, append=len(last))
+        return np.repeat(np.array(beginnings, dtype=object), lengths).tolist(), _texts(last)
 
     def decode(self, key: str, ndim: int) -> ChunkCoords | None:
         """Return the position that ``key`` writes canonically for an array of ``ndim`` dimensions, else ``None``."""

@@ -18,7 +18,7 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -145,15 +145,16 @@ class _Lines:
         targets = [self._target(url) for url in rows.targets]
         for start in range(0, len(chunks), _ENTRIES_AT_ONCE):
             part = slice(start, start + _ENTRIES_AT_ONCE)
-            keys, offsets, lengths = _keys(array, encoding, chunks[part]), rows.offset[part].tolist(), rows.nbytes[part].tolist()
+            begins, ends = _keys(array, encoding, chunks[part], head)
+            offsets, lengths = rows.offset[part].tolist(), rows.nbytes[part].tolist()
             if len(targets) == 1 and not rows.inline and rows.nbytes[part].all():
                 between = f'": {targets[0]}, '
-                found = [f"{head}{key}{between}{o}, {n}]" for key, o, n in zip(keys, offsets, lengths, strict=True)]
+                found = [f"{begin}{end}{between}{o}, {n}]" for begin, end, o, n in zip(begins, ends, offsets, lengths, strict=True)]
             else:
                 found = [
-                    f'{head}{key}": ' + (_inline(rows.inline[row]) if target == MISSING else targets[target] + _span(offset, nbytes))
-                    for row, (key, target, offset, nbytes) in enumerate(
-                        zip(keys, rows.target[part].tolist(), offsets, lengths, strict=True), start
+                    f'{begin}{end}": ' + (_inline(rows.inline[row]) if target == MISSING else targets[target] + _span(offset, nbytes))
+                    for row, (begin, end, target, offset, nbytes) in enumerate(
+                        zip(begins, ends, rows.target[part].tolist(), offsets, lengths, strict=True), start
                     )
                 ]
             if found:
@@ -175,11 +176,13 @@ class _Lines:
 _ANNOTATION = re.compile(r"\{[{%#]")
 
 
-def _keys(array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64]) -> Iterable[str]:
-    """Return the keys of chunks, relative to the array."""
+def _keys(
+    array: ReferencedArray, encoding: ChunkKeyEncoding, chunks: npt.NDArray[np.int64], head: str
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the keys of chunks, with ``head`` in front, each in two parts."""
     if not array.chunk_grid:
-        return [encoding.encode(())] * len(chunks)
-    return encoding.encode_each(np.unravel_index(chunks, array.chunk_grid)) if len(chunks) else ()
+        return [head] * len(chunks), [encoding.encode(())] * len(chunks)
+    return encoding.encode_halves(np.unravel_index(chunks, array.chunk_grid), head)
 
 
 def _span(offset: int, nbytes: int) -> str:

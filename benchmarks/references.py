@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +264,57 @@ def neighbours_by_fsspec(place: Path) -> Callable[[], None]:
     return _neighbours(place, ours=False)
 
 
+def _repository(place: Path, name: str) -> Any:
+    """A new repository of icechunk that may refer to the data."""
+    import icechunk
+
+    config, prefix = icechunk.RepositoryConfig.default(), f"file://{place}/data/"
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(f"{place}/data")))
+    shutil.rmtree(place / name, ignore_errors=True)
+    return icechunk.Repository.create(icechunk.local_filesystem_storage(str(place / name)), config)
+
+
+def icechunk_by_shardstore(place: Path) -> Callable[[], None]:
+    from shardstore import references
+
+    repository = _repository(place, "ours.ice")
+    return lambda: print_nothing(references.write_icechunk(place / "data", repository))
+
+
+def icechunk_by_virtualizarr(place: Path) -> Callable[[], None]:
+    """Nothing but the writer: the manifest is in memory."""
+    import xarray as xr
+    from virtualizarr.manifests import ChunkManifest, ManifestArray
+    from virtualizarr.manifests.utils import create_v3_array_metadata
+
+    document = json.loads((place / "data/a/zarr.json").read_text())
+    side = document["shape"][0] // CHUNK[0]
+    paths = np.empty((side,) * 3, dtype=np.dtypes.StringDType())
+    offsets, lengths = np.zeros((2, *paths.shape), dtype="u8")
+    for url, chunks, entries in shards_of(place):
+        at = tuple(np.array(chunks).T)
+        paths[at], offsets[at], lengths[at] = url, *np.array(entries, dtype="u8").T
+    manifest = ChunkManifest.from_arrays(paths=paths, offsets=offsets, lengths=lengths)
+    shape, codecs = tuple(document["shape"]), document["codecs"][0]["configuration"]["codecs"]
+    metadata = create_v3_array_metadata(
+        shape=shape,
+        data_type=np.dtype("u2"),
+        chunk_shape=CHUNK,
+        fill_value=0,
+        codecs=codecs,
+        dimension_names=list("zyx"),
+    )
+    found = xr.Dataset({"a": (list("zyx"), ManifestArray(metadata=metadata, chunkmanifest=manifest))})
+    repository = _repository(place, "theirs.ice")
+
+    def run() -> None:
+        session = repository.writable_session("main")
+        found.vz.to_icechunk(session.store, last_updated_at=datetime.now(UTC))
+        session.commit("references")
+
+    return run
+
+
 def print_nothing(result: object) -> None:
     """Hold a result until it has been measured."""
     assert result is not None
@@ -284,6 +338,8 @@ CONTENDERS: dict[str, Callable[[Path], Callable[[], None]]] = {
     )
 }
 
+if util.find_spec("virtualizarr") is not None:  # it wants Python 3.12
+    CONTENDERS |= {"icechunk by shardstore": icechunk_by_shardstore, "icechunk by virtualizarr": icechunk_by_virtualizarr}
 CONTENDERS |= {f"{name}, again": again(CONTENDERS[name]) for name in ("first chunk by shardstore", "first chunk by fsspec")}
 
 
@@ -361,6 +417,11 @@ def bars_of(found: dict[str, Result], place: Path, references: int) -> list[Bar]
     def ratio(one: str, other: str, what: str = "cpu") -> float:
         return found[one][what] / found[other][what]
 
+    with_icechunk = [
+        Bar("`write_icechunk`, indices read too, time of VirtualiZarr's writer alone", ratio(*names, "seconds"), 1.2)
+        for names in [("icechunk by shardstore", "icechunk by virtualizarr")]
+        if names[0] in found
+    ]
     parquet_nbytes = sum(path.stat().st_size for path in (place / "ours.refs").rglob("*.parq"))
     return [
         Bar(
@@ -381,6 +442,7 @@ def bars_of(found: dict[str, Result], place: Path, references: int) -> list[Bar]
             ratio("neighbours by shardstore", "neighbours by fsspec", "seconds"),
             0.5,
         ),
+        *with_icechunk,
     ]
 
 

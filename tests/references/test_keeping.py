@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from shardstore.format.references.pins import SetDigest, decode_pins, encode_pin
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES
-from tests.harness.scale import sized
 from tests.references.reading import by_fsspec
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparquet
@@ -132,50 +130,6 @@ def test_references_into_a_rewritten_shard_are_a_conflict_and_never_other_bytes(
     assert zarr.open_array(again, path="x", mode="r", zarr_format=2).shape == (8, 8)
     references.update(tmp_path / "set")
     np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
-
-
-@pytest.mark.slow
-def test_readers_through_a_set_beside_writers_get_right_bytes_or_a_conflict(tmp_path: Path) -> None:
-    values = np.arange(1, 16 * 12 + 1, dtype="i4").reshape(16, 12)
-    store_at(tmp_path / "a.zarr", values, compressors=None)
-    references.write_json(tmp_path / "a.zarr", tmp_path / "set")
-    done = threading.Event()
-    failures: list[BaseException] = []
-
-    def write(number: int) -> None:
-        """Other values, and now and then the old ones, in other bytes of the shard."""
-        try:
-            rng = np.random.default_rng(number)
-            array = zarr.open_array(shardstore.open(tmp_path / "a.zarr"), path="x")
-            while not done.is_set():
-                y = int(rng.integers(0, 8)) * 2
-                array[y : y + 2] = rng.integers(1000, 2000, (2, 12)) if rng.integers(2) else values[y : y + 2]
-        except BaseException as exc:  # noqa: BLE001  # raised again by the test
-            failures.append(exc)
-
-    writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
-    conflicts = right = 0
-    opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / 'set'}"), path="x", mode="r", zarr_format=2)
-    np.testing.assert_array_equal(opened[...], values)
-    for thread in writers:
-        thread.start()
-    try:
-        rng = np.random.default_rng(9)
-        for _ in range(sized(10_000, 500)):
-            y, x = (int(n) * 2 for n in rng.integers(0, [8, 6]))
-            try:
-                found = opened[y : y + 2, x : x + 2]
-            except Conflict:
-                conflicts += 1
-            else:
-                np.testing.assert_array_equal(found, values[y : y + 2, x : x + 2])
-                right += 1
-    finally:
-        done.set()
-        for thread in writers:
-            thread.join()
-    assert not failures
-    assert conflicts
 
 
 @pytest.mark.parametrize("flavour", ["v2", "v3", "dual"])

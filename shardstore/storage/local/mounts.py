@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 # Network and cluster file systems, and the directories that a virtual machine shares with its host.
 _NETWORK = frozenset(
@@ -56,7 +57,8 @@ class Mount:
         return f"{self.point} ({self.kind})"
 
 
-def parse(mountinfo: bytes) -> list[Mount]:
+@lru_cache(maxsize=4)
+def parse(mountinfo: bytes) -> Sequence[Mount]:
     """Return the mounts that a file in the format of ``/proc/self/mountinfo`` lists (proc(5)), in its order; lines that cannot be parsed
     are skipped.
     """

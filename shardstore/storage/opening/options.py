@@ -10,6 +10,7 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fsspec.spec import AbstractFileSystem
@@ -87,7 +88,7 @@ def check(
         _check_endpoint(url, options)
     if kind is not None and kind.check_options is not None:
         kind.check_options(url, options)
-    named, takes_any = _parameters(cls)
+    named, takes_any = _parameters(cls)  # type: ignore[arg-type]  # classes are hashable, whatever mypy thinks of type[Any]
     named |= own
     if kind is not None:
         named |= kind.passed_on
@@ -116,7 +117,8 @@ def _check_endpoint(url: str, options: Mapping[str, Any]) -> None:
             raise InvalidInput(f"endpoint_url {redacted(str(endpoint))!r} of {url!r} needs http:// or https://")
 
 
-def _parameters(cls: type[AbstractFileSystem]) -> tuple[set[str], bool]:
+@lru_cache
+def _parameters(cls: type[AbstractFileSystem]) -> tuple[frozenset[str], bool]:
     """Return the names of the parameters of a filesystem and of its base classes, and whether others are accepted."""
     named: set[str] = set()
     takes_any = True
@@ -128,10 +130,10 @@ def _parameters(cls: type[AbstractFileSystem]) -> tuple[set[str], bool]:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         if not takes_any:
             break
-    return named - {"self"}, takes_any
+    return frozenset(named - {"self"}), takes_any
 
 
-def _hint(name: str, protocol: str, known: set[str], chain: Sequence[str]) -> str:
+def _hint(name: str, protocol: str, known: frozenset[str], chain: Sequence[str]) -> str:
     if close := difflib.get_close_matches(name.lower(), known, 1, cutoff=0.7):
         return f"did you mean {close[0]!r}?"
     kind = kind_of_protocol(protocol)

@@ -120,10 +120,8 @@ class ReferenceTargets:
             self._directory = replace(directory, segments=(*directory.segments, self._origin.name), slash="/")
 
     def allow(self, urls: Sequence[str]) -> None:
-        for url in urls:
-            protocol = canonical(split_protocol(url)[0])
-            if protocol not in _OWN:
-                self._allowed.add(protocol)
+        beginnings = {f"{protocol}://" if mark else "" for protocol, mark, _ in (url.partition("://") for url in urls)}
+        self._allowed |= {canonical(split_protocol(beginning)[0]) for beginning in beginnings} - _OWN
 
     def target(self, url: str | None) -> Target:
         if self._pid != os.getpid():  # connections do not survive a fork

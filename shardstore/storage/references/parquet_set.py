@@ -44,7 +44,7 @@ CACHE_BYTES = 64 << 20
 _FILES_AT_ONCE = 8
 _ROW_NBYTES = 20
 _INLINE_NBYTES = 120  # of an entry in a dictionary, and of its bytes besides what they hold
-_DECODED_HERE_NBYTES = 256 << 10  # more takes so long that others on the loop would wait
+_DECODED_HERE_NBYTES = 512 << 10  # more takes so long that others on the loop would wait
 
 _MOST_ASKED_FOR = 64  # files of a set that does not say which it has; where there may be more, they are listed
 _RECORD_NAME = re.compile(r"refs\.([0-9]+)\.parq", re.ASCII)

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal
 
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.format.references.parquet import METADATA_NAME, SetFiles, SetMetadata, encode_metadata
+from shardstore.format.references.parquet import METADATA_NAME, MOST_ROWS, SetFiles, SetMetadata, encode_metadata
 from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, decode_pins, encode_pins
 from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.pins import current_tokens, is_held
@@ -57,8 +57,8 @@ class ParquetForm:
     def __post_init__(self) -> None:
         if self.root_as is not None:
             check_key(self.root_as)
-        if type(self.record_size) is not int or self.record_size < 1:
-            raise InvalidInput(f"record_size {self.record_size!r} is not a positive whole number")
+        if type(self.record_size) is not int or not 0 < self.record_size <= MOST_ROWS:
+            raise InvalidInput(f"record_size {self.record_size!r} is not a whole number from 1 to {MOST_ROWS}")
         if self.missing not in ("null", "fill"):
             raise InvalidInput(f"missing {self.missing!r} is neither 'null' nor 'fill'")
         if type(self.max_memory) is not int or self.max_memory < 1:

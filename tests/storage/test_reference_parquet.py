@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,14 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 from fsspec.implementations.reference import LazyReferenceMapper
 from numpy.typing import NDArray
 
 import shardstore
-from shardstore.errors import Conflict, Corruption, InvalidInput
-from shardstore.format.references.parquet import MISSING, ReferenceRows, SetFiles, SetMetadata, encode_metadata, encode_rows
+from shardstore.errors import Conflict, Corruption, InvalidInput, Unsupported
+from shardstore.format.references.parquet import (
+    MISSING,
+    MOST_NBYTES,
+    MOST_ROWS,
+    ReferenceRows,
+    SetFiles,
+    SetMetadata,
+    encode_metadata,
+    encode_rows,
+)
 from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read
 from shardstore.storage.opening.open import open_storage
@@ -267,6 +279,33 @@ def test_pins_are_in_each_file(memory: SyncStorage) -> None:
     assert isinstance(pinned, Failed)
     assert isinstance(pinned.error, Conflict)
     assert open_set(f"{memory.storage.url}/refs", pins=False).get("x/1") == DATA[::-1][4:8]
+
+
+def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> None:
+    """Neither rows that take no room, nor one text that is all the same."""
+    schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])
+    memory.put("refs/.zmetadata", metadata({"x/.zarray": v2((32,), (1,))}))
+    rows, more = MOST_ROWS // 2, MOST_ROWS // 2 + 1
+    zeros = pa.array(np.zeros(more, np.int64))
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for count in (rows, more):
+            columns = [pa.nulls(count, pa.string()), zeros[:count], zeros[:count], pa.nulls(count, pa.binary())]
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=more)
+    assert len(file.getvalue()) < 1 << 20
+    memory.put("refs/x/refs.0.parq", file.getvalue())
+    text = io.BytesIO()
+    column = pa.array([b"a" * (MOST_NBYTES + 1)], pa.binary())
+    row = [pa.nulls(1, pa.string()), pa.array([0]), pa.array([0]), column]
+    pq.write_table(pa.table(row, schema=schema), text, compression="zstd", use_dictionary=False, write_statistics=False)
+    assert len(text.getvalue()) < 1 << 20
+    memory.put("refs/x/refs.1.parq", text.getvalue())
+    del column, row
+    s = open_set(f"{memory.storage.url}/refs")
+    for outcome in s.read_many(Read("x/1", (EVERYTHING,)), Read("x/17", (EVERYTHING,))):
+        assert isinstance(outcome, Failed)
+        assert isinstance(outcome.error, Unsupported)
+        assert "are read" in str(outcome.error)
 
 
 def test_a_file_that_means_harm_fails_alone(memory: SyncStorage, server: WebServer) -> None:

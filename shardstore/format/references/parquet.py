@@ -40,6 +40,10 @@ if TYPE_CHECKING:  # an extra
 
 METADATA_NAME = ".zmetadata"
 
+MOST_ROWS = 1 << 24
+MOST_NBYTES = 512 << 20
+"""The largest file: rows, and bytes before they are compressed."""
+
 MISSING = -1
 """The number in place of a target's, of a row that has none: it is missing, or its bytes are in the set."""
 
@@ -180,8 +184,8 @@ def _texts(kind: Any, values: Sequence[bytes | None]) -> Any:
     """Return a column of text or bytes."""
     pa, _ = _pyarrow()
     ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    if ends[-1] >= 2**31:
-        raise InvalidInput(f"a file of references would hold {ends[-1]} bytes of chunks; 2 GiB are too many: choose a smaller record_size")
+    if ends[-1] > (most := MOST_NBYTES // 2):  # with room for all else
+        raise InvalidInput(f"a file of references would hold {ends[-1]} bytes; {most} are the most: choose a smaller record_size")
     missing = np.array([value is None for value in values], dtype=np.bool_)
     data = b"".join(value for value in values if value)
     return pa.Array.from_buffers(kind, len(values), [_validity(missing), pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(data)])
@@ -211,6 +215,7 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
     pa, pq = _pyarrow()
     try:
         file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), read_dictionary=["path"])
+        _check_size(file.metadata)
         names = _NAMES[:-1] if _has_no_bytes(file.metadata) else _NAMES
         table = file.read(columns=list(names)).slice(0, most)
         path, offset, size, *raw = (_in_one(table.column(name)) for name in names)
@@ -226,6 +231,14 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
     if (offsets < 0).any() or (sizes < 0).any():
         raise Corruption("it has a reference with a negative offset or size")
     return ReferenceRows(targets, target, offsets, sizes, inline, *_own_metadata(own))
+
+
+def _check_size(metadata: Any) -> None:
+    """Raise ``Unsupported`` if a file says that it becomes so large that it would fill the memory."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    nbytes = sum(group.total_byte_size for group in groups)
+    if metadata.num_rows > MOST_ROWS or nbytes > MOST_NBYTES:
+        raise Unsupported(f"it has {metadata.num_rows} rows of {nbytes} bytes: at most {MOST_ROWS} rows of {MOST_NBYTES} bytes are read")
 
 
 def _in_one(column: Any) -> Any:

@@ -106,6 +106,11 @@ def write(
         shardstore refs write data.zarr refs.json --exclude 'labels/*' --inline 4096 --urls relative
     """
     kind = _format(form, target)
+    of_others = {"--version": version != 1, "--templates": templates, "--generators": generators}
+    if kind == "json":
+        of_others = {"--record-size": record_size != 100_000, "--missing": missing != "null", "--root-as": root_as is not None}
+    if refused := [name for name, is_given in of_others.items() if is_given]:
+        raise InvalidInput(f"{refused[0]} means nothing for a set in {'JSON' if kind == 'json' else 'Parquet'}")
     source_options, target_options = pair_options(source, target, storage.parsed(), storage.parsed_target())
     arguments: dict[str, Any] = {
         "paths": _paths(include, exclude, shards),
@@ -126,7 +131,7 @@ def write(
     else:
         arguments |= {"record_size": record_size, "missing": missing, "root_as": root_as}
     function: Callable[..., ReferenceReport] = references.write_json if kind == "json" else references.write_parquet
-    with _progress("there is no new set: run the same command again") as progress:
+    with _progress("there is no new set: run the same command again, with --overwrite if a part of it is there") as progress:
         report = function(source, target, progress=progress, **arguments)
     _show_report(report, as_json)
 
@@ -152,8 +157,8 @@ def check(
     else:
         _show_check(report)
     if not report.is_sound:
-        objects = len(report.changed) + len(report.gone)
-        what = f"objects changed or gone: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
+        objects = len(report.changed) + len(report.gone) + len(report.new)
+        what = f"objects changed, gone or new: {objects:,}" if objects else f"wrong references: {len(report.wrong):,}"
         complain("warning", f"{what}. shardstore refs update {target} brings the set up to date")
         raise typer.Exit(ExitCode.CONFLICT)
 
@@ -180,7 +185,7 @@ def update(
 
         shardstore refs update s3://bucket/data.json --output s3://bucket/today.json
     """
-    with _progress("run the same command again; if the set is gone, write it again") as progress:
+    with _progress("run the same command again") as progress:
         report = references.update(
             target,
             source,
@@ -219,7 +224,7 @@ def combine(
 
         shardstore refs combine monday.json tuesday.json --dim time --output week.refs
     """
-    with _progress("there is no new set: run the same command again") as progress:
+    with _progress("there is no new set: run the same command again, with --overwrite if a part of it is there") as progress:
         report = references.combine(
             sets,
             target,
@@ -255,14 +260,24 @@ def info(*, target: Set, as_json: AsJson = False, storage: StorageOptions) -> No
         typer.echo(f"pinned to {plural(found.objects, 'object')} of {found.store}")
 
 
-def pins(*, target: Set, storage: StorageOptions) -> None:
+def pins(
+    *,
+    target: Set,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", metavar="URL", help="The store that the keys are of, if it is another than the set was made of.", show_default=False
+        ),
+    ] = None,
+    storage: StorageOptions,
+) -> None:
     """Print the objects that a set holds offsets into, a line each, for compact --pins and repair --pins.
 
     Examples:
 
         shardstore refs pins data.refs > pinned.txt
     """
-    for pin in references.pins(target, target_options=storage.parsed() or None):
+    for pin in references.pins(target, store=store, target_options=storage.parsed() or None):
         typer.echo(json.dumps({"key": pin.key, "generation": pin.generation}))
 
 
@@ -298,9 +313,12 @@ def _flavour(given: str) -> Flavour:
 def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
     """Return the choices by pattern, in the order in which they count."""
     paths: dict[str, Any] = dict.fromkeys(exclude or ())
-    paths |= dict.fromkeys(shards or (), "shards")
-    if include:
-        paths |= dict.fromkeys(include, "chunks") | {"*": None}
+    if include and "*" not in include:
+        if shards and include != shards:
+            raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude for the others")
+        paths |= dict.fromkeys(shards or include, "shards" if shards else "chunks") | {"*": None}
+    else:
+        paths |= dict.fromkeys(shards or (), "shards")
     return paths or None
 
 
@@ -336,9 +354,10 @@ def _show_report(report: ReferenceReport, as_json: bool) -> None:
 
 
 def _show_check(report: CheckReport) -> None:
-    for what, keys in (("changed", report.changed), ("gone", report.gone), ("wrong", report.wrong)):
+    for what, keys in (("changed", report.changed), ("gone", report.gone), ("new", report.new), ("wrong", report.wrong)):
         for key in keys[:_MOST_SHOWN]:
             typer.echo(f"{key}: {what}")
         if len(keys) > _MOST_SHOWN:
             typer.echo(f"… and {len(keys) - _MOST_SHOWN:,} more {what} (--json)")
-    typer.echo(f"{plural(report.objects, 'object')} of {report.store}: {len(report.changed):,} changed, {len(report.gone):,} gone")
+    counts = f"{len(report.changed):,} changed, {len(report.gone):,} gone, {len(report.new):,} new"
+    typer.echo(f"{plural(report.objects, 'object')} of {report.store}: {counts}")

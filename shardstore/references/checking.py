@@ -11,17 +11,21 @@ from typing import Any
 from fsspec.core import split_protocol
 
 from shardstore._sync import run_sync
-from shardstore.engine.engine import Engine
 from shardstore.engine.options import check_flag
 from shardstore.errors import InvalidInput, NotFound
+from shardstore.format.json_text import loads_object, same_text
+from shardstore.format.references.parquet import METADATA_NAME, decode_metadata, record_name
 from shardstore.format.references.pins import PinSection
-from shardstore.maintenance.pins import Pin, current_tokens, is_held
+from shardstore.format.store_keys import join
+from shardstore.maintenance.pins import Pin, is_held
 from shardstore.references.batches import content, size_of
-from shardstore.references.choices import base_of
+from shardstore.references.choices import base_of, described
 from shardstore.references.opening import open_source
-from shardstore.references.places import SetPlace, find_set, options_of_set, pins_of
-from shardstore.references.sets import PinsByUrl, reference_storage, set_source
-from shardstore.references.storing import form_of
+from shardstore.references.places import SetPlace, find_set, options_of_set, pins_of, read_object
+from shardstore.references.sets import PinsByUrl, reference_storage, set_source, store_of
+from shardstore.references.stores import StoredArray
+from shardstore.references.storing import ParquetForm, form_of
+from shardstore.storage.base import Failed, Found, document_read
 from shardstore.storage.opening.open import open_storage
 from shardstore.storage.opening.reference_targets import LOCAL, canonical
 from shardstore.storage.references.storage import ReferenceStorage
@@ -38,47 +42,62 @@ class CheckReport:
     """Keys of objects that were replaced since: the set's references into them mean other bytes, or nothing."""
     gone: tuple[str, ...]
     """Keys of objects that are not there any more."""
+    new: tuple[str, ...] = ()
+    """Keys of objects with chunks that the set says nothing about: it shows these as missing. Of a set that was written with
+    ``on_error="skip"`` they are not known.
+    """
     wrong: tuple[str, ...] = ()
-    """Paths of arrays, and numbers of chunks in C order, whose references differ from the indices that are there now; only if these were
-    read.
+    """Files of a set in Parquet that are gone; and, only if the indices were read, documents that differ, and paths of arrays with
+    numbers of chunks in C order whose references differ.
     """
 
     @property
     def is_sound(self) -> bool:
-        """True if every reference leads to the bytes that it was made of."""
-        return not self.changed and not self.gone and not self.wrong
+        """True if every reference leads to the bytes that it was made of, and nothing has come since."""
+        return not self.changed and not self.gone and not self.new and not self.wrong
 
     def __repr__(self) -> str:
-        return f"<CheckReport of {self.target!r}: {self.objects:,} objects, {len(self.changed):,} changed, {len(self.gone):,} gone>"
+        counts = f"{len(self.changed):,} changed, {len(self.gone):,} gone, {len(self.new):,} new"
+        return f"<CheckReport of {self.target!r}: {self.objects:,} objects, {counts}>"
 
 
 def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | None = None) -> list[Pin]:
     """Return the objects that a set holds offsets into, for ``compact``, ``repair`` and ``pack``, which leave these as they are.
 
-    Of a set that was made of other sets, ``store`` says of which store the objects are meant: by its path or URL.
+    ``store`` says of which store the objects are meant, by its path or URL, if that is not the one that the set was made of, but one
+    above or below it, or if the set was made of other sets.
 
     Raises:
-        InvalidInput: the set was made of other sets, and no store is given.
+        InvalidInput: the set was made of other sets, and no store is given; or it refers to nothing in the store.
         NotFound: there is no set, or it does not say what it was made of.
         Corruption: that cannot be read.
         StorageError: a request failed.
     """
     place = find_set(target, target_options)
     section = pins_of(place)
-    base = ""
-    if not section.origin.base:
-        if store is None:
-            raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store=")
-        base = base_of(open_storage(store), "absolute", None, "")
-    root = _place_of(base) if base else ""
+    if store is None:
+        if not section.origin.base:
+            raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store= (--store)")
+        return [Pin(key, one.generation) for key, one in section.objects.items()]
+    root = _place_of(_url_of(store))
+    above = _place_of(_url_of(store_of(place, section, target_options))) if section.origin.base else ""
     found: list[Pin] = []
     for key, one in section.objects.items():
-        name = _place_of(key) if base else key
+        name = above + key if above else _place_of(key)
         if name.startswith(root):
             found.append(Pin(name.removeprefix(root), one.generation))
     if section.objects and not found:
-        raise InvalidInput(f"the set {place.shown} refers to nothing at {base}: its references name {next(iter(section.objects))!r}, say")
+        raise InvalidInput(f"the set {place.shown} refers to nothing in {store}: its references name {next(iter(section.objects))!r}, say")
     return found
+
+
+def _url_of(store: Any) -> str:
+    """Return the URL of a store, with a slash at its end."""
+    storage = open_storage(store)
+    try:
+        return base_of(storage, "absolute", None, "")
+    except InvalidInput:  # a chain, which has none that others know
+        return storage.url.rstrip("/") + "/"
 
 
 def _place_of(url: str) -> str:
@@ -117,25 +136,44 @@ def check(
     gone: list[str] = []
     now = _tokens_now(place, section, storage_options, options)
     for key, one in section.objects.items():
-        token = now.get(key)
+        token = now.pop(key, None)
         if token is None:
             gone.append(key)
         elif not is_held(frozenset({one.generation}), token):
             changed.append(key)
-    wrong = tuple(_wrong(place, section, storage_options, options)) if deep else ()
-    return CheckReport(place.shown, section.origin.store, len(section.objects), tuple(changed), tuple(gone), wrong)
+    wrong = _files_gone(place)
+    if deep and not wrong:
+        wrong += _wrong(place, section, storage_options, options)
+    # A set that left damaged shards out does not say which.
+    new = [] if section.origin.arguments.get("on_error") == "skip" else [*now]
+    store = store_of(place, section, options)
+    return CheckReport(place.shown, store, len(section.objects), tuple(changed), tuple(gone), tuple(new), tuple(wrong))
+
+
+def _files_gone(place: SetPlace) -> list[str]:
+    """Return the files that a set in Parquet says to have, and that are not there."""
+    if place.name:
+        return []
+    files = decode_metadata(run_sync(read_object(place.storage, METADATA_NAME)) or b"{}").files
+    if files is None:
+        return []
+    there = run_sync(_keys(place))
+    named = (join(path, record_name(number)) for path, runs in files.records.items() for run in runs for number in run)
+    return [f"{key} (a file of the set)" for key in named if key not in there]
+
+
+async def _keys(place: SetPlace) -> set[str]:
+    return {info.key async for info in place.storage.list("")}
 
 
 def _wrong(
     place: SetPlace, section: PinSection, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """Yield the chunks whose references are not those that a new set would have."""
-    _, choices = form_of(section.origin.arguments)
-    now = open_source(section.origin.store, place, choices, pins=False, options=storage_options)
-    then = {
-        array.path: array
-        for array in set_source(reference_storage(place.url, options), lambda path: True, PinsByUrl(keeps_relative=True)).arrays
-    }
+    form, choices = form_of(section.origin.arguments)
+    now = open_source(store_of(place, section, options), place, choices, pins=False, options=storage_options, is_new=False)
+    references = reference_storage(place.url, options)
+    then = {array.path: array for array in set_source(references, lambda path: True, PinsByUrl(keeps_relative=True)).arrays}
     is_filled = section.origin.arguments.get("missing") == "fill"
     renamed = section.origin.arguments.get("root_as")
     for array in now.arrays:
@@ -149,6 +187,15 @@ def _wrong(
                 yield f"{array.path or '(root)'} {chunk}"
     for path in then:
         yield f"{path} (the array)"
+    for array in now.arrays:
+        array.path = array.path or renamed or ""
+    shown = described(now, form.flavour, only_v2_keys=isinstance(form, ParquetForm))
+    keys = {join(path, name): document for path, by_name in shown.documents.items() for name, document in by_name.items()}
+    for key, outcome in zip(keys, run_sync(references.read([document_read(key) for key in keys])), strict=True):
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        if not isinstance(outcome, Found) or not same_text(loads_object(outcome.buffers[0]), keys[key]):
+            yield f"{key} (the document)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +242,14 @@ def describe(target: Any, *, target_options: Mapping[str, Any] | None = None) ->
 def _tokens_now(
     place: SetPlace, section: PinSection, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """Return the tokens of those objects that exist: by one listing of the store, or one by one, if the set was made of other sets."""
+    """Return the tokens of those objects that exist, and could be referred to: by one listing of the store, or one by one, if the set was
+    made of other sets.
+    """
     if section.origin.base:
-        storage = Engine(open_storage(section.origin.store, dict(storage_options or {}) or None)).storage
-        return run_sync(current_tokens(storage, [*section.objects]))
+        _, choices = form_of(section.origin.arguments)
+        found = open_source(store_of(place, section, options), place, choices, pins=True, options=storage_options, is_new=False)
+        objects = {key: token for array in found.arrays if isinstance(array, StoredArray) for key, token in array.objects().items()}
+        return {key: token for key, token in objects.items() if token is not None}
     return run_sync(_tokens_of_urls(reference_storage(place.url, options), [*section.objects]))
 
 

@@ -128,14 +128,17 @@ def combined(sources: Sequence[ReferenceSource], dim: str | None) -> ReferenceSo
         StorageError: references could not be read.
     """
     groups: dict[str, NodeDocuments] = {}
+    differing: dict[str, str] = {}
     for source in sources:
         for path, node in source.groups.items():
-            groups.setdefault(path, node)
+            first = groups.setdefault(path, node)
+            if not same_text(_attributes_of(first), _attributes_of(node)):
+                differing.setdefault(path, f"its attributes in {source.url} differ: those of the first set with this group count")
     arrays: dict[str, list[tuple[str, ReferencedArray]]] = {}
     for source in sources:
         for array in source.arrays:
             arrays.setdefault(array.path, []).append((source.url, array))
-    whole = ReferenceSource(" + ".join(source.url for source in sources), groups, [])
+    whole = ReferenceSource(" + ".join(source.url for source in sources), groups, [], left_out=differing)
     for path, parts in arrays.items():
         axes = {_dimensions(array).index(dim) for _, array in parts if dim in _dimensions(array)} if dim is not None else set()
         if len(parts) == 1 and (not axes or len(sources) == 1):
@@ -197,7 +200,10 @@ def _coding(array: ReferencedArray) -> JsonObject:
 
 
 def _attributes(array: ReferencedArray) -> Any:
-    node = array.node
+    return _attributes_of(array.node)
+
+
+def _attributes_of(node: NodeDocuments) -> Any:
     return node.attributes if node.v3 is None else [node.v3.get("attributes"), node.v3.get("dimension_names")]
 
 

@@ -27,8 +27,9 @@ def open_source(
     pins: bool,
     options: Mapping[str, Any] | None,
     reuse: Reuse | None = None,
+    is_new: bool = True,
 ) -> ReferenceSource:
-    """Return a source for the set at ``place``.
+    """Return a source for the set at ``place``. Of one that is not new, arrays that were named may be gone.
 
     Raises:
         InvalidInput: a choice cannot be right, or source and set overlap.
@@ -37,21 +38,30 @@ def open_source(
     if is_set(source):
         if choices.urls != "absolute" or choices.base_url is not None:
             raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken as they are")
+        _check_of_sets(choices)
         references = reference_storage(source, options)
         check_apart(references, place)
         found = set_source(references, lambda path: chosen(choices, path) is not None)
         check_patterns(choices, found.array_paths())
+        found.is_pinned = pins
         return found
     storage = open_storage(source, dict(options or {}) or None)
     check_apart(storage, place)
     base = base_of(storage, choices.urls, choices.base_url, place.directory)
     found = store_source(storage, base, lambda path: chosen(choices, path), pinned=pins, on_error=choices.on_error, reuse=reuse)
-    if reuse is None:  # arrays of an older set may be gone
+    if is_new:
         check_patterns(choices, found.array_paths())
     found.is_pinned = pins and choices.base_url is None  # of what lies elsewhere nobody has seen a version
     if choices.urls == "versioned":
         found.suffix_of = _suffixes(storage)
     return found
+
+
+def _check_of_sets(choices: Choices) -> None:
+    """Raise ``InvalidInput`` if choices mean nothing for the references of a set, which are taken as they are."""
+    wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
+    if choices.inline_nbytes or wanted:
+        raise InvalidInput("inline_nbytes, 'shards' and flavours by path are for hierarchies: references of sets are taken as they are")
 
 
 def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:

@@ -12,9 +12,9 @@ from typing import IO, Any
 from shardstore._sync import run_sync
 from shardstore.errors import Corruption, InvalidInput, NotFound
 from shardstore.format.references.parquet import METADATA_NAME
-from shardstore.format.references.pins import PINS_SUFFIX, PinSection, SetDigest, decode_pins, section_of
+from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinSection, SetDigest, section_of
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
-from shardstore.model.ranges import EVERYTHING, ByteRange
+from shardstore.model.ranges import EVERYTHING
 from shardstore.storage.base import Failed, Found, Read, Storage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.location import location_of
@@ -23,6 +23,7 @@ from shardstore.storage.redaction import redacted
 
 _MEMBERS = re.compile(rb'"(refs|gen|templates|([^"]*/)?(\.zgroup|\.zarray|\.zattrs|\.zmetadata|zarr\.json))"\s*:')
 _PIECE = 4 * 2**20
+UNPINNED_SECTION = PinSection(UNPINNED, None, {})
 JSON_SUFFIXES = (".json", ".json.gz", ".json.zst")
 
 
@@ -79,8 +80,9 @@ def open_set(target: Any, options: Mapping[str, Any] | None, *, is_directory: bo
     return SetPlace(open_storage(above, dict(options or {}) or None), address.segments[-1], url, bool(options))
 
 
-def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
-    """Return the place of a set that exists; ``reference::`` in front of it is left out.
+def find_set(target: Any, options: Mapping[str, Any] | None, *, or_pins: bool = False) -> SetPlace:
+    """Return the place of a set that exists, or with ``or_pins``, of what is left of one in Parquet that was being replaced;
+    ``reference::`` in front of it is left out.
 
     Raises:
         InvalidInput: ``target`` is no path or URL.
@@ -94,6 +96,8 @@ def find_set(target: Any, options: Mapping[str, Any] | None) -> SetPlace:
     for place in places:
         if run_sync(place.storage.stat(place.main_key)) is not None:
             return place
+    if or_pins and not places[0].name and run_sync(places[0].storage.stat(places[0].pins_key)) is not None:
+        return places[0]
     raise NotFound(f"there is no set of references at {places[0].shown}: neither a file, nor a directory with {METADATA_NAME}")
 
 
@@ -106,21 +110,20 @@ def pins_of(place: SetPlace) -> PinSection:
         StorageError: a request failed.
     """
     data = run_sync(read_object(place.storage, place.pins_key))
-    if data is None:
-        raise NotFound(
-            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
-            "with pins, which are the default"
-        )
     try:
-        sections = decode_pins(data)
-        if len(sections) == 1:
-            return sections[0]  # all of the set need not be read to know which
-        text = run_sync(read_object(place.storage, place.main_key)) or b""
-        found = section_of(data, SetDigest(0, 0).extended(text))
+        digest = None
+        if data is not None and place.name:
+            digest = SetDigest(0, 0).extended(run_sync(read_object(place.storage, place.main_key)) or b"")
+        found = UNPINNED_SECTION if data is None else section_of(data, digest)
     except Corruption as exc:
         raise Corruption(f"{place.pins_key!r} beside the set {place.shown}: {exc}. Write the set again") from exc
     if found is None:
         raise Corruption(f"{place.pins_key!r} beside the set {place.shown} is of another set: write the set again")
+    if not found.origin.store:
+        raise NotFound(
+            f"the set {place.shown} does not say which versions it was made of: there is no {place.pins_key!r} beside it. Write it again "
+            "with pins, which are the default"
+        )
     return found
 
 
@@ -155,14 +158,13 @@ def begins_like_set(head: bytes, name: str) -> bool:
     return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") and _MEMBERS.search(head) is not None
 
 
-async def read_object(storage: Storage, key: str, most_nbytes: int | None = None) -> bytes | None:
-    """Return an object, or its first bytes; ``None`` if there is none.
+async def read_object(storage: Storage, key: str) -> bytes | None:
+    """Return an object, ``None`` if there is none.
 
     Raises:
         StorageError: the request failed.
     """
-    wanted = EVERYTHING if most_nbytes is None else ByteRange(0, most_nbytes)
-    (outcome,) = await storage.read([Read(key, (wanted,))])
+    (outcome,) = await storage.read([Read(key, (EVERYTHING,))])
     if isinstance(outcome, Failed):
         raise outcome.error
     return bytes(outcome.buffers[0]) if isinstance(outcome, Found) else None

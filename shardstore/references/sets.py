@@ -20,12 +20,13 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding
 from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_plain
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
-from shardstore.format.references.parquet import MISSING, ReferenceRows
-from shardstore.format.references.pins import PinnedObject
+from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
+from shardstore.format.references.pins import PinnedObject, PinSection
 from shardstore.format.store_keys import join, metadata_path
 from shardstore.format.v2.keys import ARRAY_NAME, ATTRIBUTES_NAME, GROUP_NAME, document_key
 from shardstore.maintenance.array_plans import plan_v2_array
 from shardstore.references.batches import ReferenceBatch, ReferenceSource
+from shardstore.references.places import SetPlace
 from shardstore.storage.base import Failed, Found, Storage, document_read
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
@@ -176,6 +177,18 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
     return storage
 
 
+def store_of(place: SetPlace, section: PinSection, options: Mapping[str, Any] | None) -> str:
+    """Return the URL of the store that a set was made of. If its references are relative, the store has moved with the set.
+
+    Raises:
+        ShardStoreError: the set cannot be opened.
+    """
+    base = section.origin.base
+    if not base or "://" in base or "::" in base or base.startswith("/"):
+        return section.origin.store
+    return reference_storage(place.url, options).targets.absolute(base).rstrip("/")
+
+
 def is_set(source: object) -> bool:
     """Return whether a source is named as a set of references."""
     return isinstance(source, str) and source.startswith(("reference::", "reference://"))
@@ -201,6 +214,8 @@ def set_source(references: ReferenceStorage, choose: Callable[[str], bool], pins
             source.left_out[path] = "as was asked for"
         elif (grid := _grid_of(path, node)) is None:
             source.impossible[path] = "its metadata do not say where its chunks are"
+        elif prod(grid[1]) > MOST_CHUNKS:
+            source.impossible[path] = f"its grid has more than {MOST_CHUNKS} chunks"
         else:
             source.arrays.append(SetArray(references, path, node, *grid, known))
     source.arrays.sort(key=lambda array: array.path)

@@ -25,7 +25,7 @@ from shardstore.format.json_text import JsonObject, loads_object
 from shardstore.format.metadata_v3 import METADATA_NAME, is_array, parse_layout
 from shardstore.format.presentation import levels_of
 from shardstore.format.references.documents import DocumentFlavour, NodeDocuments
-from shardstore.format.references.parquet import MISSING, ReferenceRows
+from shardstore.format.references.parquet import MISSING, MOST_CHUNKS, ReferenceRows
 from shardstore.format.references.pins import PinnedObject
 from shardstore.format.shard_index import IndexFormat
 from shardstore.format.store_keys import join
@@ -48,7 +48,6 @@ _INDEX_BYTES_AT_ONCE = 8 * 2**20
 _SHARDS_AT_ONCE = 256
 _OBJECTS_AT_ONCE = 4096
 _TRIES = 4
-_MOST_CHUNKS = 2**62  # of a grid: their numbers, and those of whole shards at its edge, are 64-bit integers
 
 OnError = Literal["raise", "skip"]
 
@@ -177,6 +176,11 @@ class StoredArray:
         target[list(inline)] = MISSING
         zeros = np.zeros(len(numbers), dtype=np.int64)
         return ReferenceBatch(self._firsts[numbers], ReferenceRows(urls, target, zeros, zeros, inline, generations), objects)
+
+    def objects(self) -> dict[str, str | None]:
+        """Return the token of each object of the array, by key: as it was listed, or as it is now, where the listing does not show any."""
+        self._find_tokens(range(len(self._objects.keys)))
+        return dict(zip(self._objects.keys, self._objects.tokens, strict=True))
 
     def _find_tokens(self, numbers: Sequence[int]) -> None:
         """Ask for the versions of objects of which the listing did not show any."""
@@ -494,7 +498,7 @@ def store_source(
             source.left_out[path] = "as was asked for"
         elif (known := plans.get(path)) is None:
             source.impossible[path] = "its metadata do not say where its chunks are"
-        elif prod(known.chunk_grid) >= _MOST_CHUNKS:
+        elif prod(known.chunk_grid) >= MOST_CHUNKS:
             source.impossible[path] = f"its grid has {prod(known.chunk_grid):,} chunks, too many to be numbered"
         else:
             stored = documents.get(path)

@@ -11,9 +11,11 @@ from typing import IO, Any, Literal
 from shardstore._sync import run_sync
 from shardstore.errors import Conflict, Corruption, InvalidInput
 from shardstore.format.references.parquet import METADATA_NAME, MOST_ROWS, SetFiles, SetMetadata, encode_metadata
-from shardstore.format.references.pins import PINS_SUFFIX, PinnedStore, decode_pins, encode_pins
+from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinnedStore, SetDigest, decode_pins, encode_pins
 from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.pins import current_tokens, is_held
+from shardstore.model.generation import UNCONDITIONAL, Generation
+from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
 from shardstore.references.fill_chunks import fill_chunk
@@ -21,7 +23,7 @@ from shardstore.references.places import SetPlace, begins_like_set, read_object,
 from shardstore.references.report import SYNCHRONOUS, Format, Opening, ReferenceProgress, ReferenceReport, Tally, how_to_open
 from shardstore.references.writing_json import DigestedFile, compressed, write_lines
 from shardstore.references.writing_parquet import RecordWriter, check_root
-from shardstore.storage.base import ConditionFailed, ToldByRanges
+from shardstore.storage.base import ConditionFailed, Failed, Found, Read, ToldByRanges
 from shardstore.storage.wrappers import innermost
 
 Progress = Callable[[ReferenceProgress], None]
@@ -160,51 +162,81 @@ def form_of(arguments: Mapping[str, Any]) -> tuple[Form, Choices]:
 def _put_json(
     source: ReferenceSource, place: SetPlace, form: JSONForm, shown: Described, tally: Tally, origin: PinnedStore, *, overwrite: bool
 ) -> int:
-    before = run_sync(_set_there(place, overwrite=overwrite))
+    before = run_sync(_before(place, overwrite=overwrite))
     template = source.base_url if form.templates else ""
     with tempfile.TemporaryFile() as file:
         digested = DigestedFile(file)
         with compressed(digested, place.name) as text:
             write_lines(text, shown, source.arrays, tally, version=form.version, template=template, generators=form.generators)
-        section = encode_pins(origin, digested.digest, sorted(source.pins.values())) if _is_pinned(source) else None
-        run_sync(_replace(place, file, digested.digest.nbytes, before, section))
+        is_pinned = _is_pinned(source)
+        section = encode_pins(origin if is_pinned else UNPINNED, digested.digest, sorted(source.pins.values()) if is_pinned else ())
+        run_sync(_replace(place, file, digested.digest.nbytes, before, section, is_pinned=is_pinned))
     return digested.digest.nbytes
 
 
-async def _set_there(place: SetPlace, *, overwrite: bool) -> bytes | None:
-    """Return the pins of the set that is to be replaced. Raises ``InvalidInput`` if it is not to be, or is no set."""
-    if await place.storage.stat(place.main_key) is None:
-        await _check_pins(place)
-        return None
-    if not overwrite:
-        raise InvalidInput(f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written")
-    if not begins_like_set(await read_object(place.storage, place.main_key, _HEAD_NBYTES) or b"", place.name):
-        raise InvalidInput(
-            f"what is at {place.shown} is no set of references: choose another place, or remove it first. Nothing was written"
-        )
-    return await read_object(place.storage, place.pins_key)
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was at the place of a set in JSON: its version, and that of its pins, with their content; ``None`` of what was not there."""
+
+    version: Generation | None
+    pins_version: Generation | None
+    pins: bytes
 
 
-async def _check_pins(place: SetPlace) -> None:
-    """Raise ``InvalidInput`` if a file that is no set's pins has their name."""
-    data = await read_object(place.storage, place.pins_key)
+async def _before(place: SetPlace, *, overwrite: bool) -> _Before:
+    """Return what is there.
+
+    Raises:
+        InvalidInput: it is not to be replaced, or is no set.
+    """
+    head, pins = await place.storage.read([Read(place.main_key, (ByteRange(0, _HEAD_NBYTES),)), Read(place.pins_key, (EVERYTHING,))])
+    for outcome in (head, pins):
+        if isinstance(outcome, Failed):
+            raise outcome.error
+    content = bytes(pins.buffers[0]) if isinstance(pins, Found) else b""
     try:
-        decode_pins(data or b"")
+        decode_pins(content)
     except Corruption as exc:
         raise InvalidInput(
             f"{place.pins_key!r} is there already, and is not what belongs to a set: choose another name for the set"
         ) from exc
+    if isinstance(head, Found):
+        if not overwrite:
+            raise InvalidInput(
+                f"there is something at {place.shown} already: overwrite=True (--overwrite) replaces it. Nothing was written"
+            )
+        if not begins_like_set(bytes(head.buffers[0]), place.name):
+            raise InvalidInput(f"what is at {place.shown} is no set of references: remove it, or choose another place. Nothing was written")
+        if not isinstance(pins, Found):  # what is there has none, which is to be said of it too, as long as it is there
+            text = await read_object(place.storage, place.main_key) or b""
+            content = encode_pins(UNPINNED, SetDigest(0, 0).extended(text), ())
+    return _Before(
+        head.generation if isinstance(head, Found) else None,
+        pins.generation if isinstance(pins, Found) else None,
+        content if isinstance(head, Found) else b"",
+    )
 
 
-async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: bytes | None, section: bytes | None) -> None:
-    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones."""
-    if section is not None:
-        await write_bytes(place.storage, place.pins_key, (before or b"") + section)
-    else:
-        await place.storage.delete_many([place.pins_key])  # first: the pins of the old set are not those of the new one
-    await write_file(place.storage, place.main_key, file, nbytes)
-    if section is not None and before:
-        await write_bytes(place.storage, place.pins_key, section)
+async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Before, section: bytes, *, is_pinned: bool) -> None:
+    """Store the set. The pins of both sets are there while it is replaced, so that each moment has the right ones.
+
+    Raises:
+        Conflict: somebody else writes a set there; theirs stays.
+    """
+    storage = place.storage
+    condition_on = (await storage.probe()).condition_on
+    told = isinstance(innermost(storage), ToldByRanges)  # the versions that its writes return mean nothing
+    try:
+        ours = await write_bytes(
+            storage, place.pins_key, before.pins + section, UNCONDITIONAL if told else condition_on(before.pins_version)
+        )
+        await write_file(storage, place.main_key, file, nbytes, UNCONDITIONAL if told else condition_on(before.version))
+        if not is_pinned:
+            await storage.delete_many([place.pins_key])
+        elif before.pins:
+            await write_bytes(storage, place.pins_key, section, UNCONDITIONAL if told else condition_on(ours))
+    except ConditionFailed as exc:
+        raise Conflict(f"somebody else has written a set at {place.shown} meanwhile, which stays: write yours again") from exc
 
 
 # -- Parquet -------------------------------------------------------------------------------------------------------------

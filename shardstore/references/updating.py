@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardstore._sync import run_sync
 from shardstore.errors import Conflict
 from shardstore.format.references.pins import PinnedObject
 from shardstore.maintenance.pins import is_held
-from shardstore.references.batches import ReferenceBatch
+from shardstore.references.batches import ReferenceBatch, strides
 from shardstore.references.opening import open_source
 from shardstore.references.places import find_set, open_set, options_of_set, pins_of
 from shardstore.references.report import ReferenceReport
-from shardstore.references.sets import PinsByUrl, SetArray, reference_storage, set_source
+from shardstore.references.sets import PinsByUrl, SetArray, reference_storage, set_source, store_of
 from shardstore.references.storing import ParquetForm, Progress, form_of, put
 from shardstore.storage.references.storage import ReferenceStorage
 
@@ -33,14 +34,24 @@ class OlderSet:
     ) -> ReferenceBatch | None:
         """Return the references of an array into the object at ``key``; ``None`` if that has changed, or the array has."""
         pinned, array = self._objects.get(key), self._arrays.get(path)
-        if pinned is None or array is None or array.chunk_grid != chunk_grid:
+        if pinned is None or array is None or len(array.chunk_grid) != len(chunk_grid):
             return None
         if token is None or not is_held(frozenset({pinned.generation}), token):
             return None
+        older = chunks
+        if array.chunk_grid != chunk_grid:
+            coords = np.array(np.unravel_index(chunks, chunk_grid), dtype=np.int64).reshape(len(chunk_grid), len(chunks))
+            if (coords >= np.array(array.chunk_grid, dtype=np.int64)[:, None]).any():
+                return None  # the shard may hold chunks that were outside of the array
+            older = coords.T @ strides(array.chunk_grid)
         try:
-            return array.of_chunks(chunks)
+            found = array.of_chunks(older)
         except Conflict:  # its file was replaced by one of the new set
             return None
+        if older is chunks:
+            return found
+        order = np.argsort(older)
+        return ReferenceBatch(chunks[order[np.searchsorted(older, found.chunks, sorter=order)]], found.rows)
 
 
 def update(
@@ -52,13 +63,14 @@ def update(
     target_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> ReferenceReport:
-    """Write a set again with the arguments that it was written with. Only shards that have changed since are read, by one request each.
+    """Write a set again with the arguments that it was written with. Only shards that have changed since are read, by one request each;
+    all of them where ``missing="fill"`` does not tell which chunks are missing.
 
     Args:
         target: the path or URL of the set.
         source: the store, if it is not where the set says.
         output: another place for the new set; by default it replaces the old one. One in JSON is replaced in one step; one in Parquet is
-            no set until it is whole again.
+            no set until it is whole again. If that is interrupted, ``update`` writes all of it anew.
         storage_options: of the store's filesystem.
         target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
         progress: called now and then with a ``ReferenceProgress``.
@@ -68,13 +80,14 @@ def update(
         ShardStoreError: as ``write_json`` and ``write_parquet``.
     """
     options = options_of_set(target, storage_options, target_options)
-    place = find_set(target, options)
+    place = find_set(target, options, or_pins=True)
     section = pins_of(place)
-    older = OlderSet(reference_storage(place.url, options), section.objects)
+    is_whole = run_sync(place.storage.stat(place.main_key)) is not None
+    older = OlderSet(reference_storage(place.url, options), section.objects) if is_whole else None
     form, choices = form_of(section.origin.arguments)
     new = open_set(place.url if output is None else output, options, is_directory=isinstance(form, ParquetForm))
-    store = section.origin.store if source is None else source
+    store = store_of(place, section, options) if source is None else source
     # Chunks of the fill value cannot be told from others, and that value may be another by now.
     reuse = None if isinstance(form, ParquetForm) and form.missing == "fill" else older
-    found = open_source(store, new, choices, pins=True, options=storage_options, reuse=reuse)
+    found = open_source(store, new, choices, pins=True, options=storage_options, reuse=reuse, is_new=False)
     return put(found, new, form, choices, overwrite=output is None, progress=progress, has_options=bool(storage_options))

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import IO, Protocol
 
@@ -108,12 +109,16 @@ def write_lines(
     generated: list[str] = []
     for number, array in enumerate(arrays):
         encoding = key_encoding(described.documents[array.path])
-        gen = generator_of(array, encoding, template) if generators else None
-        if gen is not None:
-            generated.append(gen.text)
-            tally.count(gen.references, 0)
-            continue
-        for batch in tally.counted(number, array.batches(0, size_of(array))):
+        batches = tally.counted(number, array.batches(0, size_of(array)))
+        if generators:
+            taken: list[ReferenceBatch] = []
+            gen = generator_of(array, encoding, template, batches, taken)
+            if gen is not None:
+                generated.append(gen.text)
+                tally.count(gen.references, 0)
+                continue
+            batches = chain(taken, batches)  # no index is read twice
+        for batch in batches:
             tally.count(len(batch.chunks), len(batch.rows.inline))
             lines.batch(array, encoding, batch)
     lines.end(generated)
@@ -168,11 +173,14 @@ class _Lines:
         """Return the beginning of a reference, up to its URL."""
         if self._version and _ANNOTATION.search(url):
             raise InvalidInput(f"the URL {url!r} holds what readers take for a template: version=0 has none")
+        if self._template and _BRACE.search(url):
+            raise InvalidInput(f"the URL {url!r} has a brace, which fsspec takes for a part of a template: leave out templates=True")
         if self._template and url.startswith(self._template):
             return "[" + json.dumps("{{u}}" + url[len(self._template) :])
         return "[" + json.dumps(url)
 
 
+_BRACE = re.compile("[{}]")
 _ANNOTATION = re.compile(r"\{[{%#]")
 
 
@@ -204,8 +212,11 @@ class Generator:
     references: int
 
 
-def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: str) -> Generator | None:
-    """Return the generator that stands for all references of an array, proven against each of them; ``None`` if there is none.
+def generator_of(
+    array: ReferencedArray, encoding: ChunkKeyEncoding, template: str, batches: Iterator[ReferenceBatch], taken: list[ReferenceBatch]
+) -> Generator | None:
+    """Return the generator that stands for all references of an array, proven against each of them; ``None`` if there is none. What was
+    taken of ``batches`` until that was known is put into ``taken``.
 
     There is one if every shard is there and full, and the offset in a shard grows by the length of a chunk from slot to slot.
     """
@@ -216,7 +227,8 @@ def generator_of(array: ReferencedArray, encoding: ChunkKeyEncoding, template: s
         return None
     first: tuple[int, int] | None = None
     seen = 0
-    for batch in array.batches(0, size_of(array)):
+    for batch in batches:
+        taken.append(batch)
         chunks, rows = batch.chunks, batch.rows
         if rows.inline or len(rows.targets) != 1 or len(chunks) != prod(counts):
             return None

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
+from fsspec.implementations.reference import LazyReferenceMapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardstore
 from shardstore import references
-from shardstore.errors import Conflict, InvalidInput
+from shardstore.errors import Conflict, Corruption, InvalidInput, NotFound, StorageError
 from shardstore.format.references.pins import SetDigest, decode_pins, encode_pins
+from shardstore.references import storing
 from shardstore.storage.opening.open import open_storage
 from shardstore.testing.trace import TraceStorage
 from tests.golden import FIXTURES
@@ -352,5 +356,220 @@ def test_pins_for_another_store_are_an_error_not_none(tmp_path: Path) -> None:
     store_at(tmp_path / "a.zarr", np.ones((4, 4), "i4"))
     references.write_json(tmp_path / "a.zarr", tmp_path / "one.json")
     references.write_json(f"reference::{tmp_path}/one.json", tmp_path / "two.json")
-    with pytest.raises(InvalidInput, match="refers to nothing at"):
+    with pytest.raises(InvalidInput, match="refers to nothing in"):
         references.pins(tmp_path / "two.json", store=tmp_path / "b.zarr")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_set_that_others_wrote_and_that_was_replaced_while_it_is_open_is_a_conflict(form: str, tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    store_at(tmp_path / "a.zarr", values)
+    store_at(tmp_path / "b.zarr", values[::-1].copy())
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", record_size=7)
+    if form == "parquet":  # as fsspec leaves it when it adds to a set: without the names
+        document = json.loads((tmp_path / "set/.zmetadata").read_bytes())
+        del document["shardstore"]
+    else:  # as fsspec makes it
+        refs = LazyReferenceMapper(str(tmp_path / "set"), fs=fsspec.filesystem("file"))
+        target = LazyReferenceMapper.create(str(tmp_path / "theirs"), fs=fsspec.filesystem("file"), record_size=7)
+        for key in refs:
+            target[key] = refs[key]
+        target.flush()
+        shutil.rmtree(tmp_path / "set")
+        (tmp_path / "theirs").rename(tmp_path / "set")
+        document = json.loads((tmp_path / "set/.zmetadata").read_bytes())
+    (tmp_path / "set/.zmetadata").write_text(json.dumps(document))
+    np.testing.assert_array_equal(ours(tmp_path / "set"), values)
+    opened = zarr.open_array(shardstore.open(f"reference::{tmp_path / 'set'}"), path="x", mode="r", zarr_format=2)
+    assert opened[0, 0] == 1
+    references.write_parquet(tmp_path / "b.zarr", tmp_path / "set", record_size=7, overwrite=True)
+    with pytest.raises(Conflict, match="belongs to another set"):
+        opened[7, 7]
+    np.testing.assert_array_equal(ours(tmp_path / "set"), values[::-1])
+
+
+def test_pins_of_a_set_of_a_group_hold_in_the_whole_store(tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    for path in ("x", "sub/x"):
+        store_at(tmp_path / "a.zarr", values, path)
+    store_at(tmp_path / "c.zarr", values)
+    references.write_json(tmp_path / "a.zarr/sub", tmp_path / "sub.json")
+    references.write_json(tmp_path / "a.zarr", tmp_path / "all.json", urls="relative")
+    of_sub = [pin.key for pin in references.pins(tmp_path / "sub.json")]
+    assert of_sub == ["x/c/0/0", "x/c/0/1"]
+    assert [pin.key for pin in references.pins(tmp_path / "sub.json", store=tmp_path / "a.zarr")] == [f"sub/{key}" for key in of_sub]
+    assert [pin.key for pin in references.pins(tmp_path / "all.json", store=tmp_path / "a.zarr/sub")] == of_sub
+    assert len(references.pins(tmp_path / "all.json", store=tmp_path / "a.zarr")) == 4
+    with pytest.raises(InvalidInput, match="refers to nothing in"):
+        references.pins(tmp_path / "sub.json", store=tmp_path / "c.zarr")
+
+
+def test_a_relative_set_that_moved_with_its_store_is_of_the_store_beside_it(tmp_path: Path) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    (tmp_path / "one").mkdir()
+    store_at(tmp_path / "one/a.zarr", values)
+    for form in FORMS:
+        getattr(references, f"write_{form}")(tmp_path / "one/a.zarr", tmp_path / f"one/{form}", urls="relative")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    zarr.open_array(shardstore.open(tmp_path / "two/a.zarr"), path="x")[0, 0] = 99
+    for form in FORMS:
+        report = references.check(tmp_path / "two" / form)
+        assert (report.store, report.changed) == (f"file://{tmp_path}/two/a.zarr", ("x/c/0/0", "x/c/0/1"))  # copies are other files
+        references.update(tmp_path / "two" / form)
+        assert references.check(tmp_path / "two" / form, deep=True).is_sound
+        assert ours(tmp_path / "two" / form)[0, 0] == 99
+        np.testing.assert_array_equal(ours(tmp_path / "one" / form), values)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_check_tells_of_what_is_new_and_of_other_documents_and_files(form: str, tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    store_at(tmp_path / "a.zarr", np.ones((4, 4), dtype="u1"), "y")
+    getattr(references, f"write_{form}")(tmp_path / "a.zarr", tmp_path / "set", paths={"y": "chunks"}, **FORMS[form])
+    array.resize((20, 8))
+    array[8:] = 7
+    report = references.check(tmp_path / "set")
+    assert (report.new, report.changed, report.is_sound) == (("x/c/1/0", "x/c/1/1", "x/c/2/0", "x/c/2/1"), (), False)
+    updated = references.update(tmp_path / "set")
+    assert updated.index_requests == 4  # those that were there are not read again
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+    assert references.check(tmp_path / "set", deep=True).is_sound
+    document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_bytes())
+    (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document | {"fill_value": 5}))
+    assert references.check(tmp_path / "set").is_sound
+    assert references.check(tmp_path / "set", deep=True).wrong == ("x/.zarray (the document)",)
+    shutil.rmtree(tmp_path / "a.zarr/y")
+    assert references.check(tmp_path / "set", deep=True).gone == ("y/c/0/0",)
+    references.update(tmp_path / "set")
+    assert references.check(tmp_path / "set", deep=True).is_sound
+    if form == "parquet":
+        (tmp_path / "set/x/refs.1.parq").unlink()
+        assert references.check(tmp_path / "set").wrong == ("x/refs.1.parq (a file of the set)",)
+
+
+def test_a_set_whose_pins_are_of_another_is_not_sound(tmp_path: Path) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set")
+    old = (tmp_path / "set").read_bytes()
+    array[0, 0] = 99
+    array.append(np.ones((1, 8), "i4"))
+    references.update(tmp_path / "set")
+    (tmp_path / "set").write_bytes(old)
+    for function in (references.check, references.pins, references.update):
+        with pytest.raises(Corruption, match="is of another set"):
+            function(tmp_path / "set")
+
+
+def test_an_update_goes_on_where_one_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    references.write_parquet(tmp_path / "a.zarr", tmp_path / "set", record_size=7)
+
+    async def interrupted(*_: Any) -> None:
+        raise StorageError("as planned")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storing, "_finish", interrupted)
+        with pytest.raises(StorageError, match="as planned"):
+            references.update(tmp_path / "set")
+    with pytest.raises(NotFound):
+        references.check(tmp_path / "set")
+    references.update(tmp_path / "set")
+    assert references.check(tmp_path / "set", deep=True).is_sound
+    np.testing.assert_array_equal(ours(tmp_path / "set"), array[...])
+
+
+def test_groups_whose_attributes_differ_are_told_of(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        store_at(tmp_path / f"{name}.zarr", np.ones((8, 8), "i4"), dimension_names=["y", "x"])
+        zarr.open_group(shardstore.open(tmp_path / f"{name}.zarr")).attrs["title"] = name
+        references.write_json(tmp_path / f"{name}.zarr", tmp_path / f"{name}.json")
+    report = references.combine([tmp_path / "one.json", tmp_path / "two.json"], tmp_path / "both.json", dim="y")
+    assert "attributes in" in report.left_out[""]
+
+
+def test_choices_that_mean_nothing_for_sets_are_refused_and_pins_are_left_out(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.arange(1, 65, dtype="i4").reshape(8, 8))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "one.json")
+    source = f"reference::{tmp_path}/one.json"
+    choices: list[dict[str, Any]] = [{"inline_nbytes": 5}, {"paths": {"x": "shards"}}, {"paths": {"x": {"inline_nbytes": 3}}}]
+    for choice in choices:
+        with pytest.raises(InvalidInput, match="are for hierarchies"):
+            references.write_json(source, tmp_path / "two.json", **choice)
+    assert not references.write_json(source, tmp_path / "two.json", pins=False).is_pinned
+    assert not (tmp_path / "two.json.pins").exists()
+
+
+def test_a_huge_grid_in_a_set_is_refused_where_chunks_have_no_numbers(tmp_path: Path) -> None:
+    document = {"zarr_format": 2, "chunks": [1, 1], "dtype": "|u1", "order": "C", "fill_value": 0, "compressor": None, "filters": None}
+    (tmp_path / "data").write_bytes(b"abc")
+    refs = {"x/.zarray": json.dumps(document | {"shape": [2**40, 2**40]}), "x/0.0": [f"{tmp_path}/data", 0, 1]}
+    (tmp_path / "set.json").write_text(json.dumps(refs))
+    assert zarr.open_array(shardstore.open(f"reference::{tmp_path}/set.json"), path="x", mode="r")[0, 0] == 97
+    with pytest.raises(InvalidInput, match="its grid has more than"):
+        references.write_json(f"reference::{tmp_path}/set.json", tmp_path / "two.json")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_runs_that_write_json_the_second_is_a_conflict(overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(1, 65, dtype="i4").reshape(8, 8)
+    for name in ("a", "b"):
+        store_at(tmp_path / f"{name}.zarr", values)
+        values = values[::-1].copy()
+    if overwrite:
+        references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
+    for moment in ("write_bytes", "write_file"):
+        step = getattr(storing, moment)
+        entered: list[str] = []
+
+        async def beside(*arguments: Any, step: Any = step, entered: list[str] = entered) -> Any:
+            entered.append("")
+            if len(entered) == 1:
+                await asyncio.to_thread(references.write_json, tmp_path / "b.zarr", tmp_path / "set.json", overwrite=True)
+            return await step(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storing, moment, beside)
+            with pytest.raises(Conflict, match="meanwhile"):
+                references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", overwrite=overwrite)
+        np.testing.assert_array_equal(ours(tmp_path / "set.json"), values[::-1])
+        assert references.check(tmp_path / "set.json", deep=True).is_sound
+        if not overwrite:
+            for name in ("set.json", "set.json.pins"):
+                (tmp_path / name).unlink()
+
+
+def test_pins_of_somebody_else_are_not_overwritten(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((8, 8), "i4"))
+    references.write_json(tmp_path / "a.zarr", tmp_path / "set.json")
+    (tmp_path / "set.json.pins").write_text("my notes")
+    with pytest.raises(InvalidInput, match="is not what belongs to a set"):
+        references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", overwrite=True)
+    assert (tmp_path / "set.json.pins").read_text() == "my notes"
+
+
+def test_a_rule_that_fails_costs_no_second_request(tmp_path: Path) -> None:
+    values = np.arange(1, 257, dtype="i4").reshape(16, 16)
+    array = store_at(tmp_path / "a.zarr", values, compressors=None)
+    array[-1, -1] = 0
+    report = references.write_json(tmp_path / "a.zarr", tmp_path / "one.json", generators=True)
+    assert (report.index_requests, report.targets) == (6, 6)
+    whole = zarr.create_array(
+        shardstore.open(tmp_path / "b.zarr", chunks_per_shard=(2, 2)),
+        name="x",
+        shape=(8, 8),
+        chunks=(2, 2),
+        dtype="i4",
+        compressors=None,
+        fill_value=-1,
+    )
+    whole[...] = 7
+    report = references.write_json(tmp_path / "b.zarr", tmp_path / "two.json", generators=True)
+    assert json.loads((tmp_path / "two.json").read_text())["gen"]
+    assert (report.index_requests, report.targets, report.references) == (4, 4, 16)
+    np.testing.assert_array_equal(ours(tmp_path / "one.json"), array[...])
+
+
+def test_braces_are_refused_where_templates_are_written(tmp_path: Path) -> None:
+    store_at(tmp_path / "a.zarr", np.ones((8, 8), "i4"), "a{b}")
+    with pytest.raises(InvalidInput, match="has a brace"):
+        references.write_json(tmp_path / "a.zarr", tmp_path / "set.json", templates=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,22 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]  # of pandas, about fastparq
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = np.arange(40, dtype="i4"), np.arange(40, dtype="i4")[::-1]
-FORMS: dict[str, dict[str, Any]] = {"json": {}, "parquet": {"record_size": 6}}
+FORMS: dict[str, dict[str, Any]] = {
+    "json": {},
+    "parquet": {"record_size": 6},
+    "json without pins": {"pins": False},
+    "parquet without pins": {"pins": False, "record_size": 6},
+    "json of sets": {"format": "json"},
+    "parquet of sets": {"format": "parquet"},
+}
 
 
 def make(root: Path) -> None:
-    """Two stores, and a set of the first."""
-    for name, values in (("old.zarr", OLD), ("new.zarr", NEW)):
+    """Stores, and sets of them."""
+    for name, path, values in (("old.zarr", "x", OLD), ("new.zarr", "x", NEW), ("other.zarr", "y", OLD)):
         store = shardstore.open(root / name, chunks_per_shard=(4,))
-        zarr.create_array(store, name="x", shape=(40,), chunks=(2,), dtype="i4")[...] = values
+        zarr.create_array(store, name=path, shape=(40,), chunks=(2,), dtype="i4")[...] = values
+        references.write_json(root / name, root / f"{name}.json")
 
 
 def write(root: Path, source: str, form: str, faults: list[Fault]) -> list[FaultStorage]:
@@ -44,7 +53,11 @@ def write(root: Path, source: str, form: str, faults: list[Fault]) -> list[Fault
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(places, "open_storage", faulty)
-        getattr(references, f"write_{form}")(root / source, root / "set", overwrite=True, **FORMS[form])
+        if form.endswith("of sets"):
+            sets = [root / f"{source}.json", root / "other.zarr.json"]
+            references.combine(sets, root / "set", overwrite=True, **FORMS[form])
+        else:
+            getattr(references, f"write_{form.split()[0]}")(root / source, root / "set", overwrite=True, **FORMS[form])
     return opened
 
 
@@ -58,14 +71,24 @@ def check_none_or_whole(root: Path, form: str, *, had_one: bool) -> str:
     try:
         place = places.find_set(root / "set", None)
     except NotFound:
-        assert form == "parquet" or not had_one  # a set in JSON is replaced in one step
+        assert form.startswith("parquet") or not had_one  # a set in JSON is replaced in one step
         return "none"
     values = by_fsspec(root / "set", "x", 2)
-    assert references.check(root / "set").is_sound
-    assert len(references.pins(root / "set")) == 5
     is_new = bool((values == NEW).all())
     np.testing.assert_array_equal(values, NEW if is_new else OLD)
-    assert places.pins_of(place).origin.store.endswith("new.zarr" if is_new else "old.zarr")
+    ours = shardstore.open(f"reference::{root}/set")
+    np.testing.assert_array_equal(zarr.open_array(ours, path="x", mode="r", zarr_format=2)[...], values)
+    store = root / ("new.zarr" if is_new else "old.zarr")
+    if is_new and form.endswith("without pins"):
+        with pytest.raises(NotFound, match="does not say"):
+            places.pins_of(place)
+        return "new"
+    assert len(references.pins(root / "set", store=store)) == 5
+    if is_new and form.endswith("of sets"):
+        assert references.check(root / "set").objects == 10
+        return "new"
+    assert references.check(root / "set").is_sound
+    assert places.pins_of(place).origin.store.endswith(store.name)
     return "new" if is_new else "old"
 
 
@@ -79,7 +102,7 @@ def test_fails_at_every_request(form: str, effect: Effect, had_one: bool, tmp_pa
         root = tmp_path / str(at)
         make(root)
         if had_one:
-            write(root, "old.zarr", form, [])
+            write(root, "old.zarr", form.split()[0], [])
         try:
             opened = write(root, "new.zarr", form, [Fault(at, effect)])
         except ShardStoreError:
@@ -92,7 +115,36 @@ def test_fails_at_every_request(form: str, effect: Effect, had_one: bool, tmp_pa
         write(root, "new.zarr", form, [])  # which always goes on from there
         assert check_none_or_whole(root, form, had_one=had_one) == "new"
     assert at > 3
-    assert seen >= ({"old"} if had_one and form == "json" else {"none"})
+    assert seen >= ({"old"} if had_one and form.startswith("json") else {"none"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", [Fail(), DropReply()], ids=["fails", "answer lost"])
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_an_update_fails_at_every_request(form: str, effect: Effect, tmp_path: Path) -> None:
+    for at in itertools.count(1):
+        root = tmp_path / str(at)
+        make(root)
+        write(root, "old.zarr", form, [])
+        zarr.open_array(shardstore.open(root / "old.zarr"), path="x")[:8] = NEW[:8]
+        opened: list[FaultStorage] = []
+
+        def faulty(*arguments: Any, opened: list[FaultStorage] = opened, at: int = at) -> Storage:
+            opened.append(FaultStorage(open_storage(*arguments), [Fault(at, effect)]))
+            return opened[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(places, "open_storage", faulty)
+            with contextlib.suppress(ShardStoreError):
+                references.update(root / "set")
+        if form == "json" or (root / "set/.zmetadata").exists():
+            assert references.check(root / "set").changed in ((), ("x/c/0",))
+        references.update(root / "set")
+        assert references.check(root / "set", deep=True).is_sound
+        np.testing.assert_array_equal(by_fsspec(root / "set", "x", 2), [*NEW[:8], *OLD[8:]])
+        if not any(storage.struck for storage in opened):
+            break
+    assert at > 3
 
 
 @pytest.mark.exhaustive
@@ -106,7 +158,7 @@ def test_killed_at_every_request(form: str, had_one: bool, after: bool, tmp_path
             root = tmp_path / str(at)
             make(root)
             if had_one:
-                write(root, "old.zarr", form, [])
+                write(root, "old.zarr", form.split()[0], [])
             ended = crasher.run(write_killed, str(root), form, at, after)
             found = check_none_or_whole(root, form, had_one=had_one)
             if not ended.was_killed:

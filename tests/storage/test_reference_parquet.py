@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from shardstore.format.references.parquet import (
     ReferenceRows,
     SetFiles,
     SetMetadata,
+    decode_rows,
     encode_metadata,
     encode_rows,
 )
@@ -306,6 +308,42 @@ def test_a_small_file_that_becomes_large_is_not_read(memory: SyncStorage) -> Non
         assert isinstance(outcome, Failed)
         assert isinstance(outcome.error, Unsupported)
         assert "are read" in str(outcome.error)
+
+
+def test_bytes_that_come_again_and_again_are_held_once(memory: SyncStorage) -> None:
+    """A small file whose rows share one value of a mebibyte."""
+    schema = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])
+    raw = pa.array([b"a" * (1 << 20)] * 1500, pa.binary())
+    zeros = pa.array(np.zeros(1500, np.int64))
+    file = io.BytesIO()
+    pq.write_table(pa.table([pa.nulls(1500, pa.string()), zeros, zeros, raw], schema=schema), file, compression="zstd")
+    del raw
+    assert len(file.getvalue()) < 100_000
+    tracemalloc.start()
+    rows = decode_rows(file.getvalue(), 1500)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rows.inline) == 1500
+    assert len(rows.inline[1499]) == 1 << 20
+    assert peak < 4 << 20
+
+
+def test_what_is_beyond_every_object_or_in_no_order_is_refused(memory: SyncStorage) -> None:
+    rows = rows_of("memory://a", 0, 16)
+    rows.offset[2] = 2**63 - 1
+    with pytest.raises(Corruption, match="behind every object"):
+        decode_rows(encode_rows(rows), 16)
+    with pytest.raises(Corruption, match="a URL of 70000 bytes"):
+        decode_rows(encode_rows(rows_of("s" * 70_000, 0, 16)), 16)
+    good: dict[str, Any] = {"metadata": {"x/.zarray": v2((32,), (1,))}, "record_size": 1}
+    for wrong in (
+        {"shardstore": {"set": "a", "records": {"x": [[3, 4], [0, 1]]}}},
+        {"record_size": float("inf")},
+        {"metadata": {"x/.zarray": v2((10**30,), (1,))}},
+    ):
+        memory.put("refs/.zmetadata", json.dumps(good | wrong).encode())
+        with pytest.raises(Corruption, match="metadata of a set"):
+            open_set(f"{memory.storage.url}/refs").keys("")
 
 
 def test_a_file_that_means_harm_fails_alone(memory: SyncStorage, server: WebServer) -> None:

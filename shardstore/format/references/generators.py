@@ -28,6 +28,8 @@ from shardstore.format.references.templates import Templates, Text, constant_par
 
 MOST_GENERATED = 10_000_000
 """The most generated keys of a set; they take about 1 GB."""
+MOST_WORK = 2**32
+"""The most characters of texts that are evaluated for all generated keys of a set: a character takes up to 0.2 µs."""
 MOST_CHARACTERS = 2**29
 """The most characters of all generated keys and URLs of a set."""
 
@@ -55,12 +57,14 @@ def generate(generators: Sequence[Any], templates: Templates, most: int = MOST_G
 
     Raises:
         Corruption: a generator contradicts the specification; the message names it.
-        Unsupported: there are more than ``most`` keys, or they are too long.
+        Unsupported: there are more than ``most`` keys, or they are too long, or would take too long to make.
     """
     compiled = [_Generator(generator, templates, f"gen[{number}]") for number, generator in enumerate(generators)]
     count = sum(one.count for one in compiled)
     if count > most:
         raise Unsupported(f"the set of references generates {count} keys; more than {most} are not held in memory")
+    if sum(one.count * one.nbytes for one in compiled) > MOST_WORK:
+        raise Unsupported(f"the set of references generates {count} keys from long texts, which would take hours")
     characters = 0
     for one in compiled:
         start, batch = 0, _FIRST_BATCH
@@ -86,6 +90,7 @@ class _Generator:
         if len(names) == 3:
             raise Corruption(f"{what} of a set of references has an offset or a length: it takes both, or none")
         self._texts = [_text_of(generator, name, templates, what) for name in names]
+        self.nbytes = sum(len(text.text) for text in self._texts)
         self.has_many_urls = not _is_constant(self._texts[1], self._dimensions)
 
     def batch(self, start: int, stop: int) -> Generated:

@@ -26,6 +26,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +42,14 @@ if TYPE_CHECKING:  # an extra
 METADATA_NAME = ".zmetadata"
 
 MOST_ROWS = 1 << 24
-MOST_NBYTES = 512 << 20
+MOST_NBYTES = 256 << 20
 """The largest file: rows, and bytes before they are compressed."""
+MOST_URL_NBYTES = 1 << 16
+
+MOST_CHUNKS = 2**62
+"""The most chunks of an array: their numbers are 64-bit integers."""
+MOST_OFFSET = 2**62
+"""No reference ends behind this byte."""
 
 MISSING = -1
 """The number in place of a target's, of a row that has none: it is missing, or its bytes are in the set."""
@@ -128,9 +135,12 @@ def decode_metadata(data: bytes | memoryview) -> SetMetadata:
         own = document.get(_OWN.decode())
         files = None
         if own is not None:
-            files = SetFiles(str(own["set"]), {str(path): [range(*run) for run in runs] for path, runs in own["records"].items()})
+            records = {str(path): [range(start, stop) for start, stop in runs] for path, runs in own["records"].items()}
+            if not all(a.stop < b.start for runs in records.values() for a, b in pairwise(runs)):
+                raise ValueError("the numbers of its files are not in order")
+            files = SetFiles(str(own["set"]), records)
         metadata = SetMetadata(dict(document["metadata"]), int(document["record_size"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise Corruption(f"it is not the metadata of a set of references: {exc!r:.500}") from exc
     if metadata.record_size < 1:
         raise Corruption(f"it is not the metadata of a set of references: record_size is {metadata.record_size}")
@@ -214,22 +224,22 @@ def decode_rows(data: bytes | memoryview, most: int) -> ReferenceRows:
     """
     pa, pq = _pyarrow()
     try:
-        file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), read_dictionary=["path"])
+        file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), read_dictionary=["path", "raw"])  # no value is there more than once
         _check_size(file.metadata)
         names = _NAMES[:-1] if _has_no_bytes(file.metadata) else _NAMES
         table = file.read(columns=list(names)).slice(0, most)
         path, offset, size, *raw = (_in_one(table.column(name)) for name in names)
         if not pa.types.is_dictionary(path.type):
             path = path.dictionary_encode()
-        targets = path.dictionary.cast(pa.string()).to_pylist()
+        targets = _short_texts(path.dictionary.cast(pa.string()))
         target = _values(path.indices, pa.int32(), np.int32, MISSING)
         offsets, sizes = (_values(column, pa.int64(), np.int64, 0) for column in (offset, size))
         inline = _inline(raw[0]) if raw else {}
         own = (file.metadata.metadata or {}).get(_OWN)
     except (pa.ArrowException, OSError, KeyError, AttributeError) as exc:
         raise Corruption(f"it is not a file of references: {exc}") from exc
-    if (offsets < 0).any() or (sizes < 0).any():
-        raise Corruption("it has a reference with a negative offset or size")
+    if (offsets < 0).any() or (sizes < 0).any() or (offsets > MOST_OFFSET - sizes).any():
+        raise Corruption("it has a reference with a negative offset or size, or one that ends behind every object")
     return ReferenceRows(targets, target, offsets, sizes, inline, *_own_metadata(own))
 
 
@@ -256,8 +266,24 @@ def _has_no_bytes(metadata: Any) -> bool:
 
 
 def _inline(raw: Any) -> dict[int, bytes]:
-    rows = np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False)).tolist() if raw.null_count < len(raw) else []
-    return {row: raw[row].as_py() for row in rows}
+    """Return the bytes of chunks by row; those that are the same are one object."""
+    if raw.null_count == len(raw):
+        return {}
+    pa, _ = _pyarrow()
+    if not pa.types.is_dictionary(raw.type):
+        raw = raw.dictionary_encode()
+    values = raw.dictionary.cast(pa.binary()).to_pylist()
+    numbers = _values(raw.indices, pa.int32(), np.int32, MISSING)
+    return {row: values[int(numbers[row])] for row in np.flatnonzero(numbers != MISSING).tolist()}
+
+
+def _short_texts(column: Any) -> list[str]:
+    """Return the URLs of a column. Raises ``Corruption`` if one is too long for any."""
+    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1] if len(column) else np.zeros(1)
+    if (longest := int(np.diff(ends).max(initial=0))) > MOST_URL_NBYTES:
+        raise Corruption(f"it has a URL of {longest} bytes; {MOST_URL_NBYTES} are the most")
+    found: list[str] = column.to_pylist()
+    return found
 
 
 def _own_metadata(own: bytes | None) -> tuple[dict[str, str], str | None]:
@@ -266,8 +292,9 @@ def _own_metadata(own: bytes | None) -> tuple[dict[str, str], str | None]:
         return {}, None
     try:
         found = json.loads(own)
-        return {str(url): str(token) for url, token in found["generations"].items()}, str(found["set"])
-    except (ValueError, KeyError, AttributeError, TypeError) as exc:
+        set_id = found.get("set")
+        return {str(url): str(token) for url, token in found["generations"].items()}, None if set_id is None else str(set_id)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
         raise Corruption(f"the versions in a file of references cannot be read: {exc!r}") from exc
 
 
@@ -289,7 +316,7 @@ def _key_values(rows: ReferenceRows) -> dict[str, str]:
         for name, (pandas, numpy) in _PANDAS_TYPES.items()
     ]
     pandas = {"index_columns": [], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
-    own = {"generations": dict(rows.generations), "set": rows.set_id or ""}
+    own = {"generations": dict(rows.generations)} | ({} if rows.set_id is None else {"set": rows.set_id})
     return {"pandas": json.dumps(pandas), _OWN.decode(): json.dumps(own)}
 
 

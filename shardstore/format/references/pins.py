@@ -8,7 +8,7 @@
 
 A line per object, after the first one. Beside a set in JSON, ``refs.json``, it is ``refs.json.pins``; in one in Parquet it is ``.pins``.
 While a set in JSON is replaced, the file has two such sections, one after the other: for the set that is there, and for the one that comes.
-Which is the right one is told by ``set``, size and checksum of the set's bytes.
+Which is the right one is told by ``set``, size and checksum of the set's bytes. A section without a store is that of a set without pins.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ class PinnedStore:
     """The arguments that the set was written with, without defaults."""
 
 
+UNPINNED = PinnedStore("", "")
+"""The origin of a set that does not say what it was made of."""
+
+
 def object_url(base: str, stored_key: str) -> str:
     """Return the URL of an object in a set: over HTTP names are percent-encoded, elsewhere they are as they are."""
     return base + (quote(stored_key, safe=_SAFE) if base.startswith(("http://", "https://")) else stored_key)
@@ -106,7 +110,7 @@ def decode_pins(data: bytes | memoryview) -> list[PinSection]:
             else:
                 one = PinnedObject(str(found["key"]), str(found["generation"]), int(found["nbytes"]), str(found.get("stored", "")))
                 sections[-1].objects[one.key] = one
-    except (ValueError, KeyError, TypeError, IndexError) as exc:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as exc:
         raise Corruption(f"the pins of a set of references cannot be read: {exc!r}") from exc
     return sections
 

@@ -1,7 +1,7 @@
 """The storages that the references of a set lead to: one for each protocol and host or bucket.
 
-A set that came over a network may not lead everywhere: its author would otherwise choose what is read of the reader's files, or with the
-reader's rights on other servers.
+A set that came over a network may not lead everywhere: its author would otherwise choose what is read of the reader's files. Nor does it
+lead to servers of another protocol by accident: its pins have to name them, or the reader.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from shardstore.format.chunk_keys import ChunkKeyEncoding, parse_chunk_key_encod
 from shardstore.format.references.parquet import (
     METADATA_NAME,
     MISSING,
+    MOST_CHUNKS,
     ReferenceRows,
     SetMetadata,
     decode_metadata,
@@ -124,6 +125,7 @@ class ParquetSet:
         self._sorted_documents = sorted(self._documents)
         self._record_size = metadata.record_size
         self._files = metadata.files
+        self._old_set_id: str | None = None
         self._targets = targets
         self._pins = pins
         self._cache = _Cache(cache_bytes)
@@ -178,7 +180,7 @@ class ParquetSet:
                     rows = await asyncio.to_thread(decode_rows, data, most)
             except (Corruption, Unsupported) as exc:
                 raise type(exc)(f"{self._shown(array, record)}: {exc}") from exc
-        if self._files is not None and rows.set_id != self._files.set_id:
+        if not await self._is_own(rows.set_id):
             raise Conflict(
                 f"{self._shown(array, record)} belongs to another set: if {self._place.url} was replaced while it was open, open it again, "
                 "else write it again"
@@ -186,6 +188,21 @@ class ParquetSet:
         if self._pins and rows.generations:
             self._targets.allow(list(rows.generations))
         return rows
+
+    async def _is_own(self, set_id: str | None) -> bool:
+        """Return whether a file of this set may say that it belongs to ``set_id``.
+
+        fsspec leaves the names out of a set that it adds to: then files may have the set's old name, or none. Where that is so when the
+        first file with a name is read is shown by the metadata, which are replaced before any file.
+        """
+        if self._files is not None:
+            return set_id == self._files.set_id
+        if set_id is not None and self._old_set_id is None:
+            info = await self._place.storage.stat(self._place.key(METADATA_NAME))
+            if info is None or (info.generation is not None and self.version and info.generation.token != self.version):
+                return False
+            self._old_set_id = set_id
+        return set_id in (None, self._old_set_id)
 
     async def _records(self, array: _Array, asked: range) -> Iterable[int]:
         """Return the numbers of the files that exist, of those that are ``asked`` for; or more, if they are few."""
@@ -367,7 +384,7 @@ def _arrays_in(place: SetPlace, documents: Mapping[str, str]) -> dict[str, _Arra
             else:
                 continue
             grid = tuple(-(-int(n) // int(c)) for n, c in zip(shape, chunks, strict=True))
-            if any(n < 0 for n in grid):
+            if any(n < 0 for n in grid) or prod(grid) > MOST_CHUNKS:
                 raise ValueError(f"its grid is {grid}")
         except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
             raise Corruption(

@@ -1,0 +1,85 @@
+"""``shardstore refs``: what its commands take, print and end with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import shardstore
+from shardstore.cli.failures import ExitCode
+from tests.cli.running import run
+
+pytestmark = [pytest.mark.zarr]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A hierarchy of two arrays."""
+    opened = shardstore.open(tmp_path / "a.zarr", chunks_per_shard=(2,))
+    for name in ("x", "sub/y"):
+        zarr.create_array(opened, name=name, shape=(8,), chunks=(2,), dtype="i4")[...] = np.arange(1, 9)
+    return tmp_path / "a.zarr"
+
+
+@pytest.mark.parametrize(
+    ("options", "arrays"),
+    [
+        ([], ["x", "sub/y"]),
+        (["--include", "*"], ["x", "sub/y"]),
+        (["--include", "x"], ["x"]),
+        (["--exclude", "sub/*"], ["x"]),
+        (["--include", "*", "--exclude", "x"], ["sub/y"]),
+        (["--include", "x", "--whole-shards", "x"], ["x"]),
+        (["--whole-shards", "*"], ["x", "sub/y"]),
+    ],
+)
+def test_arrays_are_chosen(options: list[str], arrays: list[str], store: Path) -> None:
+    done = run("refs", "write", str(store), str(store.parent / "set.json"), "--json", *options)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["arrays"] == len(arrays)
+    refs = json.loads((store.parent / "set.json").read_text())["refs"]
+    assert {path for path in ("x", "sub/y") if f"{path}/.zarray" in refs or f"{path}/zarr.json" in refs} == set(arrays)
+    assert report["references"] == len(arrays) * (2 if "--whole-shards" in options else 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("set.json", ["--record-size", "5"]),
+        ("set.json", ["--missing", "fill"]),
+        ("set", ["--templates"]),
+        ("set", ["--version", "0"]),
+        ("set.json", ["--include", "x", "--whole-shards", "sub/*"]),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(target: str, options: list[str], store: Path) -> None:
+    done = run("refs", "write", str(store), str(store.parent / target), *options)
+    assert done.code == ExitCode.INVALID, done.err
+    assert options[0] in done.err
+    assert sorted(store.parent.iterdir()) == [store]
+
+
+def test_a_set_from_its_writing_to_its_update(store: Path) -> None:
+    target = str(store.parent / "set")
+    assert run("refs", "write", str(store), target).code == 0
+    assert run("refs", "check", target).code == 0
+    zarr.open_array(shardstore.open(store), path="x")[0] = 99
+    done = run("refs", "check", target, "--deep")
+    assert done.code == ExitCode.CONFLICT
+    assert "x/c/0: changed" in done.out
+    done = run("refs", "update", target)
+    assert done.code == 0, done.err
+    assert "1 index read again" in done.out
+    assert "pinned to 4 objects" in run("refs", "info", target).out
+    both = str(store.parent / "both.json")
+    assert run("refs", "combine", target, target, "--output", both).code == 0
+    assert run("refs", "pins", both).code == ExitCode.INVALID
+    lines = run("refs", "pins", both, "--store", str(store / "sub")).out.splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["y/c/0", "y/c/1"]
+    done = run("compact", str(store), "--pins-of", both, "--json")
+    assert done.code == 0, done.err

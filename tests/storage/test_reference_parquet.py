@@ -316,8 +316,9 @@ def test_bytes_that_come_again_and_again_are_held_once(memory: SyncStorage) -> N
     raw = pa.array([b"a" * (1 << 20)] * 1500, pa.binary())
     zeros = pa.array(np.zeros(1500, np.int64))
     file = io.BytesIO()
-    pq.write_table(pa.table([pa.nulls(1500, pa.string()), zeros, zeros, raw], schema=schema), file, compression="zstd")
-    del raw
+    table = pa.table([pa.nulls(1500, pa.string()), zeros, zeros, raw], schema=schema)
+    pq.write_table(table, file, compression="zstd", dictionary_pagesize_limit=4 << 20)
+    del raw, table
     assert len(file.getvalue()) < 100_000
     tracemalloc.start()
     rows = decode_rows(file.getvalue(), 1500)

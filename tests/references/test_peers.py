@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -264,6 +265,25 @@ def test_kerchunk_combines_two_sets_by_the_values_of_a_coordinate(tmp_path: Path
     np.testing.assert_array_equal(dataset["t"].values, np.concatenate([VALUES[:4, :4] + 100, VALUES[:4, :4]]))
     ours = zarr.open_array(shardstore.open(f"reference::{tmp_path}/combined.json"), path="t", mode="r", zarr_format=2)
     np.testing.assert_array_equal(ours[...], dataset["t"].values)
+
+
+# -- GDAL --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("urls", ["absolute", "relative"])
+def test_gdal_reads_a_set_in_json_by_the_printed_line(urls: Any, tmp_path: Path) -> None:
+    rasterio = pytest.importorskip("rasterio", reason="GDAL before 3.11 knows no references, as the wheels for Python 3.11 have it")
+    values = make(tmp_path / "a.zarr", nested=False)
+    report = write("json v2", tmp_path / "a.zarr", tmp_path, urls=urls)
+    line = next(line for line in report.how_to_open.splitlines() if line.startswith("gdalmdiminfo"))
+    name = shlex.split(line)[1]
+    seen = 0
+    for path, wanted in values.items():
+        if wanted.ndim == 2:
+            with rasterio.open(f"{name}:/{path}") as opened:
+                np.testing.assert_array_equal(opened.read(1), wanted)
+            seen += 1
+    assert seen
 
 
 # -- VirtualiZarr ------------------------------------------------------------------------------------------------------

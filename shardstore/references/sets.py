@@ -88,6 +88,8 @@ class SetArray:
             if at == len(self._existing):
                 return range(0)
             start = int(self._existing[at])
+            last = int(np.searchsorted(self._existing, start + most)) - 1
+            return range(start, int(self._existing[last]) + 1)
         return range(start, min(size, start + most))
 
     def batches(self, start: int, stop: int) -> Iterator[ReferenceBatch]:

@@ -441,7 +441,7 @@ def test_whole_objects_of_a_set_have_their_sizes(tmp_path: Path) -> None:
 
 def test_a_set_of_objects_on_s3_has_their_etags(s3_url: S3Url) -> None:
     url, options = s3_url
-    values = make(f"{url}/data.zarr", options)
+    values = make(f"{url}/data.zarr", options, size=4)
     references.write_json(f"{url}/data.zarr", f"{url}/set.json", storage_options=options)
     target = on_s3((f"{url}/data.zarr", options))
     report = write_icechunk(f"reference::{url}/set.json", target, storage_options=options, checksum="etag")

@@ -1,0 +1,203 @@
+"""Mutants: the code of the engine and the storages with one promise broken each; and how many seeds the simulation takes to notice.
+
+``python -m tests.simulation.mutants [NAME …]`` prints a table. Each mutant is a process of its own, in which one module is
+loaded from changed source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardstore.testing.simulation.world import Kind
+
+MOST_SEEDS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change: in ``module``, ``old``, which is there once, becomes ``new``; to be found in worlds of ``kind``."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    kind: Kind = "aws"
+
+
+_COMMITTER = "shardstore.engine.writing.committer"
+_READER = "shardstore.engine.reading.reader"
+_LOST = "shardstore.storage.requests.lost_answers"
+_S3 = "shardstore.storage.s3.storage"
+_S3_UPLOAD = "shardstore.storage.s3.upload"
+_S3_PROBE = "shardstore.storage.s3.probe"
+_GCS = "shardstore.storage.gcs.storage"
+_GCS_UPLOAD = "shardstore.storage.gcs.upload"
+
+MUTANTS = (
+    Mutant(
+        "a commit without a condition",
+        _COMMITTER,
+        "return self._storage.capabilities.condition_on(None if cached is None else cached.generation)",
+        "return UNCONDITIONAL",
+    ),
+    Mutant(
+        "a shard that is emptied is deleted whatever it is",
+        _COMMITTER,
+        "await self._storage.delete(key, condition)",
+        "await self._storage.delete(key, UNCONDITIONAL)",
+    ),
+    Mutant(
+        "a server that ignores conditions of DELETE is trusted",
+        _COMMITTER,
+        "if capabilities.compare_and_swap and not capabilities.conditional_delete:",
+        "if False:",
+        "weak",
+    ),
+    Mutant(
+        "a remembered index says that nothing is to be done",
+        _COMMITTER,
+        "if isinstance(plan, NothingToDo) and not from_cache:",
+        "if isinstance(plan, NothingToDo):",
+    ),
+    Mutant(
+        "chunks are read of whatever version",
+        _READER,
+        "return Read(self.shard.key, self.coalesced.requests, self.index.generation)",
+        "return Read(self.shard.key, self.coalesced.requests)",
+    ),
+    Mutant("a remembered index says that a chunk is missing", _READER, "or not makes_a_request(places, shard)", "or False"),
+    Mutant(
+        "an object that changed is taken for one that is gone",
+        _S3,
+        "if exc.status == 412 and generation is not None:\n                return CHANGED",
+        "if exc.status == 412 and generation is not None:\n                return ABSENT",
+    ),
+    Mutant(
+        "any object is taken for one's own after a lost answer",
+        _LOST,
+        "if head is not None and head.write_id == self.write_id:\n            logger.info",
+        "if head is not None:\n            logger.info",
+    ),
+    Mutant(
+        "a lost answer of a DELETE is taken for success",
+        _LOST,
+        "if not holds(condition, head.generation):\n            raise failed(key, url) from error",
+        "if not holds(condition, head.generation):\n            return True",
+    ),
+    Mutant("a shard is created over one that is there", _S3_UPLOAD, 'return {"IfNoneMatch": "*"}', "return {}"),
+    Mutant("a shard is replaced whatever it is", _S3_UPLOAD, 'return {"IfMatch": facts.if_match(generation)}', "return {}"),
+    Mutant(
+        "an upload in parts ends without its condition", _S3_UPLOAD, "MultipartUpload=listed, **write.headers", "MultipartUpload=listed"
+    ),
+    Mutant(
+        "conditions of uploads in parts are trusted without a probe",
+        _S3_UPLOAD,
+        "facts.multipart_conditions = await probe_multipart(client)",
+        "facts.multipart_conditions = True",
+        "weak",
+    ),
+    Mutant(
+        "conditions of DELETE are trusted without a probe",
+        _S3_PROBE,
+        "conditional_delete=delete is True",
+        "conditional_delete=True",
+        "weak",
+    ),
+    Mutant(
+        "a refusal that was sent twice is a failed condition",
+        _LOST,
+        "if head is not None and head.write_id == self.write_id:\n            return head.generation\n        raise lost",
+        "raise lost",
+    ),
+    Mutant("GCS: a shard is replaced whatever it is", _GCS_UPLOAD, 'return {"ifGenerationMatch": generation.token}', "return {}", "gcs"),
+    Mutant("GCS: a shard is created over one that is there", _GCS_UPLOAD, 'return {"ifGenerationMatch": "0"}', "return {}", "gcs"),
+    Mutant(
+        "GCS: an emptied shard is deleted whatever it is",
+        _GCS,
+        'return await self._delete(key, {"ifGenerationMatch": generation.token}, condition)',
+        "return await self._delete(key, None, condition)",
+        "gcs",
+    ),
+    Mutant(
+        "GCS: an object that changed is taken for one that is gone",
+        _GCS,
+        "if exc.status == 412 and generation is not None:\n                return CHANGED",
+        "if exc.status == 412 and generation is not None:\n                return ABSENT",
+        "gcs",
+    ),
+)
+
+
+class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads one module from changed source."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self._mutant.module:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        assert found is not None
+        return importlib.util.spec_from_file_location(name, found.origin, loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__file__ is not None
+        with open(module.__file__) as file:
+            source = file.read()
+        if source.count(self._mutant.old) != 1:
+            raise AssertionError(f"the mutant {self._mutant.name!r} fits {source.count(self._mutant.old)} places")
+        exec(compile(source.replace(self._mutant.old, self._mutant.new), module.__file__, "exec"), vars(module))
+
+
+def seeds_to_find(mutant: Mutant, most: int = MOST_SEEDS) -> int | None:
+    """Return how many seeds it takes to notice a mutant, in this process, which has not loaded the module yet; ``None``: more."""
+    sys.meta_path.insert(0, _Loader(mutant))
+    logging.disable(logging.CRITICAL)
+    from shardstore.testing.simulation.histories import Limits, run
+
+    for seed in range(most):
+        if run(seed, mutant.kind, Limits(without=("late",))).violation is not None:
+            return seed + 1
+    return None
+
+
+def _in_process(name: str, most: int) -> str:
+    command = [sys.executable, "-m", "tests.simulation.mutants", "--one", name, "--most", str(most)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr.strip()[-300:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="parts of the names of mutants")
+    parser.add_argument("--most", type=int, default=MOST_SEEDS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        (mutant,) = (mutant for mutant in MUTANTS if mutant.name == given.one)
+        print(seeds_to_find(mutant, given.most) or f"not in {given.most}")
+        return 0
+    chosen = [mutant for mutant in MUTANTS if not given.names or any(name in mutant.name for name in given.names)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda mutant: _in_process(mutant.name, given.most), chosen))
+    for mutant, seeds in zip(chosen, found, strict=True):
+        print(f"| {mutant.name} | {mutant.kind} | {seeds} |")
+    return any(not seeds.isdecimal() for seeds in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Clients, network and servers in one process, on virtual time: no promise is broken, and a seed is always the same run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from shardstore.testing.simulation import campaign
+from shardstore.testing.simulation.histories import Limits, run
+from shardstore.testing.simulation.network import FAULTS
+from shardstore.testing.simulation.registers import NEVER, Operation, explanation
+from shardstore.testing.simulation.world import Kind
+from tests.simulation.mutants import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MENDED = Limits(without=("late",))
+"""What histories leave out: a request to create a shard that is carried out long after its client gave it up, made it anew and erased all
+of it again, brings the erased chunks back. See ``docs/evidence/simulation.md``.
+"""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Uploads that stay are warned of, which is right, and much."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seeds_that_stay(kind: Kind) -> None:
+    for seed in range(25):
+        result = run(seed, kind, MENDED)
+        assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_seeds(kind: Kind) -> None:
+    first = int(time.time() * 1000)
+    for seed in range(first, first + 10):
+        result = run(seed, kind, MENDED)
+        assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_new_seeds(kind: Kind) -> None:
+    first = int(time.time() * 1000)
+    totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=MENDED)
+    assert totals.histories == 200
+    assert not totals.failed, totals.failed[0].violation
+
+
+def test_a_seed_is_always_the_same_run() -> None:
+    """To the byte; in other processes too, whatever the hashes of texts are there, and whatever ran before."""
+    mine = [run(seed, kind).digest for kind in KINDS for seed in (3, 5)]
+    assert [run(seed, kind).digest for kind in KINDS for seed in (3, 5)] == mine
+    assert len(set(mine)) == len(mine)
+    program = f"from shardstore.testing.simulation.histories import run; print(*(run(s, k).digest for k in {KINDS} for s in (3, 5)))"
+    for hashes in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hashes},
+        )
+        assert done.stdout.split() == mine
+
+
+def test_a_seed_is_the_same_run_on_every_python() -> None:
+    assert run(7, "aws", MENDED).digest[:8] == "e2f66c1e"
+
+
+def test_everything_happens() -> None:
+    """In some seeds together, each kind of fault, kills and pauses; the most of what is asked for is done all the same."""
+    totals = campaign.campaign(iter(range(30)), ["aws"], 600.0, 1, limits=Limits(), most_failed=100)
+    assert all(totals.faults[name] > 20 for name in FAULTS), totals.faults
+    assert totals.kills > 5
+    assert totals.pauses > 2
+    assert totals.outcomes["written"] > 5 * sum(count for name, count in totals.outcomes.items() if name.startswith("write "))
+
+
+@pytest.mark.parametrize(
+    ("operations", "is_explained"),
+    [
+        ([("w", "a", 0, 1), ("r", "a", 2, 3)], True),
+        ([("w", "a", 0, 1), ("r", None, 2, 3)], False),
+        ([("w", "a", 0, 5), ("r", None, 1, 2), ("r", "a", 3, 4)], True),
+        ([("w", "a", 0, 5), ("r", "a", 1, 2), ("r", None, 3, 4)], False),
+        ([("w", "a", 0, 1), ("w", "b", 2, 3), ("r", "a", 4, 5)], False),
+        ([("w", "a", 0, NEVER), ("w", "b", 2, 3), ("r", "a", 4, 5)], True),
+        ([("w", "a", 0, NEVER), ("r", None, 1, 2)], True),
+        ([("w", "a", 0, 9), ("r", "a", 1, 2), ("w", "b", 3, 4), ("r", "a", 5, 6)], True),  # made once more, see the module
+        ([("w", "a", 0, 3), ("r", "a", 1, 2), ("w", "b", 4, 5), ("r", "a", 6, 7)], False),
+        ([("w", None, 0, 1), ("w", "a", 2, 3), ("w", None, 4, 5), ("r", "a", 6, 7)], False),
+    ],
+)
+def test_registers(operations: list[tuple[str, str | None, float, float]], is_explained: bool) -> None:
+    given = [Operation("x", kind == "w", value, began, ended) for kind, value, began, ended in operations]
+    found = explanation(given)
+    assert (found is not None) is is_explained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["a commit without a condition", "chunks are read of whatever version", "GCS: a shard is replaced whatever it is"]
+)
+def test_mutants_are_found(name: str) -> None:
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.mutants", "--one", mutant.name, "--most", "100"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.strip().isdecimal(), done.stdout
+
+
+def test_a_failing_seed_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(seed: int, kind: Kind, limits: Limits | None = None, **_: object) -> object:
+        limits = limits or Limits()
+        fails = limits.operations >= 7 and "torn" not in limits.without and limits.clients >= 2
+        return run(seed, kind, Limits(1, 1, ("late",))) if not fails else type("Failed", (), {"violation": "as planned"})()
+
+    monkeypatch.setattr(campaign, "run", found)
+    smaller = campaign.shrunk(1, "aws")
+    assert (smaller.operations, smaller.clients, smaller.kills) == (7, 2, False)
+    assert "torn" not in smaller.without
+    assert len(smaller.without) == len(FAULTS) - 1
+    assert str(smaller).startswith("--operations 7 --clients 2 --without ")

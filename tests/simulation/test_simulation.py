@@ -79,10 +79,6 @@ def test_a_seed_is_always_the_same_run() -> None:
         assert done.stdout.split() == mine
 
 
-def test_a_seed_is_the_same_run_on_every_python() -> None:
-    assert run(7, "aws", MENDED).digest[:8] == "e2f66c1e"
-
-
 def test_everything_happens() -> None:
     """In some seeds together, each kind of fault, kills and pauses; the most of what is asked for is done all the same."""
     totals = campaign.campaign(iter(range(30)), ["aws"], 600.0, 1, limits=Limits(), most_failed=100)

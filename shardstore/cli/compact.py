@@ -54,7 +54,7 @@ def compact(
         report = compact_store(
             target.handle.recipe.target,
             path=target.path,
-            pins=held.held(url, given),
+            pins=held.held(target.handle.recipe.target, given),
             dead_ratio=dead_ratio,
             dead_bytes=dead_bytes,
             order="morton" if order == "morton" else "C",

@@ -31,7 +31,7 @@ class HeldOptions:
     pins_of: PinsOf = None
 
     def held(self, url: str, options: Mapping[str, Any]) -> list[Pin]:
-        """Return all pins. Sets of the protocol of ``url`` are opened with its ``options``.
+        """Return all pins, whose keys are from ``url``, the root of the store. Sets of its protocol are opened with its ``options``.
 
         Raises:
             InvalidInput: a file cannot be read, or holds something else.

@@ -312,9 +312,11 @@ def _flavour(given: str) -> Flavour:
 
 def _paths(include: list[str] | None, exclude: list[str] | None, shards: list[str] | None) -> dict[str, Any] | None:
     """Return the choices by pattern, in the order in which they count."""
+    if twice := set(exclude or ()) & {*(include or ()), *(shards or ())}:
+        raise InvalidInput(f"--exclude {min(twice)} is named by --include or --whole-shards too")
     paths: dict[str, Any] = dict.fromkeys(exclude or ())
     if include and "*" not in include:
-        if shards and include != shards:
+        if shards and set(include) != set(shards):
             raise InvalidInput("--whole-shards together with --include are to name the same patterns; use --exclude for the others")
         paths |= dict.fromkeys(shards or include, "shards" if shards else "chunks") | {"*": None}
     else:

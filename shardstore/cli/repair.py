@@ -69,7 +69,7 @@ def repair(
             yes=yes,
             allow_reverting=allow_reverting,
             quarantine=quarantine,
-            pins=held.held(url, given),
+            pins=held.held(target.handle.recipe.target, given),
             older_than_hours=older_than,
             storage_options=given or None,
             progress=lambda progress: bar(shard_step(_ACTIONS, progress)),

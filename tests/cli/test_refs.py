@@ -55,6 +55,7 @@ def test_arrays_are_chosen(options: list[str], arrays: list[str], store: Path) -
         ("set", ["--templates"]),
         ("set", ["--version", "0"]),
         ("set.json", ["--include", "x", "--whole-shards", "sub/*"]),
+        ("set.json", ["--exclude", "x", "--include", "x"]),
     ],
 )
 def test_options_that_mean_nothing_are_refused(target: str, options: list[str], store: Path) -> None:
@@ -83,3 +84,24 @@ def test_a_set_from_its_writing_to_its_update(store: Path) -> None:
     assert [json.loads(line)["key"] for line in lines] == ["y/c/0", "y/c/1"]
     done = run("compact", str(store), "--pins-of", both, "--json")
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("of_group", [False, True])
+@pytest.mark.parametrize("below", ["", "/sub", "/sub/y"])
+def test_upkeep_of_a_group_leaves_what_a_set_holds(below: str, of_group: bool, store: Path) -> None:
+    """Also where an array at the root has shards of the same names, which are others."""
+    opened = shardstore.open(store, chunks_per_shard=(2,))
+    zarr.create_array(opened, name="y", shape=(8,), chunks=(2,), dtype="i4")[...] = 7
+    shard = store / "sub/y/c/0"
+    data = shard.read_bytes()
+    index = 2 * 16 + 4
+    shard.write_bytes(data[:-index] + b"\0" * 1000 + data[-index:])
+    target = str(store.parent / "set.json")
+    assert run("refs", "write", str(store / "sub") if of_group else str(store), target).code == 0
+    for command in (["compact"], ["repair", "--yes"]):
+        done = run(*command, str(store) + below, "--pins-of", target)
+        assert done.code == 0, done.err
+        assert run("refs", "check", target).code == 0
+    assert len(shard.read_bytes()) == len(data) + 1000
+    assert run("compact", str(store) + below).code == 0
+    assert len(shard.read_bytes()) == len(data)

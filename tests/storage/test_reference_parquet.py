@@ -347,6 +347,18 @@ def test_what_is_beyond_every_object_or_in_no_order_is_refused(memory: SyncStora
             open_set(f"{memory.storage.url}/refs").keys("")
 
 
+def test_what_is_written_can_be_read() -> None:
+    """However often rows name URLs, which are written once."""
+    urls = [f"{number:>600}" for number in range(4096)]
+    count = MOST_NBYTES // 500
+    target = np.arange(count, dtype=np.int32) % len(urls)
+    data = encode_rows(ReferenceRows(urls, target, np.ones(count, np.int64), np.ones(count, np.int64)))
+    assert len(decode_rows(data, count)) == count
+    wide = ReferenceRows(["u" * 50_000], np.zeros(50_000, np.int32), np.ones(50_000, np.int64), np.ones(50_000, np.int64))
+    with pytest.raises(InvalidInput, match="smaller record_size"):
+        encode_rows(wide)
+
+
 def test_a_file_that_means_harm_fails_alone(memory: SyncStorage, server: WebServer) -> None:
     memory.put("data", DATA)
     url = f"{memory.storage.url}/data"

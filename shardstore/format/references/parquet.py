@@ -160,6 +160,9 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     """
     pa, pq = _pyarrow()
     missing = rows.target == MISSING
+    lengths = np.array([len(url.encode()) for url in rows.targets], dtype=np.int64)
+    if (nbytes := int(lengths[rows.target[~missing]].sum())) >= 2**31:  # as many as a column takes, which has each as often as it is named
+        raise InvalidInput(f"a file of references would hold {nbytes} bytes of URLs: choose a smaller record_size")
     indices = _column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
     paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), [url.encode() for url in rows.targets])).dictionary_decode()
     raw = _texts(pa.binary(), [rows.inline.get(row) for row in range(len(rows))]) if rows.inline else pa.nulls(len(rows), pa.binary())
@@ -171,6 +174,7 @@ def encode_rows(rows: ReferenceRows) -> bytes:
         table.schema,
         compression="zstd",
         use_dictionary=["path"],
+        dictionary_pagesize_limit=MOST_NBYTES,  # or URLs are written as often as they are named
         column_encoding={"offset": "DELTA_BINARY_PACKED", "size": "DELTA_BINARY_PACKED"},
         write_statistics=["raw"],
         store_schema=False,

@@ -80,7 +80,7 @@ def pins(target: Any, *, store: Any = None, target_options: Mapping[str, Any] | 
             raise InvalidInput(f"the set {place.shown} was made of other sets: say which store the pins are for, by store= (--store)")
         return [Pin(key, one.generation) for key, one in section.objects.items()]
     root = _place_of(_url_of(store))
-    above = _place_of(_url_of(store_of(place, section, target_options))) if section.origin.base else ""
+    above = _place_of(_url_of(store_of(place, section))) if section.origin.base else ""
     found: list[Pin] = []
     for key, one in section.objects.items():
         name = above + key if above else _place_of(key)
@@ -115,11 +115,11 @@ def check(
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
 ) -> CheckReport:
-    """Compare the objects that a set refers to with the versions that it was made of: one listing of the store; no object is read.
+    """Compare the objects that a set refers to with the versions that it was made of: one listing of the store; no shard is read.
 
     Args:
         target: the path or URL of the set.
-        deep: also read the index of each shard, and compare every reference.
+        deep: also read the index of each shard, and compare every reference and every document.
         storage_options: of the filesystem of the store.
         target_options: of the set's filesystem; by default those of the store, if both have the same protocol.
 
@@ -146,7 +146,7 @@ def check(
         wrong += _wrong(place, section, storage_options, options)
     # A set that left damaged shards out does not say which.
     new = [] if section.origin.arguments.get("on_error") == "skip" else [*now]
-    store = store_of(place, section, options)
+    store = store_of(place, section)
     return CheckReport(place.shown, store, len(section.objects), tuple(changed), tuple(gone), tuple(new), tuple(wrong))
 
 
@@ -169,9 +169,9 @@ async def _keys(place: SetPlace) -> set[str]:
 def _wrong(
     place: SetPlace, section: PinSection, storage_options: Mapping[str, Any] | None, options: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    """Yield the chunks whose references are not those that a new set would have."""
+    """Yield the chunks and the documents that a new set would have otherwise."""
     form, choices = form_of(section.origin.arguments)
-    now = open_source(store_of(place, section, options), place, choices, pins=False, options=storage_options, is_new=False)
+    now = open_source(store_of(place, section), place, choices, pins=False, options=storage_options, is_new=False)
     references = reference_storage(place.url, options)
     then = {array.path: array for array in set_source(references, lambda path: True, PinsByUrl(keeps_relative=True)).arrays}
     is_filled = section.origin.arguments.get("missing") == "fill"
@@ -247,7 +247,7 @@ def _tokens_now(
     """
     if section.origin.base:
         _, choices = form_of(section.origin.arguments)
-        found = open_source(store_of(place, section, options), place, choices, pins=True, options=storage_options, is_new=False)
+        found = open_source(store_of(place, section), place, choices, pins=True, options=storage_options, is_new=False)
         objects = {key: token for array in found.arrays if isinstance(array, StoredArray) for key, token in array.objects().items()}
         return {key: token for key, token in objects.items() if token is not None}
     return run_sync(_tokens_of_urls(reference_storage(place.url, options), [*section.objects]))

@@ -15,6 +15,7 @@ from shardstore.references.stores import Reuse, store_source
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.storage import GCSStorage
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.storage.wrappers import innermost
 
@@ -38,11 +39,8 @@ def open_source(
     if is_set(source):
         if choices.urls != "absolute" or choices.base_url is not None:
             raise InvalidInput("urls and base_url are for hierarchies: the references of a set are taken as they are")
-        _check_of_sets(choices)
-        references = reference_storage(source, options)
+        references, found = open_set_source(source, choices, options)
         check_apart(references, place)
-        found = set_source(references, lambda path: chosen(choices, path) is not None)
-        check_patterns(choices, found.array_paths())
         found.is_pinned = pins
         return found
     storage = open_storage(source, dict(options or {}) or None)
@@ -57,11 +55,20 @@ def open_source(
     return found
 
 
-def _check_of_sets(choices: Choices) -> None:
-    """Raise ``InvalidInput`` if choices mean nothing for the references of a set, which are taken as they are."""
+def open_set_source(source: Any, choices: Choices, options: Mapping[str, Any] | None) -> tuple[ReferenceStorage, ReferenceSource]:
+    """Return the storage of a set, and the set as a source: its references are taken as they are.
+
+    Raises:
+        InvalidInput: it is no set, or a choice means nothing for one.
+        ShardStoreError: the set cannot be opened.
+    """
     wanted = [choice for choice in (choices.paths or {}).values() if choice not in (None, "chunks")]
     if choices.inline_nbytes or wanted:
         raise InvalidInput("inline_nbytes, 'shards' and flavours by path are for hierarchies: references of sets are taken as they are")
+    references = reference_storage(source, options)
+    found = set_source(references, lambda path: chosen(choices, path) is not None)
+    check_patterns(choices, found.array_paths())
+    return references, found
 
 
 def _suffixes(storage: Storage) -> Callable[[str, str | None], str]:

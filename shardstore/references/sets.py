@@ -30,6 +30,7 @@ from shardstore.references.places import SetPlace
 from shardstore.storage.base import Failed, Found, Storage, document_read
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.open import open_storage
+from shardstore.storage.opening.reference_targets import absolute_url
 from shardstore.storage.references.entries import PinnedReference
 from shardstore.storage.references.storage import ReferenceStorage
 from shardstore.storage.wrappers import innermost
@@ -179,16 +180,17 @@ def reference_storage(target: Any, options: Mapping[str, Any] | None) -> Referen
     return storage
 
 
-def store_of(place: SetPlace, section: PinSection, options: Mapping[str, Any] | None) -> str:
+def store_of(place: SetPlace, section: PinSection) -> str:
     """Return the URL of the store that a set was made of. If its references are relative, the store has moved with the set.
 
     Raises:
-        ShardStoreError: the set cannot be opened.
+        InvalidInput: its references are relative to a place that has no URL that other programs know.
+        Corruption: they lead out of the storage of the set.
     """
     base = section.origin.base
     if not base or "://" in base or "::" in base or base.startswith("/"):
         return section.origin.store
-    return reference_storage(place.url, options).targets.absolute(base).rstrip("/")
+    return absolute_url(Address.parse(place.directory), base).rstrip("/")
 
 
 def is_set(source: object) -> bool:

@@ -14,7 +14,7 @@ from shardstore.format.references.parquet import METADATA_NAME, MOST_ROWS, SetFi
 from shardstore.format.references.pins import PINS_SUFFIX, UNPINNED, PinnedStore, SetDigest, decode_pins, encode_pins
 from shardstore.format.store_keys import check_key, join
 from shardstore.maintenance.pins import current_tokens, is_held
-from shardstore.model.generation import UNCONDITIONAL, Generation
+from shardstore.model.generation import UNCONDITIONAL, Condition, Generation
 from shardstore.model.ranges import EVERYTHING, ByteRange
 from shardstore.references.batches import ReferenceSource
 from shardstore.references.choices import Choices, Described, Flavour, described
@@ -224,17 +224,19 @@ async def _replace(place: SetPlace, file: IO[bytes], nbytes: int, before: _Befor
         Conflict: somebody else writes a set there; theirs stays.
     """
     storage = place.storage
-    condition_on = (await storage.probe()).condition_on
-    told = isinstance(innermost(storage), ToldByRanges)  # the versions that its writes return mean nothing
+    capabilities = await storage.probe()
+    tells_versions = not isinstance(innermost(storage), ToldByRanges)  # or those that its writes return mean nothing
+
+    def still(version: Generation | None) -> Condition:
+        return capabilities.condition_on(version) if tells_versions else UNCONDITIONAL
+
     try:
-        ours = await write_bytes(
-            storage, place.pins_key, before.pins + section, UNCONDITIONAL if told else condition_on(before.pins_version)
-        )
-        await write_file(storage, place.main_key, file, nbytes, UNCONDITIONAL if told else condition_on(before.version))
+        ours = await write_bytes(storage, place.pins_key, before.pins + section, still(before.pins_version))
+        await write_file(storage, place.main_key, file, nbytes, still(before.version))
         if not is_pinned:
-            await storage.delete_many([place.pins_key])
+            await storage.delete(place.pins_key, still(ours))
         elif before.pins:
-            await write_bytes(storage, place.pins_key, section, UNCONDITIONAL if told else condition_on(ours))
+            await write_bytes(storage, place.pins_key, section, still(ours))
     except ConditionFailed as exc:
         raise Conflict(f"somebody else has written a set at {place.shown} meanwhile, which stays: write yours again") from exc
 

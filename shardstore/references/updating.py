@@ -86,7 +86,7 @@ def update(
     older = OlderSet(reference_storage(place.url, options), section.objects) if is_whole else None
     form, choices = form_of(section.origin.arguments)
     new = open_set(place.url if output is None else output, options, is_directory=isinstance(form, ParquetForm))
-    store = store_of(place, section, options) if source is None else source
+    store = store_of(place, section) if source is None else source
     # Chunks of the fill value cannot be told from others, and that value may be another by now.
     reuse = None if isinstance(form, ParquetForm) and form.missing == "fill" else older
     found = open_source(store, new, choices, pins=True, options=storage_options, reuse=reuse, is_new=False)

@@ -45,6 +45,7 @@ MOST_ROWS = 1 << 24
 MOST_NBYTES = 256 << 20
 """The largest file: rows, and bytes before they are compressed."""
 MOST_URL_NBYTES = 1 << 16
+"""The longest URL."""
 
 MOST_CHUNKS = 2**62
 """The most chunks of an array: their numbers are 64-bit integers."""
@@ -121,6 +122,7 @@ class SetMetadata:
 
 
 def encode_metadata(metadata: SetMetadata) -> bytes:
+    """Return the bytes of the document."""
     document: dict[str, Any] = {"metadata": dict(metadata.documents), "record_size": metadata.record_size}
     if (files := metadata.files) is not None:
         records = {path: [[run.start, run.stop] for run in runs] for path, runs in files.records.items()}
@@ -160,11 +162,12 @@ def encode_rows(rows: ReferenceRows) -> bytes:
     """
     pa, pq = _pyarrow()
     missing = rows.target == MISSING
-    lengths = np.array([len(url.encode()) for url in rows.targets], dtype=np.int64)
+    urls = [url.encode() for url in rows.targets]
+    lengths = np.array(list(map(len, urls)), dtype=np.int64)
     if (nbytes := int(lengths[rows.target[~missing]].sum())) >= 2**31:  # as many as a column takes, which has each as often as it is named
         raise InvalidInput(f"a file of references would hold {nbytes} bytes of URLs: choose a smaller record_size")
     indices = _column(pa.int32(), np.where(missing, 0, rows.target).astype(np.int32), missing)
-    paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), [url.encode() for url in rows.targets])).dictionary_decode()
+    paths = pa.DictionaryArray.from_arrays(indices, _texts(pa.string(), urls)).dictionary_decode()
     raw = _texts(pa.binary(), [rows.inline.get(row) for row in range(len(rows))]) if rows.inline else pa.nulls(len(rows), pa.binary())
     numbers = [_column(pa.int64(), np.where(missing, 0, column)) for column in (rows.offset, rows.nbytes)]
     table = pa.Table.from_arrays([paths, *numbers, raw], schema=_schema())

@@ -19,7 +19,6 @@ from shardstore.references.batches import ReferredObject
 from shardstore.storage.base import UNKNOWN_NBYTES, ObjectInfo, Storage
 from shardstore.storage.inferred_versions import version_of
 from shardstore.storage.local.versions import modified_ns
-from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import Targets
 from shardstore.storage.s3.client import canonical_etag
 from shardstore.storage.wrappers import innermost
@@ -29,7 +28,6 @@ Checksum = str | datetime | None
 
 T = TypeVar("T")
 
-_KINDS = ("local", "s3", "gcs", "http")  # of storages that icechunk can read too
 _TIME_NAMES = ("LastModified", "Last-Modified", "updated", "last_modified", "mtime", "modified", "timeCreated")
 
 
@@ -187,8 +185,6 @@ class SetChecksums:
         of_storage: dict[int, list[tuple[int, ReferredObject]]] = {}
         for i, one in enumerate(objects):
             target = self._targets.target(one.key)
-            if target.storage.kind not in _KINDS:
-                raise InvalidInput(f"icechunk does not read {redacted(one.key)}, which the set refers to: it knows files, S3, GCS and HTTP")
             number = id(target.storage)
             if number not in self._of_storage:
                 base = target.storage.url.rstrip("/") + "/"

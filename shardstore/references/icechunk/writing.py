@@ -30,12 +30,13 @@ from shardstore.format.metadata_v3 import METADATA_NAME
 from shardstore.format.references.parquet import MISSING, ReferenceRows
 from shardstore.format.store_keys import check_key, groups_above, join
 from shardstore.references.batches import ReferenceBatch, ReferencedArray, ReferenceSource, ReferredObject, size_of
-from shardstore.references.choices import Choices, Described, Paths, base_of, check_patterns, chosen, described
+from shardstore.references.choices import Choices, Described, Paths, base_of, chosen, described
 from shardstore.references.icechunk.blocks import Block, block_of, positions
 from shardstore.references.icechunk.checksums import Checksum, ChecksumChoice, Checksums, SetChecksums, StoreChecksums, check_choice
 from shardstore.references.icechunk.lines import container_lines, location_of, opening_lines
+from shardstore.references.opening import open_set_source
 from shardstore.references.report import ReferenceProgress, ReferenceReport, Tally
-from shardstore.references.sets import is_set, reference_storage, set_source
+from shardstore.references.sets import is_set
 from shardstore.references.stores import OnError, store_source
 from shardstore.storage.base import UNKNOWN_NBYTES
 from shardstore.storage.opening.open import open_storage
@@ -193,9 +194,7 @@ def _opened(
     if is_set(source):
         if base_url is not None:
             raise InvalidInput("base_url is for hierarchies: the references of a set are taken as they are")
-        references = reference_storage(source, options)
-        of_set = set_source(references, lambda path: chosen(choices, path) is not None)
-        check_patterns(choices, of_set.array_paths())
+        references, of_set = open_set_source(source, choices, options)
         return of_set, SetChecksums(references.targets, checksum)
     storage = open_storage(source, dict(options or {}) or None)
     base = base_of(storage, "absolute", base_url, "")

@@ -88,7 +88,7 @@ def check(
         _check_endpoint(url, options)
     if kind is not None and kind.check_options is not None:
         kind.check_options(url, options)
-    named, takes_any = _parameters(cls)  # type: ignore[arg-type]  # classes are hashable, whatever mypy thinks of type[Any]
+    named, takes_any = _parameters(cls)  # type: ignore[arg-type]  # mypy does not take type[Any] for Hashable
     named |= own
     if kind is not None:
         named |= kind.passed_on

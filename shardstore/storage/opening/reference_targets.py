@@ -25,6 +25,7 @@ from shardstore.storage.generic.links import is_one, protocols_of
 from shardstore.storage.generic.storage import GenericStorage
 from shardstore.storage.opening.address import Address
 from shardstore.storage.opening.kinds import kind_of_filesystem, kind_of_protocol, read_sizes
+from shardstore.storage.redaction import redacted
 from shardstore.storage.references.entries import Target
 
 Opener = Callable[[Any, Mapping[str, Any] | None], Storage]
@@ -240,12 +241,7 @@ class ReferenceTargets:
         if protocol is not None or os.path.isabs(path) or self._default_protocol not in (None, LOCAL):
             return url
         directory = self._directory
-        if directory is None:
-            return f"file://{os.path.abspath(path)}"
-        if directory.tail or "::" in directory.head:
-            raise InvalidInput(f"{url!r} is relative to the place of its set, which has no URL that other programs know")
-        root = directory.at(0) if directory.protocol else "file:///"
-        return object_url(root if root.endswith("/") else f"{root}/", _joined(directory, path))
+        return f"file://{os.path.abspath(path)}" if directory is None else absolute_url(directory, path)
 
     def _relative(self, path: str) -> Target:
         """Return the object at a URL without protocol, relative to the directory of the set."""
@@ -261,6 +257,19 @@ class ReferenceTargets:
         is_chain = bool(directory.tail) or "::" in directory.head
         options = self._origin.options if is_chain else {} if name in _OWN else self._options_of(name)
         return self._opened_at(directory.at(0), joined, options)
+
+
+def absolute_url(directory: Address, path: str) -> str:
+    """Return the URL that a path relative to a directory means.
+
+    Raises:
+        InvalidInput: the directory has no URL that other programs know.
+        Corruption: the path leads out of the storage.
+    """
+    if directory.tail or "::" in directory.head:
+        raise InvalidInput(f"{path!r} is relative to {redacted(str(directory))}, a place that has no URL that other programs know")
+    root = directory.at(0) if directory.protocol else "file:///"
+    return object_url(root if root.endswith("/") else f"{root}/", _joined(directory, path))
 
 
 def _joined(directory: Address, path: str) -> str:

@@ -26,6 +26,7 @@ from shardstore.format.references.parquet import (
     METADATA_NAME,
     MISSING,
     MOST_CHUNKS,
+    MOST_NBYTES,
     ReferenceRows,
     SetMetadata,
     decode_metadata,
@@ -159,7 +160,7 @@ class ParquetSet:
     async def _read(self, array: _Array, record: int) -> ReferenceRows:
         file = self._place.key(array.above + record_name(record))
         async with self._bound:
-            (outcome,) = await self._place.storage.read([Read(file, (EVERYTHING,))])
+            (outcome,) = await self._place.storage.read([Read(file, (EVERYTHING,), most_nbytes=MOST_NBYTES)])
             if isinstance(outcome, Failed):
                 raise outcome.error
             if isinstance(outcome, Absent):

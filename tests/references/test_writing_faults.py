@@ -167,3 +167,61 @@ def test_killed_at_every_request(form: str, had_one: bool, after: bool, tmp_path
             write(root, "new.zarr", form, [])
             assert check_none_or_whole(root, form, had_one=had_one) == "new"
     assert at > 3
+
+
+def update_killed(child: Child, root: str, at: int, after: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "open_storage", lambda *given: FaultStorage(open_storage(*given), [Fault(at, Kill(after))]))
+        references.update(f"{root}/set")
+    child.acknowledge("whole")
+
+
+def icechunk_killed(child: Child, root: str, at: int, after: bool) -> None:
+    import icechunk
+
+    config = icechunk.RepositoryConfig.default()
+    prefix = f"file://{root}/"
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(root)))
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(f"{root}/repository"), config)
+    references.write_icechunk(FaultStorage(open_storage(f"{root}/new.zarr"), [Fault(at, Kill(after))]), repository)
+    child.acknowledge("whole")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_an_update_killed_at_every_request(form: str, after: bool, tmp_path: Path) -> None:
+    with Crasher(["shardstore.references", "tests.references.test_writing_faults"], [str(ROOT)]) as crasher:
+        for at in itertools.count(1):
+            root = tmp_path / str(at)
+            make(root)
+            write(root, "old.zarr", form, [])
+            zarr.open_array(shardstore.open(root / "old.zarr"), path="x")[:8] = NEW[:8]
+            ended = crasher.run(update_killed, str(root), at, after)
+            if form == "json" or (root / "set/.zmetadata").exists():
+                assert references.check(root / "set").changed in ((), ("x/c/0",))
+            references.update(root / "set")
+            assert references.check(root / "set", deep=True).is_sound
+            np.testing.assert_array_equal(by_fsspec(root / "set", "x", 2), [*NEW[:8], *OLD[8:]])
+            if not ended.was_killed:
+                break
+    assert at > 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_writer_into_icechunk_killed_at_every_request(after: bool, tmp_path: Path) -> None:
+    import icechunk
+
+    with Crasher(["shardstore.references", "tests.references.test_writing_faults"], [str(ROOT)]) as crasher:
+        for at in itertools.count(1):
+            root = tmp_path / str(at)
+            make(root)
+            repository = icechunk.Repository.create(icechunk.local_filesystem_storage(f"{root}/repository"))
+            ended = crasher.run(icechunk_killed, str(root), at, after)
+            assert len(list(repository.ancestry(branch="main"))) == (1 if ended.was_killed else 2)
+            if not ended.was_killed:
+                break
+    assert at > 8

@@ -42,6 +42,7 @@ def test_seeds_that_stay(kind: Kind) -> None:
     for seed in range(25):
         result = run(seed, kind, MENDED)
         assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+        assert not result.unchecked
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,6 +51,7 @@ def test_new_seeds(kind: Kind) -> None:
     for seed in range(first, first + 10):
         result = run(seed, kind, MENDED)
         assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
+        assert not result.unchecked
 
 
 @pytest.mark.slow
@@ -59,6 +61,7 @@ def test_more_new_seeds(kind: Kind) -> None:
     totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=MENDED)
     assert totals.histories == 200
     assert not totals.failed, totals.failed[0].violation
+    assert not totals.unchecked
 
 
 def test_a_seed_is_always_the_same_run() -> None:

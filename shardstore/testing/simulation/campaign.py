@@ -34,6 +34,7 @@ class Totals:
     kills: int = 0
     pauses: int = 0
     virtual_seconds: float = 0.0
+    unchecked: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     failed: list[Result] = field(default_factory=list)
@@ -45,6 +46,7 @@ class Totals:
         self.kills += result.kills
         self.pauses += result.pauses
         self.virtual_seconds += result.virtual_seconds
+        self.unchecked += result.unchecked
         self.faults += result.faults
         self.outcomes += result.outcomes
         if result.violation is not None:
@@ -55,7 +57,8 @@ class Totals:
         return (
             f"{self.histories:,} histories in {seconds:.0f} s ({self.histories / max(seconds, 1e-9):.1f} a second): {self.operations:,} "
             f"operations, {self.exchanges:,} requests, {self.kills:,} kills, {self.pauses:,} pauses, "
-            f"{self.virtual_seconds / 86400:.1f} days of virtual time; faults: {faults}; {len(self.failed)} failed"
+            f"{self.virtual_seconds / 86400:.1f} days of virtual time; faults: {faults}; "
+            f"{self.unchecked} chunks not checked, {len(self.failed)} failed"
         )
 
 

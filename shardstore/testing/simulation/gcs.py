@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import bisect
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -21,11 +20,10 @@ from urllib.parse import quote, unquote
 import google_crc32c
 
 from shardstore.testing.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
-from shardstore.testing.simulation.s3 import PAGE
+from shardstore.testing.simulation.objects import Objects, asked_range
 
 _ATTEMPTS = 6  # of the client library, for one call
 _LOCATION = "https://storage.googleapis.com"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
@@ -68,32 +66,19 @@ Content = tuple[dict[str, str], bytes]
 class Bucket:
     """All objects, and what each request does to them."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.objects: dict[str, Stored] = {}
+    def __init__(self) -> None:
+        self.objects: Objects[Stored] = Objects()
         self.uploads: dict[str, Upload] = {}
-        self.on_change: Callable[[str, str, Any], None] = lambda name, what, stored: None
-        self._now = now
-        self._names: list[str] = []
         self._number = 0
 
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def put(self, name: str, data: bytes, metadata: Mapping[str, str]) -> Stored:
         self._number += 1
-        stored = Stored(data, 1_750_000_000_000_000 + self._number, dict(metadata))
-        if name not in self.objects:
-            bisect.insort(self._names, name)
-        self.objects[name] = stored
-        self.on_change(name, "put", stored)
-        return stored
-
-    def remove(self, name: str) -> None:
-        del self.objects[name]
-        self._names.remove(name)
-        self.on_change(name, "delete", None)
+        return self.objects.put(name, Stored(data, 1_750_000_000_000_000 + self._number, dict(metadata)))
 
     def _refuses(self, name: str, match: str | None) -> bool:
-        there = self.objects.get(name)
+        there = self.objects.versions.get(name)
         return match is not None and match != ("0" if there is None else str(there.generation))
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -112,21 +97,21 @@ class Bucket:
             case ["b", _, "o", name], "GET":
                 return self._get(name, headers, query)
             case ["b", _, "o", name], "DELETE":
-                if name not in self.objects:
+                if name not in self.objects.versions:
                     return Answer(404)
                 if self._refuses(name, query.get("ifGenerationMatch")):
                     return Answer(412)
-                self.remove(name)
+                self.objects.remove(name)
                 return Answer(204, content=({}, b""))
             case ["b", _, "o", source, "rewriteTo", "b", _, "o", target], "POST":
-                there = self.objects.get(source)
+                there = self.objects.versions.get(source)
                 if there is None or query.get("sourceGeneration", str(there.generation)) != str(there.generation):
                     return Answer(404)
                 return _json({"done": True, "resource": self.put(target, there.data, there.metadata).resource(target)})
         raise AssertionError(f"{method} {url} is not known")
 
     def _get(self, name: str, headers: Mapping[str, str], query: Mapping[str, str]) -> Answer[Content]:
-        there = self.objects.get(name)
+        there = self.objects.versions.get(name)
         if there is None:
             return Answer(404)
         if self._refuses(name, query.get("ifGenerationMatch")):
@@ -137,16 +122,12 @@ class Bucket:
         wanted = headers.get("Range")
         if wanted is None:
             return Answer(200, content=(told, there.data))
-        matched = _RANGE.fullmatch(wanted)
-        assert matched is not None
         nbytes = len(there.data)
-        if matched[1]:
-            start, end = int(matched[1]), min(nbytes, int(matched[2] or nbytes - 1) + 1)
-        else:
-            start, end = max(0, nbytes - int(matched[2])), nbytes
-        if start >= end:
+        asked = asked_range(wanted, nbytes)
+        if asked is None:
             return Answer(416)
-        return Answer(206, content=(told | {"Content-Range": f"bytes {start}-{end - 1}/{nbytes}"}, there.data[start:end]))
+        told["Content-Range"] = f"bytes {asked.start}-{asked.stop - 1}/{nbytes}"
+        return Answer(206, content=(told, there.data[asked.start : asked.stop]))
 
     def _insert(self, headers: Mapping[str, str], query: Mapping[str, str], body: bytes) -> Answer[Content]:
         match = query.get("ifGenerationMatch")
@@ -187,30 +168,9 @@ class Bucket:
         return _json(self.put(upload.name, bytes(upload.data), upload.metadata).resource(upload.name))
 
     def _list(self, query: Mapping[str, str]) -> Answer[Content]:
-        prefix, delimiter, after = query.get("prefix", ""), query.get("delimiter"), query.get("pageToken", "")
-        items: list[dict[str, Any]] = []
-        prefixes: list[str] = []
-        last = after
-        page: dict[str, Any] = {"items": items, "prefixes": prefixes}
-        for name in self._names[bisect.bisect_right(self._names, after) :]:
-            if not name.startswith(prefix):
-                if name > prefix:
-                    break
-                continue
-            cut = -1 if delimiter is None else name.find(delimiter, len(prefix))
-            group = name[: cut + 1] if cut >= 0 else None
-            if group is not None and (after.startswith(group) or group in prefixes[-1:]):
-                last = name
-                continue
-            if len(items) + len(prefixes) == PAGE:
-                page["nextPageToken"] = last
-                break
-            if group is not None:
-                prefixes.append(group)
-            else:
-                items.append(self.objects[name].resource(name))
-            last = name
-        return _json(page)
+        names, prefixes, last = self.objects.page(query.get("prefix", ""), query.get("delimiter"), query.get("pageToken", ""))
+        page: dict[str, Any] = {"items": [self.objects.versions[name].resource(name) for name in names], "prefixes": prefixes}
+        return _json(page if last is None else page | {"nextPageToken": last})
 
 
 def _json(document: Mapping[str, Any]) -> Answer[Content]:

@@ -80,17 +80,17 @@ class SimulationLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:  # type: ignore[override]  # asyncio's types of callbacks cannot be written down
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]  # there are no threads
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]  # likewise
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]  # likewise
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._planned += 1
         heapq.heappush(self._timers, (when, self._planned, handle))
@@ -111,7 +111,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._tasks.append(weakref.ref(task))
         return task
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # likewise
         future: asyncio.Future[T] = self.create_future()
 
         def run() -> None:
@@ -152,7 +152,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         handle = self._ready.popleft()
         if handle._cancelled:
             return
-        process: Process | None = handle._context.get(_process)  # type: ignore[attr-defined]
+        process: Process | None = handle._context.get(_process)  # type: ignore[attr-defined]  # every handle has one
         if process is not None:
             if not process.is_alive:
                 return
@@ -176,9 +176,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for reference in self._tasks:
             task = reference()
             if task is not None and not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
                 coroutine = task.get_coro()
-                with suppress(BaseException):
+                with suppress(BaseException):  # what the killed would have said on its way out, nobody hears
                     coroutine.close()
 
     def get_debug(self) -> bool:

@@ -37,8 +37,8 @@ class Answer(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How likely is which fault, for each exchange, and how long requests take: ``mean_seconds`` one way."""
+class Conduct:
+    """The conduct of a network: the probability of each fault, for each exchange, and how long requests take, ``mean_seconds`` one way."""
 
     mean_seconds: float = 0.02
     lost_request: float = 0.0
@@ -58,7 +58,6 @@ class Weather:
 
 
 FAULTS = ("lost_request", "lost_answer", "late", "twice", "error_before", "error_after", "throttled", "torn")
-CALM = Weather()
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Network:
 
     loop: SimulationLoop
     rng: random.Random
-    weather: Weather = CALM
+    conduct: Conduct = field(default_factory=Conduct)
     faults: Counter[str] = field(default_factory=Counter)
     """How often each fault happened."""
     cut_off: set[str] = field(default_factory=set)
@@ -75,11 +74,11 @@ class Network:
     exchanges: int = 0
 
     def latency(self) -> float:
-        return self.rng.expovariate(1 / self.weather.mean_seconds)
+        return self.rng.expovariate(1 / self.conduct.mean_seconds)
 
     def happens(self, fault: str) -> bool:
         """Draw whether a fault happens now, and count it."""
-        if self.rng.random() >= getattr(self.weather, fault):
+        if self.rng.random() >= getattr(self.conduct, fault):
             return False
         self.faults[fault] += 1
         return True
@@ -102,7 +101,7 @@ class Network:
             await asyncio.sleep(5.0)
             raise ConnectionLost("the connection was reset")
         if self.happens("late"):
-            self._at_server(self.rng.uniform(0, self.weather.latest_seconds), carry_out)
+            self._at_server(self.rng.uniform(0, self.conduct.latest_seconds), carry_out)
             await asyncio.sleep(5.0)
             raise ConnectionLost("the request timed out")
         arrived: asyncio.Future[Answer[T]] = self.loop.create_future()

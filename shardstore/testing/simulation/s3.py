@@ -7,23 +7,18 @@ before. ``honours`` says which conditions it knows: AWS knows all, other servers
 from __future__ import annotations
 
 import asyncio
-import bisect
 import copy
 import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 from shardstore.testing.simulation.network import Answer, ConnectionLost, ConnectTimeout, Network
-
-PAGE = 5
-"""Keys in one page of a listing: few, so that what changes between two pages is seen."""
+from shardstore.testing.simulation.objects import Objects, asked_range
 
 _ATTEMPTS = 4  # of the client library, for one call
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +55,10 @@ class Bucket:
     """All objects, and what each request does to them."""
 
     def __init__(self, now: Callable[[], float], conditions: Conditions) -> None:
-        self.objects: dict[str, Stored] = {}
+        self.objects: Objects[Stored] = Objects()
         self.uploads: dict[str, Upload] = {}
         self.conditions = conditions
-        self.on_change: Callable[[str, str, Stored | None], None] = lambda key, what, stored: None
         self._now = now
-        self._names: list[str] = []
         self._number = 0
 
     def serve(self, method: str, parameters: Mapping[str, Any]) -> Answer[dict[str, Any]]:
@@ -76,21 +69,11 @@ class Bucket:
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, metadata: Mapping[str, str], etag: str | None = None) -> Stored:
-        stored = Stored(data, etag or f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', dict(metadata), self._now())
-        if key not in self.objects:
-            bisect.insort(self._names, key)
-        self.objects[key] = stored
-        self.on_change(key, "put", stored)
-        return stored
-
-    def remove(self, key: str) -> None:
-        if self.objects.pop(key, None) is not None:
-            self._names.remove(key)
-            self.on_change(key, "delete", None)
+        return self.objects.put(key, Stored(data, etag or _md5(data), dict(metadata), self._now()))
 
     def _refusal(self, key: str, if_match: str | None, if_none_match: str | None, *, honoured: bool) -> Answer[dict[str, Any]] | None:
         """Return the answer to a request whose condition does not hold."""
-        there = self.objects.get(key)
+        there = self.objects.versions.get(key)
         if not honoured or (if_match is None and if_none_match is None):
             return None
         if if_none_match is not None and there is not None:
@@ -108,7 +91,7 @@ class Bucket:
         return refusal or Answer(200, content={"ETag": self.put(Key, bytes(Body), Metadata or {}).etag})
 
     def _head_object(self, Key: str) -> Answer[dict[str, Any]]:
-        there = self.objects.get(Key)
+        there = self.objects.versions.get(Key)
         if there is None:
             return Answer(404, "404")
         return Answer(200, content=self._described(there))
@@ -117,7 +100,7 @@ class Bucket:
         return {"ETag": stored.etag, "ContentLength": len(stored.data), "Metadata": dict(stored.metadata)}
 
     def _get_object(self, Key: str, Range: str | None = None, IfMatch: str | None = None) -> Answer[dict[str, Any]]:
-        there = self.objects.get(Key)
+        there = self.objects.versions.get(Key)
         if there is None:
             return Answer(404, "NoSuchKey")
         if IfMatch is not None and there.etag != IfMatch:
@@ -125,27 +108,23 @@ class Bucket:
         found = self._described(there)
         if Range is None:
             return Answer(200, content=found | {"data": there.data})
-        matched = _RANGE.fullmatch(Range)
-        assert matched is not None
         nbytes = len(there.data)
-        if matched[1]:
-            start, end = int(matched[1]), min(nbytes, int(matched[2] or nbytes - 1) + 1)
-        else:
-            start, end = max(0, nbytes - int(matched[2])), nbytes
-        if start >= end:
+        asked = asked_range(Range, nbytes)
+        if asked is None:
             return Answer(416, "InvalidRange")
-        content_range = f"bytes {start}-{end - 1}/{nbytes}"
-        return Answer(206, content=found | {"data": there.data[start:end], "ContentLength": end - start, "ContentRange": content_range})
+        content_range = f"bytes {asked.start}-{asked.stop - 1}/{nbytes}"
+        data = there.data[asked.start : asked.stop]
+        return Answer(206, content=found | {"data": data, "ContentLength": len(data), "ContentRange": content_range})
 
     def _delete_object(self, Key: str, IfMatch: str | None = None) -> Answer[dict[str, Any]]:
         if (refusal := self._refusal(Key, IfMatch, None, honoured=self.conditions.delete)) is not None:
             return refusal
-        self.remove(Key)
+        self.objects.remove(Key)
         return Answer(204, content={})
 
     def _delete_objects(self, Delete: Mapping[str, Any]) -> Answer[dict[str, Any]]:
         for one in Delete["Objects"]:
-            self.remove(one["Key"])
+            self.objects.remove(one["Key"])
         return Answer(200, content={})
 
     def _copy_object(
@@ -156,7 +135,7 @@ class Bucket:
         Metadata: Mapping[str, str] | None = None,
         **_: Any,
     ) -> Answer[dict[str, Any]]:
-        there = self.objects.get(CopySource["Key"])
+        there = self.objects.versions.get(CopySource["Key"])
         if there is None:
             return Answer(404, "NoSuchKey")
         if CopySourceIfMatch is not None and self.conditions.copy_source and there.etag != CopySourceIfMatch:
@@ -176,7 +155,7 @@ class Bucket:
         upload = self.uploads.get(UploadId)
         if upload is None:
             return Answer(404, "NoSuchUpload")
-        etag = f'"{hashlib.md5(bytes(Body), usedforsecurity=False).hexdigest()}"'
+        etag = _md5(bytes(Body))
         upload.parts[PartNumber] = etag, bytes(Body)
         return Answer(200, content={"ETag": etag})
 
@@ -189,16 +168,15 @@ class Bucket:
         CopySourceRange: str,
         CopySourceIfMatch: str | None = None,
     ) -> Answer[dict[str, Any]]:
-        there = self.objects.get(CopySource["Key"])
+        there = self.objects.versions.get(CopySource["Key"])
         if there is None:
             return Answer(404, "NoSuchKey")
         if CopySourceIfMatch is not None and self.conditions.copy_source and there.etag != CopySourceIfMatch:
             return Answer(412, "PreconditionFailed")
-        matched = _RANGE.fullmatch(CopySourceRange)
-        assert matched is not None
-        if int(matched[2]) >= len(there.data):
+        asked = asked_range(CopySourceRange, len(there.data))
+        if asked is None or f"bytes={asked.start}-{asked.stop - 1}" != CopySourceRange:
             return Answer(416, "InvalidRange")
-        answer = self._upload_part(Key, UploadId, PartNumber, there.data[int(matched[1]) : int(matched[2]) + 1])
+        answer = self._upload_part(Key, UploadId, PartNumber, there.data[asked.start : asked.stop])
         return answer if answer.content is None else Answer(200, content={"CopyPartResult": answer.content})
 
     def _complete_multipart_upload(
@@ -241,34 +219,19 @@ class Bucket:
     def _list_objects_v2(
         self, Prefix: str, Delimiter: str | None = None, StartAfter: str = "", ContinuationToken: str | None = None
     ) -> Answer[dict[str, Any]]:
-        after = ContinuationToken if ContinuationToken is not None else StartAfter
-        contents: list[dict[str, Any]] = []
-        prefixes: list[dict[str, str]] = []
-        last = after
-        for name in self._names[bisect.bisect_right(self._names, max(after, "")) :]:
-            if not name.startswith(Prefix):
-                if name > Prefix:
-                    break
-                continue
-            cut = -1 if Delimiter is None else name.find(Delimiter, len(Prefix))
-            if cut >= 0 and after.startswith(name[: cut + 1]):
-                continue
-            if cut >= 0 and prefixes and prefixes[-1]["Prefix"] == name[: cut + 1]:
-                last = name
-                continue
-            if len(contents) + len(prefixes) == PAGE:
-                return Answer(200, content=_page(contents, prefixes) | {"IsTruncated": True, "NextContinuationToken": last})
-            if cut >= 0:
-                prefixes.append({"Prefix": name[: cut + 1]})
-            else:
-                stored = self.objects[name]
-                contents.append({"Key": name, "Size": len(stored.data), "ETag": stored.etag})
-            last = name
-        return Answer(200, content=_page(contents, prefixes) | {"IsTruncated": False})
+        names, prefixes, last = self.objects.page(Prefix, Delimiter, ContinuationToken or StartAfter)
+        there = self.objects.versions
+        page: dict[str, Any] = {
+            "Contents": [{"Key": name, "Size": len(there[name].data), "ETag": there[name].etag} for name in names],
+            "CommonPrefixes": [{"Prefix": prefix} for prefix in prefixes],
+            "IsTruncated": last is not None,
+        }
+        return Answer(200, content=page if last is None else page | {"NextContinuationToken": last})
 
 
-def _page(contents: Sequence[dict[str, Any]], prefixes: Sequence[dict[str, str]]) -> dict[str, Any]:
-    return {"Contents": list(contents), "CommonPrefixes": list(prefixes)}
+def _md5(data: bytes) -> str:
+    """Return the ETag of an object that was stored by one request."""
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 # -- the client library --------------------------------------------------------------------------------------------------

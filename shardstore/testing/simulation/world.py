@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardstore.engine.engine import Engine
@@ -20,7 +19,8 @@ from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.simulation import gcs, s3, sources
 from shardstore.testing.simulation.loop import Process, SimulationLoop
-from shardstore.testing.simulation.network import Network, Weather
+from shardstore.testing.simulation.network import Conduct, Network
+from shardstore.testing.simulation.objects import Version
 
 Kind = Literal["aws", "s3", "weak", "gcs"]
 """The kinds of storage: Amazon's S3; another server that honours all conditions; one that honours none on DELETE, on uploads in parts and
@@ -28,18 +28,13 @@ on copies; and Google Cloud Storage.
 """
 
 
-@dataclass
 class Trace:
     """All that happened, line by line, and its digest."""
-
-    now: Callable[[], float]
-    keeps: bool
-    lines: list[str]
 
     def __init__(self, now: Callable[[], float], *, keeps: bool) -> None:
         self.now = now
         self.keeps = keeps
-        self.lines = []
+        self.lines: list[str] = []
         self._digest = hashlib.sha256()
 
     def note(self, what: str) -> None:
@@ -56,23 +51,23 @@ class Trace:
 class World:
     """Everything that there is in one run; all chance in it comes from ``seed``."""
 
-    def __init__(self, seed: int, kind: Kind, weather: Weather, *, keeps_trace: bool = False) -> None:
+    def __init__(self, seed: int, kind: Kind, conduct: Conduct, *, keeps_trace: bool = False) -> None:
         self.seed = seed
         self.kind = kind
         self.loop = SimulationLoop()  # type: ignore[abstract]  # sockets, signals and the like are not there
         self.rng = random.Random(f"world {seed}")
         self.trace = Trace(self.loop.time, keeps=keeps_trace)
-        self.network = Network(self.loop, random.Random(f"network {seed}"), weather)
+        self.network = Network(self.loop, random.Random(f"network {seed}"), conduct)
         weak = s3.Conditions(delete=False, complete=False, copy_source=False)
         self.bucket: s3.Bucket | gcs.Bucket = (
-            gcs.Bucket(self.loop.time) if kind == "gcs" else s3.Bucket(self.loop.time, weak if kind == "weak" else s3.Conditions())
+            gcs.Bucket() if kind == "gcs" else s3.Bucket(self.loop.time, weak if kind == "weak" else s3.Conditions())
         )
-        self.bucket.on_change = self._changed
+        self.bucket.objects.on_change = self._changed
         self.kills = self.pauses = 0
         self._begun = 0
 
-    def _changed(self, key: str, what: str, stored: Any) -> None:
-        self.trace.note(f"{what} {key} {'' if stored is None else stored.etag}")
+    def _changed(self, name: str, version: Version | None) -> None:
+        self.trace.note(f"delete {name}" if version is None else f"put {name} {version.etag}")
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+from uuid import uuid4
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -34,7 +35,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
-from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
+from shardstore.plan.commits import EMPTY_NAME_NBYTES, ChunkOrder, DeleteShard, WriteShard, plan_empty
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -132,6 +133,7 @@ class CompactTask:
     order: ChunkOrder
     held: frozenset[str | None]
     window_bytes: int
+    exclusive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
         chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
     )
     engine = Engine(task.place.storage, options)
-    can_delete = can_delete_emptied(await engine.storage.probe())
+    can_delete = can_delete_emptied(await engine.storage.probe(), exclusive=task.exclusive)
     shard = await current(engine, task.shard)
     if shard is None:
         return Compacted("kept")
@@ -217,7 +219,9 @@ def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[Wri
     if is_held(task.held, cached.generation.token):
         return None, Compacted("pinned")
     plan = plan_compaction(index_format, cached.index, before, task.order)
-    after = plan.nbytes if isinstance(plan, WriteShard) else 0 if can_delete else index_format.nbytes
+    if is_empty and not can_delete:
+        plan = plan_empty(index_format, uuid4().bytes)
+    after = plan.nbytes if isinstance(plan, WriteShard) else 0
     if after >= before:  # a chunk lies on the index, or there is nothing but an index
         return None, Compacted("kept")
     return plan, Compacted("rewritten" if after else "deleted", before, after)
@@ -266,7 +270,8 @@ def compact(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap. On object stores, shards that hold no
+            chunk are removed only then.
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:
@@ -284,7 +289,7 @@ def compact(
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
-    run = _Run(place, bound, held, order, execution, progress)
+    run = _Run(place, bound, held, order, exclusive, execution, progress)
     if not dry_run:
         run_sync(check_can_swap(run.engine.storage, exclusive))
     run.resolve_pins()
@@ -299,8 +304,11 @@ def compact(
 class _Run(ShardRun):
     """The state of one run."""
 
-    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None) -> None:
+    def __init__(
+        self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, exclusive: bool, execution: Execution, progress: Progress | None
+    ) -> None:
         super().__init__(place, execution, progress)
+        self._exclusive = exclusive
         self._bound = bound
         self._pins = pins
         self._order = order
@@ -323,19 +331,21 @@ class _Run(ShardRun):
         self._damaged += found.damaged
 
     def count_what_would_be(self) -> None:
-        can_delete = can_delete_emptied(self.engine.storage.capabilities)
+        can_delete = can_delete_emptied(self.engine.storage.capabilities, exclusive=self._exclusive)
         for loose in self._loose:
             if is_held(self._pins.at(loose.shard.key), loose.generation):
                 self._pinned.append(loose.shard.key)
             elif loose.is_empty and can_delete:
                 self._count(Compacted("deleted", loose.nbytes))
-            elif loose.dead_nbytes:
+            elif loose.dead_nbytes > (EMPTY_NAME_NBYTES if loose.is_empty else 0):
                 self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
 
     def compact(self) -> None:
         window = self.execution.window_bytes
         tasks = (
-            CompactTask(self.place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window)
+            CompactTask(
+                self.place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window, self._exclusive
+            )
             for loose in self._loose
         )
         self.work_on_each(compact_shard, tasks, len(self._loose), self._compacted, self._nbytes)

@@ -122,11 +122,18 @@ def check_kept(old: ShardIndex, old_nbytes: int, kept: npt.NDArray[np.bool_]) ->
         raise Corruption(f"index entry {slot} cannot be kept")
 
 
-def plan_empty(index_format: IndexFormat) -> WriteShard:
-    """Plan a shard that holds no chunk: nothing but its index."""
+EMPTY_NAME_NBYTES = 16
+
+
+def plan_empty(index_format: IndexFormat, name: bytes) -> WriteShard:
+    """Plan a shard that holds no chunk: its index, and ``name``, ``EMPTY_NAME_NBYTES`` bytes that make it differ from every other. Where
+    versions go by their bytes, a write that was meant for an earlier empty shard must not fit this one.
+    """
     index = index_format.empty()
-    encoded = NewBytes(index_format.encode(index))
-    return WriteShard((encoded,), encoded.nbytes, index)
+    segments = (NewBytes(name), NewBytes(index_format.encode(index)))
+    if index_format.location == "start":
+        segments = segments[::-1]
+    return WriteShard(segments, sum(segment.nbytes for segment in segments), index)
 
 
 def write_anew(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardstore.errors import Corruption
-from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, ShardIndex
+from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, IndexLocation, ShardIndex
 from shardstore.model.ranges import CopiedRange, NewBytes
 from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order
 from shardstore.plan.rewriting import plan_rewrite
@@ -94,10 +94,12 @@ def test_erasing_the_last_chunk_deletes_the_shard() -> None:
     assert plan_rewrite(IndexFormat((2,)), IndexFormat((2,)).empty(), 36, {1: None}) == DeleteShard()
 
 
-def test_an_empty_shard_is_its_index() -> None:
-    plan = plan_empty(IndexFormat((2, 2)))
-    assert contents(IndexFormat((2, 2)), carry_out(plan, b"")) == {}
-    assert plan.nbytes == 68
+@pytest.mark.parametrize("location", ["end", "start"])
+def test_an_empty_shard_is_its_index_and_a_name(location: IndexLocation) -> None:
+    index_format = IndexFormat((2, 2), location=location)
+    plan = plan_empty(index_format, b"n" * 16)
+    assert contents(index_format, carry_out(plan, b"")) == {}
+    assert plan.nbytes == 68 + 16
 
 
 def test_morton_order() -> None:

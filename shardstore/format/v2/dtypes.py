@@ -8,7 +8,7 @@
     "<M8[25s]" ">m8[ns]"         numpy.datetime64, numpy.timedelta64 {unit, scale_factor}    endian little, big
     "<U5"                        fixed_length_utf32 {length_bytes: 20}                       endian little, big
     "|S5" "|V5"                  null_terminated_bytes, raw_bytes {length_bytes: 5}          no endian
-    [["a", "<i4"], …]            structured {fields: [["a", "int32"], …]}                    no endian: little
+    [["a", "<i4"], …]            structured {fields: [["a", "int32"], …]}                    endian little
     "|O" with vlen-utf8, -bytes  string, variable_length_bytes                               (vlen-utf8, vlen-bytes)
 
 The names are those that zarr-python 3 writes. A structured type has no byte order of its own in v3, and zarr-python
@@ -166,7 +166,8 @@ def _structured(fields: list[tuple[str, ElementType]]) -> ElementType:
         raise NoCounterpart("dtype", "a structured type has fields, of different names")
     v2 = [[name, field.v2] for name, field in fields]
     v3 = {"name": "structured", "configuration": {"fields": [[name, field.v3] for name, field in fields]}}
-    return ElementType("V", sum(field.item_nbytes for _, field in fields), None, v2, v3)
+    endian: Endian | None = "little" if any(_has_byte_order(field) for _, field in fields) else None
+    return ElementType("V", sum(field.item_nbytes for _, field in fields), endian, v2, v3)
 
 
 def _field_from_v2(field: Any) -> tuple[str, ElementType]:

@@ -1,7 +1,8 @@
 """Fill values in the spellings of Zarr v2 and of Zarr v3.
 
 Both are converted to the spelling that zarr-python writes: the value rounded to the element's type, ``0.0`` for a float, base64 of the
-element's bytes for ``S``, ``V`` and structured types. The caller keeps any other spelling of a document. Where the formats differ:
+element's bytes for ``S``, ``V`` and structured types (whose fields zarr-python 3.4 names one by one; that is read too). The caller keeps
+any other spelling of a document. Where the formats differ:
 
 - v2 has ``null``: chunks that are missing hold anything. v3 requires a value: zero. A library of v3 may leave out chunks of
   zeros, as zarr-python 3 does by default; a v2 program that is shown ``null`` then reads whatever its memory held.
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from shardstore.format.json_text import NumberText
+from shardstore.format.v2 import dtypes
 from shardstore.format.v2.dtypes import ElementType, NoCounterpart
 
 _NOT_A_TIME = -(2**63)
@@ -62,6 +64,8 @@ def to_v2(value: Any, element: ElementType) -> Any:
         if not all(type(byte) is int and 0 <= byte < 256 for byte in value):
             raise _no_value(value, element)
         value = base64.b64encode(bytes(value)).decode()
+    if element.is_structured and isinstance(value, dict):
+        value = base64.b64encode(_fields(value, element)).decode()
     return _normal(value, element)
 
 
@@ -143,6 +147,32 @@ def _bytes(text: str, element: ElementType) -> str:
     else:
         value = value.ljust(element.item_nbytes, b"\0")
     return base64.b64encode(value).decode()
+
+
+def _fields(values: dict[str, Any], element: ElementType) -> bytes:
+    """Return the bytes of an element whose fields have the values that a v3 document names, one by one; those it does not name are zero."""
+    if not set(values) <= {name for name, *_ in element.v2}:
+        raise _no_value(values, element)
+    packed = b""
+    for name, spelling in element.v2:
+        field = dtypes.from_v2(spelling)
+        if field.is_structured:
+            packed += _fields(values.get(name, {}), field)
+        elif name not in values:
+            packed += bytes(field.item_nbytes)
+        else:
+            packed += _packed(_normal(values[name], field), field)
+    return packed
+
+
+def _packed(value: Any, element: ElementType) -> bytes:
+    """Return the bytes of an element with a value as ``_normal`` spells it."""
+    if element.kind in "SV":
+        return base64.b64decode(value).ljust(element.item_nbytes, b"\0")
+    number: Any = complex(*map(float, value)) if element.kind == "c" else float(value) if element.kind == "f" else value
+    if element.kind in "mM":
+        return np.array(number, "<i8").tobytes()
+    return np.array(number, element.v2).tobytes()
 
 
 def _no_value(value: Any, element: ElementType) -> NoCounterpart:

@@ -110,13 +110,12 @@ torture: $(VENV)/.installed-test $(MINISTACK)/.installed
 	SHARDSTORE_TORTURE=1 SHARDSTORE_MINISTACK="$(CURDIR)/$(MINISTACK)/bin/ministack" \
 		$(BIN)/python -m pytest tests/torture -n0 --timeout=0 -v $(TESTARGS)
 
-# Late requests are left out, for what they find is not mended yet (docs/evidence/simulation.md).
 SEEDS ?= 400
 SECONDS ?= 3600
 WORLD ?= mixed
 SIMULATEARGS ?=
 simulate: $(VENV)/.installed-test
-	$(BIN)/python -m shardstore.testing.simulation --world $(WORLD) --seeds $(SEEDS) --seconds $(SECONDS) --without late $(SIMULATEARGS)
+	$(BIN)/python -m shardstore.testing.simulation --world $(WORLD) --seeds $(SEEDS) --seconds $(SECONDS) $(SIMULATEARGS)
 
 # They come with the source distribution of the zarr that is installed. SUITEARGS="tests/test_group.py -k members" runs some.
 zarr-suite: $(VENV)/.installed-test

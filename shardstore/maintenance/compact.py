@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
-from uuid import uuid4
 
 from shardstore._sync import run_sync
 from shardstore.engine.engine import Engine
@@ -35,7 +34,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
-from shardstore.plan.commits import EMPTY_NAME_NBYTES, ChunkOrder, DeleteShard, WriteShard, plan_empty
+from shardstore.plan.commits import NAME_NBYTES, ChunkOrder, DeleteShard, WriteShard, plan_empty
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -187,7 +186,9 @@ async def _compact_shard(task: CompactTask) -> Compacted:
         chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
     )
     engine = Engine(task.place.storage, options)
-    can_delete = can_delete_emptied(await engine.storage.probe(), exclusive=task.exclusive)
+    capabilities = await engine.storage.probe()
+    can_delete = can_delete_emptied(capabilities, exclusive=task.exclusive)
+    name_nbytes = 0 if capabilities.unique_versions else NAME_NBYTES
     shard = await current(engine, task.shard)
     if shard is None:
         return Compacted("kept")
@@ -195,7 +196,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
 
     def decide(cached: CachedIndex) -> WriteShard | DeleteShard | None:
         nonlocal outcome
-        plan, outcome = _plan(task, cached, can_delete)
+        plan, outcome = _plan(task, cached, can_delete, name_nbytes)
         return plan
 
     try:
@@ -207,7 +208,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
     return outcome
 
 
-def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[WriteShard | DeleteShard | None, Compacted]:
+def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool, name_nbytes: int) -> tuple[WriteShard | DeleteShard | None, Compacted]:
     index_format: IndexFormat = cached.index_format
     if what := _what_is_wrong(cached.index, cached.object_nbytes):
         return None, Compacted("damaged", reason=what)
@@ -220,8 +221,8 @@ def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[Wri
         return None, Compacted("pinned")
     plan = plan_compaction(index_format, cached.index, before, task.order)
     if is_empty and not can_delete:
-        plan = plan_empty(index_format, uuid4().bytes)
-    after = plan.nbytes if isinstance(plan, WriteShard) else 0
+        plan = plan_empty(index_format)
+    after = plan.nbytes + name_nbytes if isinstance(plan, WriteShard) else 0
     if after >= before:  # a chunk lies on the index, or there is nothing but an index
         return None, Compacted("kept")
     return plan, Compacted("rewritten" if after else "deleted", before, after)
@@ -337,7 +338,7 @@ class _Run(ShardRun):
                 self._pinned.append(loose.shard.key)
             elif loose.is_empty and can_delete:
                 self._count(Compacted("deleted", loose.nbytes))
-            elif loose.dead_nbytes > (EMPTY_NAME_NBYTES if loose.is_empty else 0):
+            elif loose.dead_nbytes > (NAME_NBYTES if loose.is_empty else 0):
                 self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
 
     def compact(self) -> None:

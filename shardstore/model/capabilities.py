@@ -25,6 +25,8 @@ class Capabilities:
     """The least size of a range that is worth a copy: a shorter one takes longer to copy by its own request than to read and write."""
     appends_in_place: bool = False
     """True where ``compose`` appends new bytes behind the old ones, which it neither reads nor writes."""
+    unique_versions: bool = False
+    """True where no two versions of an object have one generation, though their bytes are equal."""
     exactly_once: bool = False
     """True where a request is carried out before it returns, or never. Elsewhere the network may bring one to the server after its client
     has given it up, made it anew, and others have gone on.

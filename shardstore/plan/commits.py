@@ -122,18 +122,28 @@ def check_kept(old: ShardIndex, old_nbytes: int, kept: npt.NDArray[np.bool_]) ->
         raise Corruption(f"index entry {slot} cannot be kept")
 
 
-EMPTY_NAME_NBYTES = 16
-
-
-def plan_empty(index_format: IndexFormat, name: bytes) -> WriteShard:
-    """Plan a shard that holds no chunk: its index, and ``name``, ``EMPTY_NAME_NBYTES`` bytes that make it differ from every other. Where
-    versions go by their bytes, a write that was meant for an earlier empty shard must not fit this one.
-    """
+def plan_empty(index_format: IndexFormat) -> WriteShard:
+    """Plan a shard that holds no chunk: nothing but its index."""
     index = index_format.empty()
-    segments = (NewBytes(name), NewBytes(index_format.encode(index)))
+    encoded = NewBytes(index_format.encode(index))
+    return WriteShard((encoded,), encoded.nbytes, index)
+
+
+NAME_NBYTES = 16
+
+
+def with_name(plan: WriteShard, index_format: IndexFormat, name: bytes) -> WriteShard:
+    """Return the plan of the same shard with ``name``, ``NAME_NBYTES`` bytes of which no chunk is made, so that no other version has the
+    same bytes. A shard whose index at the end is copied has no place for it, and stays as it is.
+    """
+    segments = plan.segments
     if index_format.location == "start":
-        segments = segments[::-1]
-    return WriteShard(segments, sum(segment.nbytes for segment in segments), index)
+        segments = (*segments, NewBytes(name))
+    elif isinstance(segments[-1], NewBytes):
+        segments = (*segments[:-1], NewBytes(name), segments[-1])
+    else:
+        return plan
+    return WriteShard(segments, plan.nbytes + len(name), plan.index)
 
 
 def write_anew(

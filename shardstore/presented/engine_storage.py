@@ -46,6 +46,7 @@ class EngineStorage(ReadsAndWrites):
             create_if_absent=below.atomic_commits,
             compare_and_swap=below.atomic_commits,
             conditional_delete=below.atomic_commits and below.conditional_delete,
+            unique_versions=below.unique_versions,
             exactly_once=below.exactly_once,
             durable=below.durable,
             across_machines=below.across_machines,

@@ -104,6 +104,7 @@ class MemoryStorage:
             conditional_delete=True,
             compose=True,
             guarded_reads=True,
+            unique_versions=True,
             exactly_once=True,
             across_machines=True,  # only this process can reach it
         )

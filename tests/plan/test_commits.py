@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardstore.errors import Corruption
 from shardstore.format.shard_index import EMPTY, IndexCodecs, IndexFormat, IndexLocation, ShardIndex
 from shardstore.model.ranges import CopiedRange, NewBytes
-from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order
+from shardstore.plan.commits import DeleteShard, NothingToDo, WriteShard, plan_empty, slot_order, with_name
 from shardstore.plan.rewriting import plan_rewrite
 from tests.plan.carrying_out import carry_out, contents
 
@@ -95,11 +95,16 @@ def test_erasing_the_last_chunk_deletes_the_shard() -> None:
 
 
 @pytest.mark.parametrize("location", ["end", "start"])
-def test_an_empty_shard_is_its_index_and_a_name(location: IndexLocation) -> None:
+def test_a_name_changes_no_chunk(location: IndexLocation) -> None:
     index_format = IndexFormat((2, 2), location=location)
-    plan = plan_empty(index_format, b"n" * 16)
-    assert contents(index_format, carry_out(plan, b"")) == {}
-    assert plan.nbytes == 68 + 16
+    plan = plan_empty(index_format)
+    assert (contents(index_format, carry_out(plan, b"")), plan.nbytes) == ({}, 68)
+    assert contents(index_format, carry_out(with_name(plan, index_format, b"n" * 16), b"")) == {}
+    rewritten = plan_rewrite(index_format, None, 0, {1: b"one", 3: b"three"})
+    assert isinstance(rewritten, WriteShard)
+    named = with_name(rewritten, index_format, b"n" * 16)
+    assert contents(index_format, carry_out(named, b"")) == {1: b"one", 3: b"three"}
+    assert named.nbytes == rewritten.nbytes + 16 == len(carry_out(named, b""))
 
 
 def test_morton_order() -> None:

@@ -167,10 +167,10 @@ def seeds_to_find(mutant: Mutant, most: int = MOST_SEEDS) -> int | None:
     """Return how many seeds it takes to notice a mutant, in this process, which has not loaded the module yet; ``None``: more."""
     sys.meta_path.insert(0, _Loader(mutant))
     logging.disable(logging.CRITICAL)
-    from shardstore.testing.simulation.histories import Limits, run
+    from shardstore.testing.simulation.histories import run
 
     for seed in range(most):
-        if run(seed, mutant.kind, Limits(without=("late",))).violation is not None:
+        if run(seed, mutant.kind).violation is not None:
             return seed + 1
     return None
 

@@ -23,11 +23,6 @@ from tests.simulation.mutants import MUTANTS
 ROOT = Path(__file__).parents[2]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-MENDED = Limits(without=("late",))
-"""What histories leave out: a request to create a shard that is carried out long after its client gave it up, made it anew and erased all
-of it again, brings the erased chunks back. See ``docs/evidence/simulation.md``.
-"""
-
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
@@ -40,7 +35,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_seeds_that_stay(kind: Kind) -> None:
     for seed in range(25):
-        result = run(seed, kind, MENDED)
+        result = run(seed, kind)
         assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
         assert not result.unchecked
 
@@ -49,7 +44,7 @@ def test_seeds_that_stay(kind: Kind) -> None:
 def test_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)
     for seed in range(first, first + 10):
-        result = run(seed, kind, MENDED)
+        result = run(seed, kind)
         assert result.violation is None, f"seed {seed} of {kind}: {result.violation}"
         assert not result.unchecked
 
@@ -58,7 +53,7 @@ def test_new_seeds(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_new_seeds(kind: Kind) -> None:
     first = int(time.time() * 1000)
-    totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=MENDED)
+    totals = campaign.campaign(iter(range(first, first + 200)), [kind], 600.0, 1, limits=Limits())
     assert totals.histories == 200
     assert not totals.failed, totals.failed[0].violation
     assert not totals.unchecked

@@ -1,7 +1,8 @@
 """One commit of one shard: read what has to be known, plan, write on condition, and plan again after a lost race.
 
 A commit is conditional on the version that it was planned from, except where it brings or erases every chunk of the
-shard. What survives a cancellation, at any await: the old shard or the new one, whole.
+shard and no request can be late (``Capabilities.exactly_once``). What survives a cancellation, at any await: the old
+shard or the new one, whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shardstore.format.metadata_v3 import ArrayLayout
 from shardstore.model.chunks import ChunkCoords
 from shardstore.model.generation import UNCONDITIONAL, Condition, Generation, IfGeneration
 from shardstore.model.ranges import ByteRange, BytesLike, CopiedRange, NewBytes
-from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty
+from shardstore.plan.commits import Commit, CommitPlan, DeleteShard, NothingToDo, WriteShard, plan_empty, with_name
 from shardstore.plan.strategies import strategy_of
 from shardstore.storage.base import ConditionFailed, Storage
 from shardstore.storage.wrappers import Counters
@@ -80,6 +81,7 @@ class Committer:
         self._plans = PlanWriter(storage, options.copy_window_bytes, options.max_memory)
         self._created: dict[str, tuple[Shard, Generation]] = {}  # shards of arrays whose documents a transaction has yet to write
         self._doubtful: set[str] = set()  # the keys of those of which nobody knows whether they were written
+        self._overwritten: set[str] = set()  # the paths of arrays of which a whole shard was there when one was written
         self._warned = False
         self._versions = IndexVersions(storage)
         self.keeps_versions = False
@@ -108,7 +110,7 @@ class Committer:
         needs_old = any(map(needs_old_value, actions.values())) or any(map(needs_old_version, swaps.values()))
         if len(actions) == shard.layout.grid.nslots and not needs_old:
             updates = _apply(shard, actions, {}, {}, refused)
-            is_done = not refused and await self._replace(shard, swaps, updates)
+            is_done = not refused and await self._replace(shard, swaps, updates, turn)
         if not is_done:
             refused = await self._update(shard, actions, swaps, turn)
         turn.won()
@@ -134,7 +136,10 @@ class Committer:
             if plan is None:
                 return False
             try:
-                await self._execute(shard, cached, plan, {})
+                if isinstance(plan, DeleteShard):
+                    await self._remove(shard, self._condition(cached))
+                else:
+                    await self._execute(shard, cached, plan, {})
             except ConditionFailed as exc:
                 self._indices.drop(shard.key)
                 await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
@@ -155,29 +160,57 @@ class Committer:
         self._indices.drop(shard.key)
         condition = self._storage.capabilities.condition_on(generation)
         if isinstance(plan, DeleteShard):
-            await self._delete(shard, condition)
+            await self._remove(shard, condition)
         else:
+            plan = self._named(shard, plan, condition)
             self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
         self._counters.add(commits=1)
 
-    async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None]) -> bool:
+    async def _replace(self, shard: Shard, swaps: SlotActions, updates: dict[int, BytesLike | None], turn: Turn) -> bool:
         """Write a shard of which every chunk is given, whatever is there. Return ``False``, and write nothing, if what is there matters:
         the array is being created.
         """
         plan = self._plan(shard, None, updates)
-        if isinstance(plan, WriteShard):
-            condition = self._condition(None) if shard.node.is_uncommitted else UNCONDITIONAL
+        if shard.node.is_uncommitted:
+            if not isinstance(plan, WriteShard):
+                return False
             try:
-                generation = await self._write_new(shard, plan, condition)
+                await self._write_all(shard, swaps, plan, self._condition(None))
             except ConditionFailed:
                 return False
-            _tell_versions(swaps, self._remember(shard, generation, plan, {}))
-        elif shard.node.is_uncommitted:
-            return False
+            return True
+        capabilities = self._storage.capabilities
+        if capabilities.exactly_once or not capabilities.atomic_commits:
+            await self._write_all(shard, swaps, plan, UNCONDITIONAL)
+            return True
+        # Sent without a condition, a request that is late would undo what others wrote since.
+        cached = self._indices.get(shard.key, shard.layout.index_format)
+        generation = None if cached is None else cached.generation
+        looks = generation is None and (not isinstance(plan, WriteShard) or shard.node.path in self._overwritten)
+        while True:
+            if looks:
+                there = await self._storage.stat(shard.key)
+                if there is None and not isinstance(plan, WriteShard):
+                    return True
+                generation = None if there is None else there.generation
+            try:
+                await self._write_all(shard, swaps, plan, capabilities.condition_on(generation))
+            except ConditionFailed as exc:
+                self._indices.drop(shard.key)
+                if generation is None:
+                    self._overwritten.add(shard.node.path)
+                looks = True
+                await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
+            else:
+                return True
+
+    async def _write_all(self, shard: Shard, swaps: SlotActions, plan: CommitPlan, condition: Condition) -> None:
+        """Write all chunks of a shard, or erase all."""
+        if isinstance(plan, WriteShard):
+            plan = self._named(shard, plan, condition)
+            _tell_versions(swaps, self._remember(shard, await self._write_new(shard, plan, condition), plan, {}))
         else:
-            await self._storage.delete(shard.key, UNCONDITIONAL)
-            self._indices.drop(shard.key)
-        return True
+            await self._empty(shard, condition)
 
     async def _update(self, shard: Shard, actions: SlotActions, swaps: SlotActions, turn: Turn) -> Refused:
         key = shard.key
@@ -219,9 +252,20 @@ class Committer:
     def _plan(self, shard: Shard, cached: CachedIndex | None, updates: Mapping[int, BytesLike | None]) -> CommitPlan:
         index, nbytes = (None, 0) if cached is None else (cached.index, cached.object_nbytes)
         options, capabilities = self._options, self._storage.capabilities
-        return self._strategy.plan(
+        plan = self._strategy.plan(
             Commit(shard.layout.index_format, index, nbytes, updates, options.chunk_order, options.max_dead_fraction, capabilities)
         )
+        is_empty = index is not None and not index.present().any()
+        return NothingToDo() if is_empty and isinstance(plan, DeleteShard) and self._leaves_emptied else plan
+
+    @property
+    def _leaves_emptied(self) -> bool:
+        """Return whether a shard stays as an object when its last chunk is erased.
+
+        Where requests can be late it stays, for a request to create it that was made before would find no shard, which is its condition,
+        and bring erased chunks back. A shard of nothing but an index is as good as none.
+        """
+        return self._storage.capabilities.compare_and_swap and not self._storage.capabilities.exactly_once
 
     async def _load(self, shard: Shard, *, has_lost: bool) -> CachedIndex | None:
         """Return the index as it is now, verified. If there is no shard and a race was just lost, confirm the layout.
@@ -290,8 +334,9 @@ class Committer:
         """Carry out the plan; return the index of the new shard, or ``None`` if the shard was deleted."""
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
-            await self._delete(shard, condition)
+            await self._empty(shard, condition)
             return None
+        plan = self._named(shard, plan, condition)
         if not any(isinstance(segment, CopiedRange) for segment in plan.segments):
             generation = await self._write_new(shard, plan, condition)
         else:
@@ -321,18 +366,31 @@ class Committer:
         self._doubtful.discard(shard.key)
         return generation
 
-    async def _delete(self, shard: Shard, condition: Condition) -> None:
-        """Remove a shard that has no chunks left, unless someone has just written one."""
-        capabilities, key = self._storage.capabilities, shard.key
+    async def _empty(self, shard: Shard, condition: Condition) -> None:
+        """Leave no chunk in a shard whose last chunks are erased, unless someone has just written one."""
+        await (self._swap_in_empty if self._leaves_emptied else self._remove)(shard, condition)
+
+    async def _remove(self, shard: Shard, condition: Condition) -> None:
+        """Remove a shard, unless someone has just replaced it."""
+        capabilities = self._storage.capabilities
         if capabilities.compare_and_swap and not capabilities.conditional_delete:
-            # An unconditional DELETE could remove a chunk written a moment ago. A shard of nothing but an index is as
-            # good as none, and can be swapped in safely.
-            plan = plan_empty(shard.layout.index_format)
-            body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
-            self._remember(shard, await self._storage.write(key, body, plan.nbytes, condition), plan, {})
+            await self._swap_in_empty(shard, condition)  # an unconditional DELETE could remove a chunk written a moment ago
             return
-        await self._storage.delete(key, condition)
-        self._indices.drop(key)
+        await self._storage.delete(shard.key, condition)
+        self._indices.drop(shard.key)
+
+    async def _swap_in_empty(self, shard: Shard, condition: Condition) -> None:
+        plan = self._named(shard, plan_empty(shard.layout.index_format), condition)
+        body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
+        self._remember(shard, await self._storage.write(shard.key, body, plan.nbytes, condition), plan, {})
+
+    def _named(self, shard: Shard, plan: WriteShard, condition: Condition) -> WriteShard:
+        """Return the plan of a shard that no other version of it equals, where versions go by their bytes: a late request that was meant
+        for one could find its condition fulfilled by another.
+        """
+        if self._storage.capabilities.unique_versions or not isinstance(condition, IfGeneration):
+            return plan
+        return with_name(plan, shard.layout.index_format, uuid4().bytes)
 
     def _condition(self, cached: CachedIndex | None) -> Condition:
         return self._storage.capabilities.condition_on(None if cached is None else cached.generation)
@@ -371,7 +429,7 @@ class Committer:
         for key, (shard, generation) in created.items():
             self._indices.drop(key)
             try:
-                await self._delete(shard, IfGeneration(generation))
+                await self._remove(shard, IfGeneration(generation))
             except ConditionFailed:
                 continue  # somebody else's by now
             except ShardStoreError as exc:

@@ -43,7 +43,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
-from shardstore.plan.commits import EMPTY_NAME_NBYTES
+from shardstore.plan.commits import NAME_NBYTES
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -176,7 +176,7 @@ def mend(task: MendTask) -> Finding | None:
             if task.quarantine is None or diagnosis.plan is None:
                 return _finding(shard, diagnosis, None)
             kept = None
-            if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes + EMPTY_NAME_NBYTES:
+            if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes + NAME_NBYTES:
                 note = _note(shard, diagnosis, task.place.storage.url)
                 quarantine = Quarantine(task.quarantine.storage, task.place.storage)
                 kept = run_sync(quarantine.keep(plans, shard.key, seen.generation, seen.nbytes, note))

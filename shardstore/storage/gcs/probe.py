@@ -17,7 +17,7 @@ _MADE_UP_GENERATION = "1"  # generations are microseconds since 1970
 
 _NOT_KNOWN = (400, 405, 501)
 
-CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True)
+CLAIMED_WITHOUT_PROBE = Capabilities(pinned_reads=True, durable=True, across_machines=True, unique_versions=True)
 """Capabilities that need no probe: reads compare generations themselves."""
 
 
@@ -86,6 +86,7 @@ async def probe_server(client: GCSClient) -> Capabilities:
         pinned_reads=True,
         durable=True,
         across_machines=True,
+        unique_versions=True,
         compare_and_swap=swap,
         create_if_absent=create,
         conditional_delete=delete,

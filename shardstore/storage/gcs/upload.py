@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _ABORT_SECONDS = 5.0
 
 _PERSISTED = re.compile(r"bytes=0-(\d+)")
+_CANCELLED = 499  # Google's answer to an upload that was cancelled as was asked for
 _CONDITION_PARAMETER = re.compile(r"(?<=[?&])ifGenerationMatch=\d+&?")
 
 
@@ -226,5 +227,5 @@ class _ResumableUpload:
             async with asyncio.timeout(_ABORT_SECONDS):
                 await self._write.client.request("DELETE", location, what=what)
         except (StorageError, TimeoutError) as exc:
-            if getattr(exc, "status", None) not in (404, 410):
+            if getattr(exc, "status", None) not in (_CANCELLED, 404, 410):
                 logger.warning("an unfinished resumable upload of %r stays in %s: %s", self._write.key, self._write.client.url, exc)

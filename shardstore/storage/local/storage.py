@@ -127,7 +127,8 @@ class LocalStorage:
             conditional_delete=tells_versions,
             compose=True,
             appends_in_place=APPENDS_IN_PLACE and tells_versions and not is_shared,  # others may see half of it
-            exactly_once=not self._rules.is_network,
+            unique_versions=True,
+            exactly_once=True,
             durable=self.fsync,
             guarded_reads=tells_versions and not self._rules.is_network,  # where what is known of a file may be a while old
             across_machines=self._rules.is_cluster or not self._rules.is_network,

@@ -219,7 +219,7 @@ class Run:
             self.left -= 1
             if rng.random() < 0.3:
                 await asyncio.sleep(rng.expovariate(1 / self.world.network.conduct.mean_seconds))
-            match rng.choice(["read", "read", "write", "write", "write", "erase", "both", "transaction"]):
+            match rng.choice(["read", "read", "write", "write", "write", "erase", "both", "transaction", "whole"]):
                 case "read":
                     await self._read(process, engine, self._some(rng))
                 case "write":
@@ -229,6 +229,12 @@ class Run:
                 case "transaction":
                     values: dict[str, Value] = {key: self._new(process) for key in self._some(rng)}
                     await self._transaction(process, engine, values | dict.fromkeys(self._some(rng)[:1]))
+                case "whole":
+                    some = _shard_of(rng.choice(self.hot))
+                    keys = [key for key in self.keys if _shard_of(key) == some]
+                    await self._write(
+                        process, engine, dict.fromkeys(keys) if rng.random() < 0.3 else {key: self._new(process) for key in keys}
+                    )
                 case "both":
                     keys = self._some(rng)
                     await asyncio.gather(

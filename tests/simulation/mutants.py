@@ -43,6 +43,9 @@ _LOST = "shardstore.storage.requests.lost_answers"
 _S3 = "shardstore.storage.s3.storage"
 _S3_UPLOAD = "shardstore.storage.s3.upload"
 _S3_PROBE = "shardstore.storage.s3.probe"
+_TEMPORARY = "shardstore.storage.local.temporary"
+_APPEND = "shardstore.storage.local.append"
+_RULES = "shardstore.storage.local.rules"
 _GCS = "shardstore.storage.gcs.storage"
 _GCS_UPLOAD = "shardstore.storage.gcs.upload"
 
@@ -137,6 +140,94 @@ MUTANTS = (
         "if exc.status == 412 and generation is not None:\n                return CHANGED",
         "if exc.status == 412 and generation is not None:\n                return ABSENT",
         "gcs",
+    ),
+    Mutant(
+        "an emptied shard is removed where requests can be late",
+        _COMMITTER,
+        "(self._swap_in_empty if self._leaves_emptied else self._remove)",
+        "self._remove",
+    ),
+    Mutant(
+        "a whole shard is written whatever is there",
+        _COMMITTER,
+        "if capabilities.exactly_once or not capabilities.atomic_commits:",
+        "if True:",
+    ),
+    Mutant("versions on S3 may be alike", _COMMITTER, "if self._storage.capabilities.unique_versions or not", "if True or not"),
+    Mutant(
+        "local: a file gets its name before it is synced",
+        _TEMPORARY,
+        "        if self._rules.fsync:\n            os.fsync(self._fd)\n        if self._rules.is_network",
+        "        if self._rules.is_network",
+        "local",
+    ),
+    Mutant("local: the name of a file is not synced", _TEMPORARY, "        fsync_directory(self._parent)\n", "", "local"),
+    Mutant(
+        "local: the names of the directories above are not synced",
+        _TEMPORARY,
+        "        if not is_kept:\n            kept_names.flush_above(self._parent, self._rules.status)\n",
+        "",
+        "local",
+    ),
+    Mutant(
+        "local: what an object was before does not matter",
+        _RULES,
+        "or not _is_version(path, status, condition.generation)",
+        "or False",
+        "local",
+    ),
+    Mutant(
+        "local: a removal is not synced",
+        _RULES,
+        "                if self.fsync:\n                    fsync_directory(directory)\n",
+        "",
+        "local",
+    ),
+    Mutant("local: no object is locked", _RULES, "                held.enter_context(locked(path))", "                pass", "local"),
+    Mutant(
+        "local: who holds the lock of a removed file believes to hold that of the object",
+        "shardstore.storage.local.locks",
+        "                if is_called(status, name):\n                    return fd",
+        "                return fd",
+        "local",
+    ),
+    Mutant(
+        "local: a sweeper takes the file of one that lives",
+        "shardstore.storage.local.sweep",
+        "if is_old and lock_whole(fd, path, wait=False) and is_called(status, path):",
+        "if is_old and is_called(status, path):",
+        "local",
+    ),
+    Mutant(
+        "local: bytes are appended before it is synced that they are",
+        _APPEND,
+        "            os.fsync(fd)  # the attribute: before the file can be longer",
+        "            pass",
+        "local",
+    ),
+    Mutant(
+        "local: an append is complete before its bytes are synced", _APPEND, "            os.fdatasync(fd)", "            pass", "local"
+    ),
+    Mutant(
+        "local: a finished append is not synced",
+        _APPEND,
+        "    set_done(fd)\n    if fsync:\n        os.fsync(fd)\n",
+        "    set_done(fd)\n",
+        "local",
+    ),
+    Mutant(
+        "local: a tail stays below the next append",
+        _APPEND,
+        "            if status.st_size != version.nbytes:",
+        "            if False:",
+        "local",
+    ),
+    Mutant(
+        "local: the record of an append that was lost with power is not missed",
+        "shardstore.storage.local.append_record",
+        "all(byte in (0, wanted) for byte, wanted in zip(found, record, strict=False))",
+        "record.startswith(found)",
+        "local",
     ),
 )
 

@@ -399,6 +399,9 @@ def test_the_attribute_means_nothing_without_the_record(left: tuple[SyncStorage,
     for shown, contents in [
         (OLD, torn[: len(OLD) + 30]),
         (OLD, torn + b"more"),
+        (OLD, OLD + bytes(64) + torn[len(OLD) + 64 :]),  # power was lost: a later page was kept, and not this one
+        (OLD, OLD + record[:20] + bytes(44) + torn[len(OLD) + 64 :]),
+        (OLD, OLD + bytes(20) + record[20:] + torn[len(OLD) + 64 :]),
         (OLD, OLD[::-1] + torn[len(OLD) :]),  # what else can be told of it
         (None, b"." + torn),
         (None, torn[1:]),

@@ -228,4 +228,6 @@ class _ResumableUpload:
                 await self._write.client.request("DELETE", location, what=what)
         except (StorageError, TimeoutError) as exc:
             if getattr(exc, "status", None) not in (_CANCELLED, 404, 410):
-                logger.warning("an unfinished resumable upload of %r stays in %s: %s", self._write.key, self._write.client.url, exc)
+                logger.warning(
+                    "an unfinished resumable upload of %r stays in %s: %s", self._write.key, self._write.client.url, str(exc) or "no answer"
+                )

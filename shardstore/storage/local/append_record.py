@@ -13,7 +13,8 @@ The record names the old version of the file. As long as the append is under way
 too: so every reader of this package goes on seeing that version, under its own generation. When all is written, zeros replace the
 record in the attribute, in one step; zeros, since removing an attribute takes twenty times as long. A writer that dies before leaves a
 tail that nobody reads; the next writer cuts it off. The attribute alone means nothing: somebody may have replaced the contents since.
-The bytes behind the old ones have to be the record, or its beginning if there are fewer.
+The bytes behind the old ones have to be the record, or its beginning if there are fewer; or zeros in place of some of it, for a loss of
+power can leave what was written behind it, and not the record.
 
 The record stays. A reader may find after its read that the file has changed. The record then proves that there was only an append: the
 bytes read are those of the version that the reader began with.
@@ -74,6 +75,11 @@ def decode_record(data: bytes, position: int | None = None) -> AppendRecord | No
     if where != nbytes or (position is not None and where != position) or data[_RECORD.size :] != _checksum(head):
         return None
     return AppendRecord(nbytes, mtime, ctime)
+
+
+def may_be_record(found: bytes, record: bytes) -> bool:
+    """Return whether the bytes that follow on a file's old ones are ``record``, as far as they go and as far as they were kept."""
+    return bool(found) and all(byte in (0, wanted) for byte, wanted in zip(found, record, strict=False))
 
 
 def set_under_way(fd: int, record: bytes) -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from time import sleep, time_ns
 
 from shardstore.model.generation import Generation
-from shardstore.storage.local.append_record import APPEND_ATTRIBUTE, RECORD_NBYTES, AppendRecord, decode_record
+from shardstore.storage.local.append_record import APPEND_ATTRIBUTE, RECORD_NBYTES, AppendRecord, decode_record, may_be_record
 from shardstore.storage.local.files import READ_FLAGS, pread
 
 _TOKEN = "%x-%x-%x-%x-%x"  # takes half the time of an f-string
@@ -229,7 +229,7 @@ def version_before(fd: int, status: os.stat_result) -> FileVersion | None:
     if status.st_size == record.nbytes:  # nothing is written yet: then the attribute is all that has changed
         return _began_with(record, fd, status) if status.st_mtime_ns == record.mtime_ns else None
     there = pread(fd, min(RECORD_NBYTES, status.st_size - record.nbytes), record.nbytes)
-    return _began_with(record, fd, status) if there and attribute.startswith(there) else None
+    return _began_with(record, fd, status) if may_be_record(there, attribute) else None
 
 
 def version_of(fd: int, status: os.stat_result) -> FileVersion:

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import get_args
 
-from shardstore.testing.simulation.histories import CLIENTS, OPERATIONS, Limits, Result, run
-from shardstore.testing.simulation.network import FAULTS
+from shardstore.testing.simulation.histories import CLIENTS, FAULTS, OPERATIONS, Limits, Result, run
 from shardstore.testing.simulation.world import Kind
 
 _SEEDS_AT_ONCE = 20

@@ -13,18 +13,26 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from shardstore.engine.actions import ERASE, SetValue
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.errors import Conflict, ShardStoreError, StorageError, WriteOutcomeUnknown
 from shardstore.model.ranges import EVERYTHING
+from shardstore.storage.local.range_locks import DIRECTORY_LOCK
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.requests.outcomes import PROBE_PREFIX
+from shardstore.testing.simulation.calls import FAULTS as DISK_FAULTS
+from shardstore.testing.simulation.calls import Habits
 from shardstore.testing.simulation.loop import Process
-from shardstore.testing.simulation.network import FAULTS, Conduct
+from shardstore.testing.simulation.network import FAULTS as NETWORK_FAULTS
+from shardstore.testing.simulation.network import Conduct
 from shardstore.testing.simulation.registers import NEVER, Operation, TooLong, Value, explanation
 from shardstore.testing.simulation.world import Kind, World
 
 SHAPE, PER_SHARD = (4, 4), (2, 2)  # chunks
+FAULTS = (*NETWORK_FAULTS, *DISK_FAULTS)
 CLIENTS = 3
 OPERATIONS = 12  # of each client
 
@@ -108,11 +116,16 @@ def document(shape: Sequence[int]) -> bytes:
     ).encode()
 
 
+def habits_of(rng: random.Random, habits: Habits) -> Habits:
+    """Return how the disk is in a run: faultless, or with some of the faults."""
+    return replace(habits, fails=rng.choice([0.0, 0.0, 0.0005, 0.005]), short=rng.choice([0.0, 0.2]))
+
+
 def conduct_of(rng: random.Random) -> Conduct:
     """Return how the network is in a run: calm, or with some of the faults."""
     if rng.random() < 0.15:
         return Conduct()
-    likely = {name: rng.choice([0.0, 0.0, 0.01, 0.05, 0.2]) for name in FAULTS}
+    likely = {name: rng.choice([0.0, 0.0, 0.01, 0.05, 0.2]) for name in NETWORK_FAULTS}
     return Conduct(mean_seconds=rng.choice([0.002, 0.02, 0.2]), latest_seconds=rng.choice([1.0, 30.0, 3600.0]), **likely)
 
 
@@ -123,8 +136,17 @@ class Run:
         self.rng = random.Random(f"run {seed}")
         self.limits = limits
         self.left = limits.operations
-        conduct = replace(conduct_of(random.Random(f"conduct {seed}")), **dict.fromkeys(limits.without, 0.0))
+        conduct = conduct_of(random.Random(f"conduct {seed}"))
+        self.writes_alone = kind == "bare"  # where nothing is conditional one client writes; what it gives up must not be late
+        without = (*(name for name in limits.without if name in NETWORK_FAULTS), *(["late"] if self.writes_alone else []))
+        conduct = replace(conduct, **dict.fromkeys(without, 0.0))
         self.world = World(seed, kind, conduct, keeps_trace=keeps_trace)
+        self.habits = Habits()
+        if (calls := self.world.calls) is not None:
+            self.habits = replace(
+                habits_of(random.Random(f"habits {seed}"), calls.habits),
+                **{name: 0.0 for name in limits.without if name in ("fails", "short")},
+            )
         self.history = History()
         self.keys = [f"a/c/{i}/{j}" for i in range(SHAPE[0]) for j in range(SHAPE[1])]
         self.written = 0
@@ -134,12 +156,14 @@ class Run:
             index_location=self.rng.choice(["end", "end", "start"]),
             index_checksum=self.rng.random() < 0.9,
         )
+        self.can_append = kind in ("aws", "s3", "local") and self.base.index_location == "end" and self.base.index_checksum
         # Few keys, so that clients meet.
         self.hot = self.rng.sample(self.keys, self.rng.choice([2, 4, 16]))
 
     def options(self) -> EngineOptions:
         return replace(
             self.base,
+            strategy=self.rng.choice(["rewrite", "append"] if self.can_append else ["rewrite"]),
             metadata_ttl=self.rng.choice([0.0, 1.0, 60.0]),
             index_cache_bytes=self.rng.choice([0, 300, 64 << 20]),
             gap_bytes=self.rng.choice([None, 0]),
@@ -164,10 +188,10 @@ class Run:
             world.kind,
             world.trace.digest,
             operations,
-            world.network.exchanges,
+            world.requests,
             world.kills,
             world.pauses,
-            world.network.faults,
+            world.faults,
             self.history.outcomes,
             world.loop.time(),
             world.loop.steps,
@@ -177,14 +201,23 @@ class Run:
         )
 
     async def _main(self) -> None:
-        conduct, self.world.network.conduct = self.world.network.conduct, Conduct()
-        maker, checker = self.world.process("maker"), self.world.process("checker")
-        await self.world.loop.start(maker, partial(self._make, maker))
-        self.world.network.conduct = conduct
-        await asyncio.gather(*(self._lives(f"client{number}") for number in range(self.limits.clients)))
-        self.world.network.conduct = Conduct()
+        world = self.world
+        conduct, world.network.conduct = world.network.conduct, Conduct()
+        maker = world.process("maker")
+        await world.loop.start(maker, partial(self._make, maker))
+        world.network.conduct = conduct
+        if world.calls is not None:
+            world.calls.habits = self.habits
+        lives = asyncio.gather(*(self._lives(f"client{number}") for number in range(self.limits.clients)))
+        mishaps = asyncio.ensure_future(self._mishaps(lives))
+        await lives
+        await mishaps
+        world.network.conduct = Conduct()
+        if world.calls is not None:
+            world.calls.habits, world.calls.is_full = Habits(), False
         await asyncio.sleep(2 * conduct.latest_seconds)  # what is under way arrives
-        await self.world.loop.start(checker, partial(self._last_look, checker))
+        checker = world.process("checker")
+        await world.loop.start(checker, partial(self._last_look, checker))
         self._check()
 
     async def _make(self, process: Process) -> None:
@@ -201,15 +234,61 @@ class Run:
         while left[0] > 0 and self.left > 0:
             process = self.world.process(name)
             task = self.world.loop.start(process, partial(self._work, process, left))
+            died: asyncio.Future[None] = self.world.loop.create_future()
+            process.died.append(partial(died.set_result, None))
             if self.rng.random() < 0.4 and self.limits.kills:
-                await asyncio.wait([task], timeout=self.rng.expovariate(1 / (20 * self.world.network.conduct.mean_seconds)))
-                if not task.done():
-                    if self.rng.random() < 0.7:
-                        self.world.kill(process)
-                        continue
-                    self.world.pause(process, self.rng.choice([1.0, 60.0, 7200.0]))
-            await asyncio.wait([task])
-            task.result()
+                await asyncio.wait([task, died], return_when="FIRST_COMPLETED", timeout=self._soon())
+                if not task.done() and process.is_alive:
+                    match self.rng.choice(["kill", "kill", "kill", "pause", "cut off"]):
+                        case "kill" if not self.writes_alone:
+                            self.world.kill(process)
+                        case "pause":
+                            self.world.pause(process, self.rng.choice([1.0, 60.0, 7200.0]))
+                        case "cut off":
+                            await self._cut_off(process)
+            await asyncio.wait([task, died], return_when="FIRST_COMPLETED")
+            if task.done():
+                task.result()
+
+    def _soon(self) -> float:
+        mean = self.world.network.conduct.mean_seconds
+        return self.rng.expovariate(1 / (mean / 4 if self.world.calls is not None else 20 * mean))
+
+    async def _cut_off(self, process: Process) -> None:
+        """Let a client reach no server for a while."""
+        network = self.world.network
+        network.cut_off.add(process.name)
+        self.world.trace.note(f"{process.name} is cut off")
+        await asyncio.sleep(self._soon())
+        network.cut_off.discard(process.name)
+
+    async def _mishaps(self, lives: asyncio.Future[Any]) -> None:
+        """Let the machine lose power now and then, and its disk be full for a while."""
+        calls = self.world.calls
+        happen = [name for name in ("power", "full") if name not in self.limits.without and self.limits.kills]
+        if calls is None or not happen or self.rng.random() < 0.4:
+            return
+        while not lives.done():
+            await asyncio.wait([lives], timeout=self._soon())
+            if lives.done():
+                return
+            if self.rng.choice(happen) == "power":
+                self._forget_unacknowledged()
+                self.world.lose_power()
+            else:
+                calls.is_full = True
+                await asyncio.sleep(self._soon() / 4)
+                calls.is_full = False
+
+    def _forget_unacknowledged(self) -> None:
+        """Let the reads say nothing that saw what a loss of power may undo: writes that had not ended."""
+        for operations in self.history.operations.values():
+            writes = [one for one in operations if one.is_write and one.is_open]
+            values = {one.value for one in writes} - {None}
+            erased = min((one.began for one in writes if one.value is None), default=NEVER)
+            for place, one in enumerate(operations):
+                if not one.is_write and (one.value in values or (one.value is None and one.ended >= erased)):
+                    operations[place] = replace(one, ended=NEVER)
 
     async def _work(self, process: Process, left: list[int]) -> None:
         engine = self.world.engine(process, self.options())
@@ -219,7 +298,10 @@ class Run:
             self.left -= 1
             if rng.random() < 0.3:
                 await asyncio.sleep(rng.expovariate(1 / self.world.network.conduct.mean_seconds))
-            match rng.choice(["read", "read", "write", "write", "write", "erase", "both", "transaction", "whole"]):
+            reads_only = self.writes_alone and not process.name.startswith("client0#")
+            match (
+                "read" if reads_only else rng.choice(["read", "read", "write", "write", "write", "erase", "both", "transaction", "whole"])
+            ):
                 case "read":
                     await self._read(process, engine, self._some(rng))
                 case "write":
@@ -324,18 +406,24 @@ class Run:
     # -- checks --------------------------------------------------------------------------------------------------------
 
     async def _last_look(self, process: Process) -> None:
+        if isinstance(storage := self.world.storage(process), LocalStorage):
+            await asyncio.sleep(2 * 86400.0)  # on network file systems only age tells what is left behind
+            await storage.sweep(0.0)
         seen = await self._read(process, self.world.engine(process, self.base), self.keys)
+        objects = self.world.stored()
+        if left := [name for name in objects if "/." in name and not (name.endswith(f"/{DIRECTORY_LOCK}") or PROBE_PREFIX in name)]:
+            raise Violation(f"{left} are left behind")
         index_format = self.base.index_format(PER_SHARD, by_transformer=False)
         for key in self.keys:
             coords = [int(n) for n in key.split("/")[2:]]
             shard = "/".join(str(c // p) for c, p in zip(coords, PER_SHARD, strict=True))
-            stored = self.world.bucket.objects.versions.get(f"root/a/c/{shard}")
+            stored = objects.get(f"root/a/c/{shard}")
             value = None
             if stored is not None:
-                index = index_format.decode(index_format.slice_from(memoryview(stored.data), len(stored.data)))
+                index = index_format.decode(index_format.slice_from(memoryview(stored), len(stored)))
                 slot = (coords[0] % PER_SHARD[0]) * PER_SHARD[1] + coords[1] % PER_SHARD[1]
-                if (where := index.location(slot, len(stored.data))) is not None:
-                    value = stored.data[where.offset : where.offset + where.nbytes].decode()
+                if (where := index.location(slot, len(stored))) is not None:
+                    value = stored[where.offset : where.offset + where.nbytes].decode()
             if key not in seen or value != seen[key]:
                 raise Violation(f"{key} is stored as {value}, and read as {seen.get(key, 'an error')}")
 

@@ -1,7 +1,8 @@
 """An event loop on virtual time, in which processes live: each can be stopped for ever, or for a while, between any two of its steps.
 
 A process is what a context variable names. A step, which is a callback of the loop, belongs to the process in whose context it was planned.
-Time stands still while anything can run, and then jumps to whatever is due next. What would run in another thread runs here at once.
+Time stands still while anything can run, and then jumps to whatever is due next. What would run in another thread is a greenlet, which goes
+on in steps too: from one system call to the next.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
 
 T = TypeVar("T")
 
@@ -32,6 +35,12 @@ class Process:
     is_alive: bool = True
     is_paused: bool = False
     held: list[asyncio.Handle] = field(default_factory=list)
+    died: list[Callable[[], None]] = field(default_factory=list)
+    """Called when it is killed."""
+    clock_seconds: float = 0.0
+    """How much its clock is ahead."""
+    remembers: dict[str, Any] = field(default_factory=dict)
+    """What modules remember that are one for all processes here."""
 
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
@@ -40,6 +49,37 @@ _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simul
 def current_process() -> Process | None:
     """Return the process that this step belongs to; ``None`` of the world itself."""
     return _process.get()
+
+
+class _Thread:
+    """A function that runs in steps: until it sleeps, or is parked."""
+
+    def __init__(self, loop: SimulationLoop, function: Callable[[], None]) -> None:
+        self._loop = loop
+        self.process = _process.get()
+        self.context = contextvars.copy_context()
+        self.greenlet = greenlet(function)
+        self.greenlet.gr_context = contextvars.copy_context()
+
+    def go(self) -> None:
+        """Take the next step."""
+        self.greenlet.parent = getcurrent()
+        wait = self.greenlet.switch()
+        if self.greenlet.dead:
+            self._loop._threads.pop(self.greenlet, None)
+        elif wait is not None:
+            self._loop.call_later(wait, self.go, context=self.context)
+
+    def wake(self) -> None:
+        """Plan the next step of one that is parked."""
+        self._loop.call_soon(self.go, context=self.context)
+
+    def end(self) -> None:
+        """End it where it is; what it would still do on its way out, it does not."""
+        if self.greenlet and not self.greenlet.dead:
+            self.greenlet.parent = getcurrent()
+            with suppress(Exception):
+                self.greenlet.throw(GreenletExit)
 
 
 class SimulationLoop(asyncio.AbstractEventLoop):
@@ -53,6 +93,10 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._is_running = False
         self._is_closed = False
         self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        self._threads: dict[Any, _Thread] = {}
+        self._last: Process | None = None
+        self.entering: Callable[[Process], None] = lambda process: None
+        """Called before a step of another process than that of the last step."""
         self.steps = 0
         """How many steps were taken."""
 
@@ -63,6 +107,30 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         context = contextvars.Context()
         context.run(_process.set, process)
         return self._made(asyncio.Task(main(), loop=self, context=context))
+
+    def kill(self, process: Process) -> None:
+        """Let a process never take another step."""
+        process.is_alive = False
+        for thread in [thread for thread in self._threads.values() if thread.process is process]:
+            thread.end()
+            self._threads.pop(thread.greenlet, None)
+        for call in process.died:
+            call()
+        process.died.clear()
+
+    def sleep_here(self, seconds: float, *, or_not: bool = False) -> None:
+        """Let the calling thread stand still for a while. Where none of this world calls, that is an error, or with ``or_not`` nothing."""
+        thread = self._threads.get(getcurrent())
+        if thread is not None:
+            thread.greenlet.parent.switch(seconds)
+        elif not or_not:
+            raise RuntimeError("the loop itself is to sleep")
+
+    def park_here(self, register: Callable[[Callable[[], None]], object]) -> None:
+        """Let the calling thread stand still until what is handed to ``register`` is called."""
+        thread = self._threads[getcurrent()]
+        register(thread.wake)
+        thread.greenlet.parent.switch(None)
 
     def pause(self, process: Process, seconds: float) -> None:
         """Let a process stand still for a while: neither its steps nor its timers run."""
@@ -117,6 +185,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         def run() -> None:
             try:
                 result = func(*args)
+            except GreenletExit:  # its process has died
+                return
             except Exception as exc:  # noqa: BLE001  # raised again by whoever waits
                 if not future.done():
                     future.set_exception(exc)
@@ -124,7 +194,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
                 if not future.done():
                     future.set_result(result)
 
-        self.call_soon(run)
+        thread = _Thread(self, run)
+        self._threads[thread.greenlet] = thread
+        self.call_soon(thread.go, context=thread.context)
         return future
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -159,6 +231,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
             if process.is_paused:
                 process.held.append(handle)
                 return
+            if process is not self._last:
+                self._last = process
+                self.entering(process)
         self.steps += 1
         handle._run()
 
@@ -173,6 +248,9 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
+        for thread in list(self._threads.values()):
+            thread.end()
+        self._threads.clear()
         for reference in self._tasks:
             task = reference()
             if task is not None and not task.done():

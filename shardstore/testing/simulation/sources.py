@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from shardstore.testing.simulation.loop import current_process
+
 EPOCH = 1_750_000_000.0
 """What clocks show, in seconds since 1970, when a world begins."""
 
@@ -21,10 +23,11 @@ def replaced(seed: int, now: Callable[[], float]) -> Iterator[None]:
     random.seed(f"chance {seed}")
 
     def seconds() -> float:
-        return EPOCH + now()
+        process = current_process()
+        return EPOCH + now() + (0.0 if process is None else process.clock_seconds)
 
     def nanoseconds() -> int:
-        return round(seconds() * 1e9)
+        return round(EPOCH) * 10**9 + round((seconds() - EPOCH) * 1e9)
 
     try:
         with (

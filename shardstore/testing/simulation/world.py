@@ -6,26 +6,41 @@ import hashlib
 import random
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
+from unittest import mock
 
 from shardstore.engine.engine import Engine
 from shardstore.engine.options import EngineOptions
 from shardstore.storage.base import Storage
 from shardstore.storage.gcs.probe import forget_facts as forget_gcs_facts
 from shardstore.storage.gcs.storage import GCSStorage
+from shardstore.storage.local.mounts import Mount
+from shardstore.storage.local.storage import LocalStorage
+from shardstore.storage.s3 import parts as s3_parts
+from shardstore.storage.s3 import probe as s3_probe
 from shardstore.storage.s3.client import forget_facts as forget_s3_facts
 from shardstore.storage.s3.storage import S3Storage
 from shardstore.testing.simulation import gcs, s3, sources
+from shardstore.testing.simulation.calls import ROOT, Calls, Habits
+from shardstore.testing.simulation.disk import Disk, Inode
 from shardstore.testing.simulation.loop import Process, SimulationLoop
 from shardstore.testing.simulation.network import Conduct, Network
 from shardstore.testing.simulation.objects import Version
 
-Kind = Literal["aws", "s3", "weak", "gcs"]
+Kind = Literal["aws", "s3", "weak", "bare", "gcs", "local"]
 """The kinds of storage: Amazon's S3; another server that honours all conditions; one that honours none on DELETE, on uploads in parts and
-on copies; and Google Cloud Storage.
+on copies; one that honours none but those of reads; Google Cloud Storage; and files of a local disk.
 """
+
+_CONDITIONS = {
+    "weak": s3.Conditions(delete=False, complete=False, copy_source=False),
+    "bare": s3.Conditions(put=False, delete=False, complete=False, copy_source=False),
+}
+
+_BEGINS_NS = round(sources.EPOCH) * 10**9 + 123_456_789  # not at a whole second: that would look like a disk that keeps no others
 
 
 class Trace:
@@ -58,49 +73,111 @@ class World:
         self.rng = random.Random(f"world {seed}")
         self.trace = Trace(self.loop.time, keeps=keeps_trace)
         self.network = Network(self.loop, random.Random(f"network {seed}"), conduct)
-        weak = s3.Conditions(delete=False, complete=False, copy_source=False)
-        self.bucket: s3.Bucket | gcs.Bucket = (
-            gcs.Bucket() if kind == "gcs" else s3.Bucket(self.loop.time, weak if kind == "weak" else s3.Conditions())
-        )
-        self.bucket.objects.on_change = self._changed
+        self.bucket: s3.Bucket | gcs.Bucket | None = None
+        self.calls: Calls | None = None
+        if kind == "local":
+            self.calls = self._disk()
+        else:
+            self.bucket = gcs.Bucket() if kind == "gcs" else s3.Bucket(self.loop.time, _CONDITIONS.get(kind, s3.Conditions()))
+            self.bucket.objects.on_change = self._changed
+        self.processes: list[Process] = []
         self.kills = self.pauses = 0
         self._begun = 0
 
+    def _disk(self) -> Calls:
+        """Return a disk of some make, on which the clients are processes of one machine, or of several by a network file system."""
+        tick_ns, has_attributes = self.rng.choice([(1, True), (1, True), (1, False), (100, True), (1_000_000_000, True)])
+        disk = Disk(lambda: _BEGINS_NS + round(self.loop.time() * 1e9), tick_ns=tick_ns, has_attributes=has_attributes)
+        disk.create("/root", is_directory=True)
+        disk.sync(disk.root)
+        disk.on_change = self._renamed
+        mount = Mount(f"{ROOT}", "nfs4") if self.rng.random() < 0.2 else None
+        self.locks: Literal["auto", "cluster"] = "cluster" if mount is not None or self.rng.random() < 0.1 else "auto"
+        mean = self.network.conduct.mean_seconds / 200
+        habits = Habits(mean, self.rng.choice([0.05, 0.3, 1.0]))
+        return Calls(self.loop, disk, random.Random(f"calls {self.seed}"), habits, mount)
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How often each fault happened."""
+        return self.network.faults if self.calls is None else self.calls.faults
+
+    @property
+    def requests(self) -> int:
+        """Requests to servers, or system calls, so far."""
+        return self.network.exchanges if self.calls is None else self.calls.calls
+
     def _changed(self, name: str, version: Version | None) -> None:
         self.trace.note(f"delete {name}" if version is None else f"put {name} {version.etag}")
+
+    def _renamed(self, what: str, name: str, inode: Inode | None) -> None:
+        stored = "" if inode is None else f" inode {inode.number}, {len(inode.content.data)} bytes"
+        self.trace.note(f"{what} {'a hidden file' if name.startswith('.') else name}{stored}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let this world give time and chance to the process."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None  # of coroutines that were killed
         try:
-            with sources.replaced(self.seed, self.loop.time), warnings.catch_warnings():
+            with sources.replaced(self.seed, self.loop.time), warnings.catch_warnings(), ExitStack() as stack:
                 warnings.simplefilter("ignore")
+                if self.calls is not None:
+                    stack.enter_context(self.calls.in_place())
+                if self.rng.random() < 0.5:  # what AWS takes from 5 MiB on, here a few bytes are enough for
+                    for module, name in ((s3_parts, "MIN_PART_BYTES"), (s3_parts, "COPY_PAYS_NBYTES"), (s3_probe, "COPY_PAYS_NBYTES")):
+                        stack.enter_context(mock.patch.object(module, name, 16 if name == "MIN_PART_BYTES" else 32))
+                stack.callback(self.loop.close)
                 yield
         finally:
-            self.loop.close()
             sys.unraisablehook = hook
 
     def process(self, name: str) -> Process:
         """Return a new process."""
         self._begun += 1
-        return Process(f"{name}#{self._begun}")
+        process = Process(f"{name}#{self._begun}")
+        if self.calls is None:  # of one machine all see the same clock
+            process.clock_seconds = self.rng.choice([0.0, 0.0, 1.5, -1.5, 86400.0, -86400.0])
+        self.processes.append(process)
+        return process
 
-    def storage(self, process: Process) -> Storage:
+    def storage(self, process: Process, root: str = "root") -> Storage:
         """Return the storage as one process opens it: it knows nothing of what others have learned about the server."""
         endpoint, part_bytes = f"http://{process.name}.example", self.rng.choice([64 << 20, 64 << 20, 60])
+        if self.calls is not None:
+            return LocalStorage(f"{ROOT}/{root}", locks=self.locks)
         if isinstance(self.bucket, gcs.Bucket):
-            return GCSStorage(gcs.GCSFileSystem(self.network, self.bucket, endpoint), "bucket/root", resumable_bytes=part_bytes)
+            return GCSStorage(gcs.GCSFileSystem(self.network, self.bucket, endpoint), f"bucket/{root}", resumable_bytes=part_bytes)
+        assert self.bucket is not None
         fs = s3.S3FileSystem(self.network, self.bucket, endpoint, is_aws=self.kind == "aws")
-        return S3Storage(fs, "bucket/root", multipart_bytes=part_bytes)
+        return S3Storage(fs, f"bucket/{root}", multipart_bytes=part_bytes)
+
+    def stored(self) -> dict[str, bytes]:
+        """Return the bytes of all objects by their names, as others would find them; hidden files too."""
+        if self.bucket is not None:
+            return {name: version.data for name, version in self.bucket.objects.versions.items()}
+        assert self.calls is not None
+        return dict(_files(self.calls.disk.root, ""))
 
     def engine(self, process: Process, options: EngineOptions) -> Engine:
         return Engine(self.storage(process), options, clock=self.loop.time, rng=random.Random(f"engine {self.seed} {process.name}"))
 
     def kill(self, process: Process) -> None:
-        process.is_alive = False
         self.kills += 1
         self.trace.note(f"killed {process.name}")
+        self.loop.kill(process)
+        if self.calls is not None:
+            self.calls.end(process)
+
+    def lose_power(self) -> None:
+        """Let the machine go out: all its processes die, and of what was not synced any part is lost."""
+        assert self.calls is not None
+        for process in self.processes:
+            if process.is_alive:
+                self.loop.kill(process)
+        self.calls.end()
+        self.trace.note("power lost")
+        self.calls.faults["power"] += 1
+        self.calls.disk.lose_power(self.rng)
 
     def pause(self, process: Process, seconds: float) -> None:
         self.pauses += 1
@@ -113,3 +190,11 @@ class World:
         forget_gcs_facts()
         with self.running():
             return self.loop.run_until_complete(main())
+
+
+def _files(directory: Inode, above: str) -> Iterator[tuple[str, bytes]]:
+    for name, inode in directory.names.items():
+        if inode.is_directory:
+            yield from _files(inode, f"{above}{name}/")
+        else:
+            yield f"{above}{name}", bytes(inode.content.data)

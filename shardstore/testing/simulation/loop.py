@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -92,7 +91,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._is_running = False
         self._is_closed = False
-        self._tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        # All of them: one of a killed process that is collected runs the ends of its blocks, at a moment that no seed says.
+        self._tasks: list[asyncio.Task[Any]] = []
         self._threads: dict[Any, _Thread] = {}
         self._last: Process | None = None
         self.entering: Callable[[Process], None] = lambda process: None
@@ -176,7 +176,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         return self._made(asyncio.Task(coro, loop=self, name=name, context=context, **more))
 
     def _made(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
-        self._tasks.append(weakref.ref(task))
+        self._tasks.append(task)
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # likewise
@@ -251,9 +251,8 @@ class SimulationLoop(asyncio.AbstractEventLoop):
         for thread in list(self._threads.values()):
             thread.end()
         self._threads.clear()
-        for reference in self._tasks:
-            task = reference()
-            if task is not None and not task.done():
+        for task in self._tasks:
+            if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
                 coroutine = task.get_coro()
                 with suppress(BaseException):  # what the killed would have said on its way out, nobody hears

@@ -34,7 +34,7 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
-from shardstore.plan.commits import NAME_NBYTES, ChunkOrder, DeleteShard, WriteShard, plan_empty
+from shardstore.plan.commits import ChunkOrder, DeleteShard, WriteShard
 from shardstore.plan.rewriting import plan_compaction
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -132,7 +132,6 @@ class CompactTask:
     order: ChunkOrder
     held: frozenset[str | None]
     window_bytes: int
-    exclusive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +185,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
         chunk_order=task.order, commit_attempts=_ATTEMPTS, copy_window_bytes=task.window_bytes, max_memory=task.window_bytes
     )
     engine = Engine(task.place.storage, options)
-    capabilities = await engine.storage.probe()
-    can_delete = can_delete_emptied(capabilities, exclusive=task.exclusive)
-    name_nbytes = 0 if capabilities.unique_versions else NAME_NBYTES
+    can_delete = can_delete_emptied(await engine.storage.probe())
     shard = await current(engine, task.shard)
     if shard is None:
         return Compacted("kept")
@@ -196,7 +193,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
 
     def decide(cached: CachedIndex) -> WriteShard | DeleteShard | None:
         nonlocal outcome
-        plan, outcome = _plan(task, cached, can_delete, name_nbytes)
+        plan, outcome = _plan(task, cached, can_delete)
         return plan
 
     try:
@@ -208,7 +205,7 @@ async def _compact_shard(task: CompactTask) -> Compacted:
     return outcome
 
 
-def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool, name_nbytes: int) -> tuple[WriteShard | DeleteShard | None, Compacted]:
+def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool) -> tuple[WriteShard | DeleteShard | None, Compacted]:
     index_format: IndexFormat = cached.index_format
     if what := _what_is_wrong(cached.index, cached.object_nbytes):
         return None, Compacted("damaged", reason=what)
@@ -220,9 +217,7 @@ def _plan(task: CompactTask, cached: CachedIndex, can_delete: bool, name_nbytes:
     if is_held(task.held, cached.generation.token):
         return None, Compacted("pinned")
     plan = plan_compaction(index_format, cached.index, before, task.order)
-    if is_empty and not can_delete:
-        plan = plan_empty(index_format)
-    after = plan.nbytes + name_nbytes if isinstance(plan, WriteShard) else 0
+    after = plan.nbytes if isinstance(plan, WriteShard) else 0 if can_delete else index_format.nbytes
     if after >= before:  # a chunk lies on the index, or there is nothing but an index
         return None, Compacted("kept")
     return plan, Compacted("rewritten" if after else "deleted", before, after)
@@ -271,8 +266,7 @@ def compact(
         retries: how often a task is retried after its storage failed, or its worker was lost.
         max_memory: bytes of chunks that are held at once in each process.
         only: keys of shards, such as those that failed in an earlier run: no others are looked at.
-        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap. On object stores, shards that hold no
-            chunk are removed only then.
+        exclusive: promises that nobody else writes; needed if the storage has no compare-and-swap.
         progress: called with a ``ShardProgress`` now and then.
 
     Raises:
@@ -290,7 +284,7 @@ def compact(
         raise InvalidInput(f"order {order!r} is neither 'C' nor 'morton'")
     execution = Execution.of(executor, workers, part, retries, max_memory, only)
     place = Place(open_storage(url, storage_options, locks=locks))
-    run = _Run(place, bound, held, order, exclusive, execution, progress)
+    run = _Run(place, bound, held, order, execution, progress)
     if not dry_run:
         run_sync(check_can_swap(run.engine.storage, exclusive))
     run.resolve_pins()
@@ -305,11 +299,8 @@ def compact(
 class _Run(ShardRun):
     """The state of one run."""
 
-    def __init__(
-        self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, exclusive: bool, execution: Execution, progress: Progress | None
-    ) -> None:
+    def __init__(self, place: Place, bound: Bound, pins: Pins, order: ChunkOrder, execution: Execution, progress: Progress | None) -> None:
         super().__init__(place, execution, progress)
-        self._exclusive = exclusive
         self._bound = bound
         self._pins = pins
         self._order = order
@@ -332,21 +323,19 @@ class _Run(ShardRun):
         self._damaged += found.damaged
 
     def count_what_would_be(self) -> None:
-        can_delete = can_delete_emptied(self.engine.storage.capabilities, exclusive=self._exclusive)
+        can_delete = can_delete_emptied(self.engine.storage.capabilities)
         for loose in self._loose:
             if is_held(self._pins.at(loose.shard.key), loose.generation):
                 self._pinned.append(loose.shard.key)
             elif loose.is_empty and can_delete:
                 self._count(Compacted("deleted", loose.nbytes))
-            elif loose.dead_nbytes > (NAME_NBYTES if loose.is_empty else 0):
+            elif loose.dead_nbytes:
                 self._count(Compacted("rewritten", loose.nbytes, loose.nbytes - loose.dead_nbytes))
 
     def compact(self) -> None:
         window = self.execution.window_bytes
         tasks = (
-            CompactTask(
-                self.place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window, self._exclusive
-            )
+            CompactTask(self.place, loose.shard, loose.nbytes, self._bound, self._order, self._pins.at(loose.shard.key), window)
             for loose in self._loose
         )
         self.work_on_each(compact_shard, tasks, len(self._loose), self._compacted, self._nbytes)

@@ -162,11 +162,9 @@ class ShardRun:
         self.execution.carry_out(function, tasks, finished, failed)
 
 
-def can_delete_emptied(capabilities: Capabilities, *, exclusive: bool) -> bool:
-    """Return whether a shard without chunks may be removed; ``False`` if a chunk written at the same moment could be lost, or a request to
-    create the shard may be under way still: unless nobody else writes (``exclusive``), it would bring erased chunks back.
-    """
-    return not capabilities.compare_and_swap or (capabilities.conditional_delete and (capabilities.exactly_once or exclusive))
+def can_delete_emptied(capabilities: Capabilities) -> bool:
+    """Return whether a shard without chunks may be removed; ``False`` if a chunk written at the same moment could be lost."""
+    return capabilities.conditional_delete or not capabilities.compare_and_swap
 
 
 async def check_can_swap(storage: Storage, exclusive: bool) -> None:

@@ -139,7 +139,7 @@ class Committer:
                 if isinstance(plan, DeleteShard):
                     await self._remove(shard, self._condition(cached))
                 else:
-                    await self._execute(shard, cached, plan, {})
+                    await self._execute(shard, cached, plan, {}, named=False)
             except ConditionFailed as exc:
                 self._indices.drop(shard.key)
                 await turn.lost(f"shard {shard.key!r} of array {shard.node.path!r}", exc)
@@ -162,7 +162,6 @@ class Committer:
         if isinstance(plan, DeleteShard):
             await self._remove(shard, condition)
         else:
-            plan = self._named(shard, plan, condition)
             self._remember(shard, await self._plans.write(shard.key, generation, plan, condition), plan, {})
         self._counters.add(commits=1)
 
@@ -329,14 +328,21 @@ class Committer:
         return updates
 
     async def _execute(
-        self, shard: Shard, cached: CachedIndex | None, plan: WriteShard | DeleteShard, carried: Mapping[int, Generation]
+        self,
+        shard: Shard,
+        cached: CachedIndex | None,
+        plan: WriteShard | DeleteShard,
+        carried: Mapping[int, Generation],
+        *,
+        named: bool = True,
     ) -> CachedIndex | None:
         """Carry out the plan; return the index of the new shard, or ``None`` if the shard was deleted."""
         condition = self._condition(cached)
         if isinstance(plan, DeleteShard):
             await self._empty(shard, condition)
             return None
-        plan = self._named(shard, plan, condition)
+        if named:
+            plan = self._named(shard, plan, condition)
         if not any(isinstance(segment, CopiedRange) for segment in plan.segments):
             generation = await self._write_new(shard, plan, condition)
         else:
@@ -374,13 +380,15 @@ class Committer:
         """Remove a shard, unless someone has just replaced it."""
         capabilities = self._storage.capabilities
         if capabilities.compare_and_swap and not capabilities.conditional_delete:
-            await self._swap_in_empty(shard, condition)  # an unconditional DELETE could remove a chunk written a moment ago
+            await self._swap_in_empty(shard, condition, named=False)  # an unconditional DELETE could remove a chunk written a moment ago
             return
         await self._storage.delete(shard.key, condition)
         self._indices.drop(shard.key)
 
-    async def _swap_in_empty(self, shard: Shard, condition: Condition) -> None:
-        plan = self._named(shard, plan_empty(shard.layout.index_format), condition)
+    async def _swap_in_empty(self, shard: Shard, condition: Condition, *, named: bool = True) -> None:
+        plan = plan_empty(shard.layout.index_format)
+        if named:
+            plan = self._named(shard, plan, condition)
         body = [segment.data for segment in plan.segments if isinstance(segment, NewBytes)]
         self._remember(shard, await self._storage.write(shard.key, body, plan.nbytes, condition), plan, {})
 

@@ -43,7 +43,6 @@ from shardstore.maintenance.shard_work import (
     check_can_swap,
 )
 from shardstore.maintenance.storages import Place
-from shardstore.plan.commits import NAME_NBYTES
 from shardstore.storage.base import ConditionFailed, Failed, Found, Storage, document_read
 from shardstore.storage.local.rules import Locks
 from shardstore.storage.opening.open import open_storage
@@ -133,7 +132,6 @@ class MendTask:
     window_bytes: int
     allow_reverting: bool = False
     held: frozenset[str | None] = frozenset()
-    exclusive: bool = False
 
 
 def look(task: LookTask) -> tuple[StoredShard, ...]:
@@ -166,7 +164,7 @@ def mend(task: MendTask) -> Finding | None:
             return None
         shard, codecs = found
         try:
-            can_delete = can_delete_emptied(capabilities, exclusive=task.exclusive)
+            can_delete = can_delete_emptied(capabilities)
             looking = Diagnosing(plans, shard, codecs, seen, can_delete=can_delete, allow_reverting=task.allow_reverting)
             diagnosis = looking.diagnose()
             if diagnosis is None:
@@ -176,7 +174,7 @@ def mend(task: MendTask) -> Finding | None:
             if task.quarantine is None or diagnosis.plan is None:
                 return _finding(shard, diagnosis, None)
             kept = None
-            if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes + NAME_NBYTES:
+            if diagnosis.remedy != "emptied" or seen.nbytes > shard.layout.index_format.nbytes:
                 note = _note(shard, diagnosis, task.place.storage.url)
                 quarantine = Quarantine(task.quarantine.storage, task.place.storage)
                 kept = run_sync(quarantine.keep(plans, shard.key, seen.generation, seen.nbytes, note))
@@ -330,8 +328,7 @@ def repair(
             findings.append(finding)
 
     tasks = (
-        MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key), exclusive)
-        for shard in suspects
+        MendTask(place, shard, kept_in if yes else None, execution.window_bytes, allow_reverting, held.at(shard.key)) for shard in suspects
     )
     run.work_on_each(mend, tasks, len(suspects), mended)
     findings.sort(key=lambda finding: finding.key)
